@@ -1,0 +1,113 @@
+"""Errors say what happened, on which object, at which LSN, and what to do; never row values.
+
+Every error of ours is a `CDCError` with a hint. What is done about one is decided here and nowhere
+else: its policy (retry, stop) and the process's exit code stand on the class, and `pipeline.run`
+acts on them. Foreign errors are translated where the client that raises them is owned.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class Policy(Enum):
+    """What the daemon does about an error."""
+
+    BACKOFF = "backoff"  # transient: throw the connections away, wait with jitter, start again
+    HALT = "halt"  # a person is needed: stop, exit with the error's code
+
+
+class Exit(IntEnum):
+    """Exit codes, from sysexits.h where it has one. A supervisor must not restart on CONFIG."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 69
+    BUG = 70
+    TEMPORARY = 75
+    PERMISSION = 77
+    CONFIG = 78
+
+
+class CDCError(Exception):
+    """An error with a remedy. Halts unless its class says otherwise: retrying blindly hides gaps."""
+
+    policy = Policy.HALT
+    exit_code = Exit.BUG
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  what to do: {self.hint}"
+
+
+class ProtocolError(CDCError):
+    """Bytes from the walsender that do not match pgoutput's grammar. Never skipped."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(
+            what,
+            hint=hint
+            or "report it with the Postgres version; nothing was confirmed, so nothing is lost",
+        )
+
+
+class InvariantError(CDCError):
+    """A state that our own code must never reach."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "this is a bug in Lockstep: report it with the log")
+
+
+class ConfigError(CDCError):
+    """The configuration is wrong or does not fit what the log or the database says."""
+
+    exit_code = Exit.CONFIG
+
+
+class GapError(CDCError):
+    """Going on would lose changes: the slot, the log and the source do not meet."""
+
+    exit_code = Exit.CONFIG
+
+
+class PermissionDeniedError(CDCError):
+    """Postgres or Kafka knows us and refuses."""
+
+    exit_code = Exit.PERMISSION
+
+
+class UnavailableError(CDCError):
+    """A server cannot be reached or closed the connection; trying again may work."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.UNAVAILABLE
+
+
+class SlotBusyError(CDCError):
+    """Another process streams from our slot (SQLSTATE 55006): wait as its standby."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+
+class FencedError(CDCError):
+    """Another producer took our transactional id, or the broker timed our transaction out.
+
+    Not proof of a second writer: the pipeline starts over from the resume record, and the slot,
+    which only one process can hold, decides who goes on.
+    """
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+
+class OutcomeUnknownError(CDCError):
+    """A Kafka transaction's outcome is unknown; the resume record tells after fencing ourselves."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY

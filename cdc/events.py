@@ -1,0 +1,69 @@
+"""The words of the flow: LSN, Position, Change places and Frontier.
+
+Pure values that import nothing of ours, so that every layer, the sinks and the jobs can share them.
+Order is `Position` within one epoch and `seq` over the whole pipeline; never the clock, the offset
+or a change's own WAL address (a COPY gives many rows one address, and an insert that commits later
+can carry a lower one than the delete of the same key).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+
+class LSN(int):
+    """A byte position in the WAL (unsigned 64 bits), written as Postgres writes it: `0/16B3748`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the LSN that `text` (`HIGH/LOW`, hexadecimal) names; raise ValueError otherwise."""
+        high, slash, low = text.partition("/")
+        if not slash or not 1 <= len(high) <= 8 or not 1 <= len(low) <= 8:
+            raise ValueError(f"not an LSN: {text!r} (expected HIGH/LOW in hexadecimal)")
+        return cls(int(high, 16) << 32 | int(low, 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+
+    def __repr__(self) -> str:
+        return f"LSN({str(self)!r})"
+
+
+class Position(NamedTuple):
+    """A change's place in the one order: compare as a tuple.
+
+    `ordinal` counts the changes of one transaction from 1 (insert, update, delete, each truncated
+    table), before any filter of ours, so that it does not depend on the configuration.
+    """
+
+    epoch: int
+    commit_lsn: LSN
+    ordinal: int
+
+
+class PartitionEnd(NamedTuple):
+    """One partition's share of a frontier: read up to `offset` (exclusive), find `events` events.
+
+    `events` counts the events since the frontier before; tombstones are not events.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    events: int
+
+
+class Frontier(NamedTuple):
+    """A commit end LSN up to which every source transaction is in the log.
+
+    `seq` is the newest change's at that point, `committed_at_us` its commit time in microseconds
+    since 1970 UTC, and `partitions` every partition touched since the frontier before.
+    """
+
+    epoch: int
+    lsn: LSN
+    seq: int
+    committed_at_us: int
+    partitions: tuple[PartitionEnd, ...]
