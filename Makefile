@@ -1,0 +1,50 @@
+# Everything goes through .venv, which scripts/bootstrap.py makes from the lock files and renews when
+# they change. Bare `make` prints this help.
+
+PYTHON ?= python3
+BIN := .venv/bin
+FOR ?=
+CHAOS ?=
+NAME ?=
+PEER ?= 1
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo demo test check bench campaign lock clean
+
+help: ## print this help
+	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+setup: ## make .venv with everything the tests need
+	@$(PYTHON) scripts/bootstrap.py dev
+
+setup-demo:
+	@$(PYTHON) scripts/bootstrap.py demo
+
+demo: setup-demo ## watch a live Postgres arrive in Kafka (FOR=60s stops and proves it, CHAOS=1 kills parts)
+	@$(BIN)/cdc demo $(if $(FOR),--for $(FOR)) $(if $(CHAOS),--chaos) $(ARGS)
+
+test: setup ## every test, on real servers (ARGS='-k name' picks)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## format, lint, types and unit tests, in under a minute
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)
+
+bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)
+	@$(BIN)/python -m benchmarks $(NAME) $(if $(filter 0,$(PEER)),--no-peer) $(ARGS)
+
+campaign: setup ## kill -9 at random points under load, with the seed printed (ARGS='--kills 50')
+	@$(BIN)/python -m tests.faults.campaign $(ARGS)
+
+lock: setup ## renew the lock files from pyproject.toml
+	@$(BIN)/python scripts/lock.py
+
+clean: ## stop the embedded stack, remove its data and all caches; .venv stays
+	@if [ -x $(BIN)/cdc ]; then $(BIN)/cdc local down || true; fi
+	@rm -rf .lockstep .mypy_cache .pytest_cache .ruff_cache .hypothesis htmlcov dist
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The `cdc` command: one module a group of commands."""

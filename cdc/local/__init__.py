@@ -1,0 +1,1 @@
+"""The embedded stack: real Postgres, Kafka, Redis and OpenSearch as plain processes."""

@@ -1,0 +1,1 @@
+"""Tests, laid out by what they need: nothing, real servers, or a broken part."""

@@ -1,0 +1,9 @@
+"""Load the fixture plugins: every module in tests/fixtures is one, named after its subject."""
+
+from pathlib import Path
+
+_FIXTURES = Path(__file__).parent / "fixtures"
+
+pytest_plugins = [
+    f"tests.fixtures.{path.stem}" for path in sorted(_FIXTURES.glob("[a-z]*.py"))
+]

@@ -1,0 +1,1 @@
+"""Run the whole path, from the command line to the topics."""

@@ -1,0 +1,1 @@
+"""Run against real servers."""

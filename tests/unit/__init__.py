@@ -1,0 +1,1 @@
+"""Need no sockets and never sleep."""
