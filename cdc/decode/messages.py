@@ -16,12 +16,11 @@ Grammar: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from cdc.events import LSN
+from cdc.events import LSN  # noqa: TC001 - msgspec resolves the annotations of fields
 
 
 class Unchanged(Enum):

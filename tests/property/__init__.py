@@ -1,0 +1,1 @@
+"""Hold for every input that Hypothesis can think of."""
