@@ -1,0 +1,27 @@
+"""The configuration: one YAML file, checked once, with the environment above it.
+
+What is written wins over what is default, and the environment over the file. Every value is checked
+before anything connects, every finding is told at once, and each names its place. The modules:
+`model` what can be set, `layers` where it is read from, `check` what is refused, `show` how it is
+shown without its secrets.
+"""
+
+from __future__ import annotations
+
+from cdc.config.check import Effective, load, read
+from cdc.config.model import Batch, Config, Http, Log, Source, TablePattern
+from cdc.config.show import mask_dsn, show
+
+__all__ = [
+    "Batch",
+    "Config",
+    "Effective",
+    "Http",
+    "Log",
+    "Source",
+    "TablePattern",
+    "load",
+    "mask_dsn",
+    "read",
+    "show",
+]

@@ -1,0 +1,166 @@
+"""Check the layers against the model and against what Postgres and Kafka can take.
+
+`read` returns a configuration that needs no further checks, or raises one `ConfigError` that lists
+every finding: the place, the field, what was given (never a secret) and what is expected.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from cdc.config.layers import Broken, Given, known_paths, read_layers, variable_of
+from cdc.config.meaning import findings
+from cdc.config.model import Config
+from cdc.config.show import is_secret
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Effective(NamedTuple):
+    """A checked configuration, its file, and where each value that is not a default was given."""
+
+    config: Config
+    path: Path
+    origins: dict[tuple[str, ...], str]
+
+
+def load(path: str | Path, env: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in `path` under `env`; raise ConfigError with every finding."""
+    return read(path, env).config
+
+
+def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
+    """Return the configuration in `path` under `env`, and where its values come from."""
+    path = Path(path)
+    try:
+        layers = read_layers(path, os.environ if env is None else env)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}",
+            hint="`cdc init` writes one; --config or LOCKSTEP_CONFIG names another place",
+        ) from error
+    _make_absolute(layers.given, path)
+    problems = list(layers.problems)
+    config: Config | None = _build(Config, (), layers.given, path, problems)
+    if problems:
+        count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
+        raise ConfigError(
+            f"the configuration {path} has {count}:\n" + "\n".join(f"  {p}" for p in problems),
+            hint="correct it, then `cdc config check`; docs/CONFIG.md lists every field",
+        )
+    assert config is not None
+    origins = {at: given.place for at, given in layers.given.items()}
+    return Effective(config, path, origins)
+
+
+# --- types ---
+
+
+def _build(
+    struct: type[msgspec.Struct],
+    at: tuple[str, ...],
+    given: Mapping[tuple[str, ...], Given],
+    path: Path,
+    problems: list[str],
+) -> Any:  # noqa: ANN401 - an instance of `struct`, or None after a problem
+    """Return `struct` filled from what stands below `at`; None where a problem was found."""
+    known = known_paths()
+    values: dict[str, Any] = {}
+    before = len(problems)
+    for field in msgspec.structs.fields(struct):
+        here = (*at, field.name)
+        if here in known.sections:
+            values[field.name] = _build(field.type, here, given, path, problems)
+        elif here in known.open:
+            values[field.name] = {
+                each[-1]: _plain(each, value, str | int | float | bool, problems)
+                for each, value in given.items()
+                if each[:-1] == here
+            }
+        elif here in given and not _is_empty_optional(given[here], field):
+            values[field.name] = _plain(here, given[here], field.type, problems)
+        elif field.required:
+            problems.append(
+                f"{path}: {'.'.join(here)}: missing; expected {expected(field.type)}, "
+                f"here or in {variable_of(here)}"
+            )
+    if len(problems) > before:
+        return None
+    section = struct(**values)
+    for name, complaint in findings(section):
+        leaf = (*at, *name.split(".", 1))
+        place = given[leaf].place if leaf in given else path
+        problems.append(f"{place}: {'.'.join(leaf)}: {complaint}")
+    return section if len(problems) == before else None
+
+
+def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
+    """Return whether an empty value stands for the default, as `slot:` and `slot: null` do."""
+    return given.value is None and not field.required
+
+
+def _plain(at: tuple[str, ...], given: Given, kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 - types as values
+    if isinstance(given.value, Broken):
+        return None  # told already
+    try:
+        return msgspec.convert(given.value, kind, strict=not given.as_text)
+    except msgspec.ValidationError:
+        name = ".".join(at)
+        problems.append(f"{given.place}: {name}: {_what(at, given)}; expected {expected(kind)}")
+        return None
+
+
+def _what(at: tuple[str, ...], given: Given) -> str:
+    """Return what was given, as it was written: a reference, not what it brought in."""
+    kinds = {str: "text", bool: "a yes or no", int: "a whole number", float: "a number"}
+    kinds |= {list: "a list", dict: "names with values", type(None): "nothing"}
+    kind = kinds.get(type(given.value), "something else")
+    hide = is_secret(at) or at == ("source", "dsn") or not given.written
+    return f"given {kind}" if hide else f"given {kind}, {given.written!r}"
+
+
+def expected(kind: Any) -> str:  # noqa: ANN401 - a type as a value
+    """Return in words what a field of the type `kind` takes."""
+    return _words(inspect.type_info(kind))
+
+
+def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of type
+    match info:
+        case inspect.Metadata():
+            return _words(info.type)
+        case inspect.StrType():
+            return "text" + (", not empty" if info.min_length else "")
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() | inspect.FloatType():
+            word = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+            if info.ge is not None and info.le is not None:
+                return f"{word} from {info.ge} to {info.le}"
+            return word if info.ge is None else f"{word}, at least {info.ge}"
+        case inspect.LiteralType():
+            return "one of " + ", ".join(str(each) for each in info.values)
+        case inspect.VarTupleType():
+            few = ", not empty" if info.min_length else ""
+            return f"a list of {_words(info.item_type)}{few}"
+        case inspect.DictType():
+            return f"names with {_words(info.value_type)}"
+        case inspect.UnionType():
+            kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
+            return " or ".join(_words(each) for each in kinds)
+        case _:
+            raise AssertionError(f"no words for {info}")
+
+
+def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:
+    """Let files be named from the configuration's folder, wherever the command is run."""
+    at = ("source", "password_file")
+    if at in given and isinstance(given[at].value, str):
+        file = path.parent / Path(str(given[at].value)).expanduser()
+        given[at] = given[at]._replace(value=str(file.absolute()))

@@ -1,0 +1,279 @@
+"""Read the configuration's layers: a YAML file, and the environment above it.
+
+Each value keeps where it was given, and how it was written there, so that messages name the line
+and never a secret that a `${…}` brought in. Nothing is checked against the model but names; nothing
+is guessed: an unset variable, a missing secret file, a doubled key is a finding.
+
+One variable for each field: `LOCKSTEP_`, then the path in capitals joined by `_`
+(`LOCKSTEP_SOURCE_DSN`, `LOCKSTEP_LOG_LEVEL` for `log_level`). Settings below `log.kafka` follow a
+double underscore, with `_` for each dot: `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD`. Lists are separated
+by commas.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, NamedTuple, get_origin
+
+import msgspec
+import yaml
+
+from cdc.config.model import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+ENVIRONMENT = "LOCKSTEP_"
+# A configuration is some hundred lines: a larger file is not one.
+MAX_FILE_BYTES = 1_000_000
+
+
+class Given(NamedTuple):
+    """A value that the file or the environment gives, and what to say about it."""
+
+    value: object
+    written: str  # as it stands where it was given, before `${…}` is filled in
+    place: str  # `lockstep.yaml:4` or the variable's name
+    as_text: bool  # text that may stand for a number: from the environment or a `${…}`
+
+
+class Layers(NamedTuple):
+    """All values given, by path, and everything wrong with how they were given."""
+
+    given: dict[tuple[str, ...], Given]
+    problems: list[str]
+
+
+def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
+    """Return what `path` gives, with what `env` gives laid over it. Raise OSError on the file."""
+    layers = Layers({}, [])
+    _read_file(path, layers)
+    _read_environment(env, layers)
+    reader = _References(path.parent, env)
+    for place, given in layers.given.items():
+        layers.given[place] = reader.fill(given, layers.problems, ".".join(place))
+    return layers
+
+
+# --- the model's names ---
+
+
+class Known(NamedTuple):
+    """Where the model has fields: leaves by path, and the paths whose entries are free names."""
+
+    leaves: tuple[tuple[str, ...], ...]
+    open: tuple[tuple[str, ...], ...]
+    sections: tuple[tuple[str, ...], ...]
+
+
+def known_paths() -> Known:
+    """Return every path that the model knows."""
+    leaves: list[tuple[str, ...]] = []
+    opened: list[tuple[str, ...]] = []
+    sections: list[tuple[str, ...]] = []
+
+    def walk(struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
+        for field in msgspec.structs.fields(struct):
+            here = (*path, field.name)
+            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                sections.append(here)
+                walk(field.type, here)
+            elif get_origin(getattr(field.type, "__origin__", field.type)) is dict:
+                opened.append(here)
+            else:
+                leaves.append(here)
+
+    walk(Config, ())
+    return Known(tuple(leaves), tuple(opened), tuple(sections))
+
+
+def variable_of(path: tuple[str, ...], *, opened: bool = False) -> str:
+    """Return the name of the environment variable that sets `path`."""
+    if opened:
+        section = "_".join(path[:-1]).upper()
+        return f"{ENVIRONMENT}{section}__{path[-1].upper().replace('.', '_')}"
+    return ENVIRONMENT + "_".join(path).upper()
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean …?` where one of `names` is close to `name`, else the names."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known here: {', '.join(names)}"
+
+
+# --- the file ---
+
+
+def _read_file(path: Path, layers: Layers) -> None:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        layers.problems.append(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
+        return
+    try:
+        root = yaml.compose(data, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        layers.problems.append(f"{where}: not YAML: {error.problem or error.context}")
+        return
+    except (yaml.YAMLError, UnicodeDecodeError):
+        layers.problems.append(f"{path}: not YAML: bytes that are not text")
+        return
+    if root is None:
+        return
+    _read_mapping(root, (), path, layers)
+
+
+def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Layers) -> None:
+    """Put every value below `node`, the section `at`, into `layers`."""
+    known = known_paths()
+    section = ".".join(at) or "the file"
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        return
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1
+        layers.problems.append(f"{path}:{line}: {section}: expected names with values below it")
+        return
+    names = {
+        each[len(at)] for each in sum(known, ()) if each[: len(at)] == at and len(each) > len(at)
+    }
+    for key_node, value_node in node.value:
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        name = key_node.value if isinstance(key_node, yaml.ScalarNode) else "(a structure)"
+        here = (*at, name)
+        if here in layers.given:
+            layers.problems.append(f"{place}: {'.'.join(here)}: given twice")
+        elif at not in known.open and name not in names:
+            layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{nearest(name, names)}")
+        elif here in known.sections or here in known.open:
+            _read_mapping(value_node, here, path, layers)
+        else:
+            layers.given[here] = _scalar(value_node, place)
+
+
+def _scalar(node: yaml.Node, place: str) -> Given:
+    try:
+        value: object = _construct(node, depth=2)
+    except (ValueError, yaml.YAMLError):
+        value = Untyped()
+    written = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+    return Given(value, written, place, as_text=False)
+
+
+class Untyped:
+    """A value that plain YAML has no type for; no field takes it."""
+
+
+class Broken:
+    """A text whose references could not be filled in; the finding is told already."""
+
+
+def _construct(node: yaml.Node, depth: int) -> object:
+    """Return the plain value of `node`; the depth is limited, since an alias may hold itself."""
+    if depth == 0:
+        raise ValueError("nested too deeply")
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(each, depth - 1) for each in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _construct(value, depth - 1) for key, value in node.value}
+    value: object = yaml.constructor.SafeConstructor().construct_object(node)
+    return value
+
+
+# --- the environment ---
+
+
+def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
+    known = known_paths()
+    leaves = {variable_of(path): path for path in known.leaves}
+    opened = {variable_of(path) + "__": path for path in known.open}
+    ours = tuple(variable_of(path) + "_" for path in known.sections)
+    for variable in sorted(env):
+        text = env[variable]
+        if variable in leaves:
+            path = leaves[variable]
+            value: object = text
+            if path == ("source", "tables"):
+                value = [part.strip() for part in text.split(",") if part.strip()]
+            layers.given[path] = Given(value, text, variable, as_text=True)
+            continue
+        start = next((prefix for prefix in opened if variable.startswith(prefix)), None)
+        if start is not None and len(variable) > len(start):
+            name = variable.removeprefix(start).lower().replace("_", ".")
+            layers.given[(*opened[start], name)] = Given(text, text, variable, as_text=True)
+        elif variable.startswith(ours):
+            close = difflib.get_close_matches(variable, leaves, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            layers.problems.append(f"{variable}: the environment sets no such field{hint}")
+
+
+# --- references ---
+
+_REFERENCE = re.compile(r"\$(\$)?\{([^}]*)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _References:
+    """Fills in `${VAR}` and `${file:PATH}`; `$${` stands for `${` itself."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._env = env
+
+    def fill(self, given: Given, problems: list[str], name: str) -> Given:
+        """Return `given` with every reference in its texts replaced by what it names."""
+        found: list[str] = []
+        value = given.value
+        filled: object = value
+        if isinstance(value, str):
+            filled = self._text(value, found)
+        elif isinstance(value, list):
+            filled = [self._text(each, found) if isinstance(each, str) else each for each in value]
+        problems.extend(f"{given.place}: {name}: {each}" for each in found)
+        if found:
+            filled = Broken()
+        return given._replace(value=filled, as_text=given.as_text or filled != value)
+
+    def _text(self, text: str, found: list[str]) -> str:
+        def replace(match: re.Match[str]) -> str:
+            escaped, name = match.groups()
+            if escaped:
+                return "${" + name + "}"
+            try:
+                return self._look_up(name)
+            except LookupError as error:
+                found.append(str(error.args[0]))
+                return ""
+
+        return _REFERENCE.sub(replace, text)
+
+    def _look_up(self, name: str) -> str:
+        if name.startswith("file:"):
+            path = self._folder / name.removeprefix("file:")
+            try:
+                return path.read_text("utf-8").rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+                raise LookupError(f"cannot read ${{{name}}}: {why}") from error
+        if not _VARIABLE.fullmatch(name):
+            raise LookupError(
+                f"${{{name}}} is neither ${{VARIABLE}} nor ${{file:PATH}}; $${{ escapes"
+            )
+        if name not in self._env:
+            raise LookupError(f"the environment variable {name} is not set")
+        return self._env[name]
+
+
+def describe_paths() -> Iterator[tuple[str, str]]:
+    """Yield each field's path and its environment variable, in the model's order."""
+    known = known_paths()
+    for path in known.leaves:
+        yield ".".join(path), variable_of(path)
+    for path in known.open:
+        yield ".".join(path), variable_of((*path, "<NAME>"), opened=True)

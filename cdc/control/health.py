@@ -1,0 +1,139 @@
+"""The daemon's health: what it is doing, whether its loop turns, and whether the log moves on.
+
+Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`;
+if not, the process is stuck and should be killed. *Ready*: it streams, or stands by for the daemon
+that does, and the log is not standing still. It stands still when, for `STALL_SECONDS`, the server's
+WAL end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle database
+is not a stall (its keepalives move the published LSN), nor is one huge transaction (its changes
+move `seq`).
+
+The pipeline's thread writes, HTTP threads read; one lock makes every answer consistent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.events import LSN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Longer than any single step of the loop, shorter than a person's patience.
+LIVE_SECONDS = 30.0
+# Longer than a broker's restart; wal_sender_timeout is the same.
+STALL_SECONDS = 60.0
+
+
+class State(Enum):
+    """What the daemon is doing."""
+
+    STARTING = "starting"
+    STANDBY = "standby"  # another daemon holds the slot
+    STREAMING = "streaming"
+    RECONNECTING = "reconnecting"
+    HALTED = "halted"  # stopped by an error that needs a person
+
+
+class Report(NamedTuple):
+    """One consistent answer, as `/livez` and `/readyz` give it."""
+
+    live: bool
+    ready: bool
+    state: State
+    reason: str
+    since_seconds: float  # in this state
+    beat_age_seconds: float
+    lag_bytes: int
+    published_lsn: LSN
+    wal_end_lsn: LSN
+    seq: int
+
+    def body(self) -> dict[str, object]:
+        """Return the report as JSON-ready values."""
+        fields: dict[str, object] = self._asdict()
+        fields |= {"state": self.state.value}
+        fields |= {name: str(fields[name]) for name in ("published_lsn", "wal_end_lsn")}
+        fields |= {
+            name: round(getattr(self, name), 3) for name in ("since_seconds", "beat_age_seconds")
+        }
+        return fields
+
+
+class Health:
+    """The state machine behind `/livez` and `/readyz`: thread-safe, never waiting."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._state = State.STARTING
+        self._reason = "starting"
+        self._since = self._beat_at = self._moved_at = now()
+        self._published = LSN(0)
+        self._wal_end = LSN(0)
+        self._seq = 0
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def beat(self) -> None:
+        """Say that the main loop turns. Call it at every turn, also while waiting to reconnect."""
+        self._beat_at = self._now()
+
+    def to(self, state: State | str, reason: str = "") -> None:
+        """Enter `state` for `reason`, a sentence for an operator."""
+        state = State(state)
+        with self._lock:
+            now = self._beat_at = self._now()
+            if state is not self._state:
+                self._since = now
+                # A new connection gets its time to move the log.
+                self._moved_at = now
+            self._state = state
+            self._reason = reason or state.value
+
+    def progress(self, wal_end_lsn: int, published_lsn: int, seq: int) -> None:
+        """Note how far the server's WAL and the log are; call it once a batch or keepalive."""
+        with self._lock:
+            moved = published_lsn > self._published or seq > self._seq
+            if moved or published_lsn >= wal_end_lsn:
+                self._moved_at = self._now()
+            self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
+            self._seq = seq
+
+    def report(self) -> Report:
+        """Return what stands now."""
+        with self._lock:
+            now = self._now()
+            beat_age = now - self._beat_at
+            live = beat_age <= LIVE_SECONDS
+            reason = self._reason
+            stalled = (
+                self._state is State.STREAMING
+                and self._published < self._wal_end
+                and now - self._moved_at > STALL_SECONDS
+            )
+            if stalled:
+                reason = (
+                    f"nothing was published for {now - self._moved_at:.0f} s "
+                    "while the source's WAL is ahead"
+                )
+            if not live:
+                reason = f"the main loop has not turned for {beat_age:.0f} s"
+            at_work = self._state in (State.STREAMING, State.STANDBY)
+            return Report(
+                live=live,
+                ready=live and at_work and not stalled,
+                state=self._state,
+                reason=reason,
+                since_seconds=now - self._since,
+                beat_age_seconds=beat_age,
+                lag_bytes=max(0, self._wal_end - self._published),
+                published_lsn=self._published,
+                wal_end_lsn=self._wal_end,
+                seq=self._seq,
+            )

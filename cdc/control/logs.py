@@ -1,0 +1,87 @@
+"""Logs: one JSON object a line on stderr, or a line for people where stderr is a terminal.
+
+A record is an event's name and its fields: `log.info("slot taken", extra={"fields": {"slot": n}})`
+gives `{"ts": …, "level": "info", "logger": "cdc.pipeline", "event": "slot taken", "fields": {…}}`.
+Fields name objects, counts, sizes and LSNs. Row values never go in, at any level: logs travel
+further than data may.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+import orjson
+
+from cdc.errors import CDCError
+from cdc.events import LSN
+
+_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+
+
+def setup_logging(
+    level: str = "info", *, json: bool | None = None, stream: TextIO | None = None
+) -> None:
+    """Send every `cdc.*` logger's records to stderr; `json` None decides by the terminal.
+
+    Calling it again replaces what the call before set up.
+    """
+    stream = stream or sys.stderr
+    if json is None:
+        json = not stream.isatty()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if json else LineFormatter())
+    root = logging.getLogger("cdc")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    root.propagate = False
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record, keys in one order, newlines escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            "fields": _fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class LineFormatter(logging.Formatter):
+    """A coloured line: time, level, event, then the fields as `name=value`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        fields = " ".join(
+            f"\x1b[2m{name}=\x1b[0m{value}" for name, value in _fields(record).items()
+        )
+        time = _time(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        line = (
+            f"\x1b[2m{time}\x1b[0m \x1b[{_COLOURS[level]}m{level:<7}\x1b[0m {record.getMessage()}"
+        )
+        line = f"{line}  {fields}" if fields else line
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _time(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = dict(getattr(record, "fields", {}))
+    for name, value in fields.items():
+        if isinstance(value, LSN):
+            fields[name] = str(value)
+        elif isinstance(value, CDCError):
+            fields[name] = {"class": type(value).__name__, "what": value.what, "hint": value.hint}
+    return fields
