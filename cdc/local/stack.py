@@ -1,0 +1,181 @@
+"""The embedded stack as one thing: bring servers up, see them, take them down.
+
+    stack = LocalStack(home)
+    ends = stack.up(["postgres", "kafka"])
+    ... ends.postgres_dsn, ends.kafka_bootstrap ...
+    stack["kafka"].kill(); stack.start("kafka")     # same port, same data
+    stack.down()
+
+Each server only when asked for. Stacks in different homes are independent and share one download
+cache. Two processes that bring the same home up take turns, and the second finds all running.
+Servers outlive this process, unless the stack is tied to it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cdc.local.artifacts import ArtifactCache, default_cache
+from cdc.local.errors import LocalStackError
+from cdc.local.home import Home, default_home
+from cdc.local.kafka import Kafka
+from cdc.local.postgres import Postgres
+from cdc.local.progress import Progress
+from cdc.local.server import Server
+
+Settings = Mapping[str, Mapping[str, str]]
+
+SERVERS: Final[dict[str, type[Server]]] = {
+    "postgres": Postgres,
+    "kafka": Kafka,
+}
+DEFAULT_SERVERS: Final = ("postgres", "kafka")
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """What clients connect to; None where a server is not running."""
+
+    postgres_dsn: str | None = None
+    kafka_bootstrap: str | None = None
+    redis_url: str | None = None
+    opensearch_url: str | None = None
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """One line of `cdc local status`."""
+
+    name: str
+    version: str
+    running: bool
+    pid: int | None
+    url: str | None
+    memory_mb: float | None
+    log: str
+
+
+class LocalStack:
+    """The servers of one home."""
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        cache: Path | None = None,
+        progress: Progress | None = None,
+        tied: bool = False,
+    ) -> None:
+        """Nothing is started or written yet. A tied stack goes down with this process."""
+        self.home = Home(home or default_home())
+        self._progress = progress or Progress()
+        self._tied = tied
+        self._watcher: subprocess.Popen[bytes] | None = None
+        store = ArtifactCache(cache or default_cache(), self._progress)
+        self._servers = {
+            name: kind(self.home, store, self._progress) for name, kind in SERVERS.items()
+        }
+
+    def __getitem__(self, name: str) -> Server:
+        try:
+            return self._servers[name]
+        except KeyError:
+            raise LocalStackError(
+                f"the embedded stack has no server {name!r}", hint=f"one of {', '.join(SERVERS)}"
+            ) from None
+
+    def up(
+        self,
+        names: Iterable[str] = DEFAULT_SERVERS,
+        *,
+        pg_major: int | None = None,
+        settings: Settings | None = None,
+    ) -> Endpoints:
+        """Have these servers running; those that run stay as they are.
+
+        Settings go by server name and are remembered for later starts; running with others than it
+        was asked for, a server is restarted.
+        """
+        servers = [self[name] for name in names]
+        chosen = settings or {}
+        versions = {} if pg_major is None else {"postgres": str(pg_major)}
+        with self.home.lock(), ThreadPoolExecutor(len(servers) or 1) as pool:
+            self._watch()
+            started = [
+                pool.submit(server.start, versions.get(server.name), chosen.get(server.name))
+                for server in servers
+            ]
+            for each in started:
+                each.result()
+        return self.endpoints()
+
+    def start(self, name: str) -> None:
+        """Start one server again as it was: same version, settings, data and, if free, ports."""
+        with self.home.lock():
+            self[name].start()
+
+    def stop(self, name: str) -> None:
+        with self.home.lock():
+            self[name].stop()
+
+    def down(self) -> list[str]:
+        """Stop every server and return the names of those that ran."""
+        if not self.home.path.exists():
+            return []
+        with self.home.lock():
+            running = [server for server in self._servers.values() if server.running]
+            with ThreadPoolExecutor(len(running) or 1) as pool:
+                for _ in pool.map(lambda server: server.stop(), running):
+                    pass
+            self._unwatch()
+        return [server.name for server in running]
+
+    def endpoints(self) -> Endpoints:
+        urls = {name: each.url() for name, each in self._servers.items() if each.running}
+        return Endpoints(
+            postgres_dsn=urls.get("postgres"),
+            kafka_bootstrap=urls.get("kafka"),
+            redis_url=urls.get("redis"),
+            opensearch_url=urls.get("opensearch"),
+        )
+
+    def status(self) -> list[ServerStatus]:
+        return [_status(server) for server in self._servers.values()]
+
+    def _watch(self) -> None:
+        """Leave someone behind who takes the stack down when this process is gone."""
+        if not self._tied or (self._watcher is not None and self._watcher.poll() is None):
+            return
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-m", "cdc.local.watcher", str(self.home.path)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _unwatch(self) -> None:
+        if self._watcher is not None:
+            self._watcher.terminate()
+            self._watcher.communicate()
+            self._watcher = None
+
+
+def _status(server: Server) -> ServerStatus:
+    state = server.state
+    running = state.process.alive
+    if running:
+        server.home.rotate_log(server.name)
+    return ServerStatus(
+        name=server.name,
+        version=state.version or server.default_version,
+        running=running,
+        pid=state.pid if running else None,
+        url=server.url() if running else None,
+        memory_mb=round(state.process.memory_bytes() / 1e6, 1) if running else None,
+        log=str(server.home.log(server.name)),
+    )

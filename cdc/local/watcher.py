@@ -1,0 +1,22 @@
+"""Take a stack down when the process that it is tied to is gone, however it ended.
+
+Reads a pipe that only that process writes to, and which therefore ends with it, SIGKILL included:
+`python -m cdc.local.watcher HOME`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cdc.local.stack import LocalStack
+
+
+def main() -> None:
+    home = Path(sys.argv[1])
+    sys.stdin.buffer.read()
+    LocalStack(home).down()
+
+
+if __name__ == "__main__":
+    main()
