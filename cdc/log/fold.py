@@ -1,0 +1,348 @@
+"""Fold change events into table states, and check everything that the log promises about order.
+
+This is the one oracle of tests, demo and `verify`: it knows docs/EVENTS.md and nothing of the code
+that writes the log. Feed it the records of every data topic, each partition in offset order and the
+partitions in any interleaving, and the frontier records; `finish` returns the tables and every
+broken promise as a sentence:
+
+- `seq` is dense over all topics, without gap or repeat; Position grows with it;
+- in every partition, and for every key, `seq` ascends; one key lives in one partition;
+- a tombstone follows each delete of a key at once, and stands nowhere else;
+- rows are created once, changed and deleted only while they exist;
+- each cut between two frontiers holds the events it counts, and whole source transactions only;
+- the last frontier is the newest commit.
+
+Events are applied in `seq` order as soon as they are dense, so memory follows the tables and the
+skew between partitions, not the length of the log. Sentences name topics, offsets, seq and key
+hashes, never row values. Nothing here reads a file, a socket or the clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from cdc.events import LSN, Frontier, Position
+from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
+
+Row = dict[str, Any]
+
+_START = Position(0, LSN(0), 0)
+
+
+class Source(msgspec.Struct, gc=False):
+    """What the fold reads of an event's `source`."""
+
+    schema: str
+    table: str
+    seq: int
+    epoch: int
+    commit_lsn: str
+    ordinal: int
+    unchanged: list[str] = []
+
+
+class Event(msgspec.Struct, gc=False):
+    """What the fold reads of a change event."""
+
+    op: str
+    before: Row | None
+    after: Row | None
+    source: Source
+
+
+class _Arrival(NamedTuple):
+    """An event with its place in the log, while it waits for its turn in `seq` order."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    event: Event
+
+
+@dataclass(slots=True)
+class TableState:
+    """One table as the log tells it: rows by key bytes, or a multiset where there is no key."""
+
+    topic: str
+    schema: str
+    table: str
+    rows: dict[bytes, Row] = field(default_factory=dict)
+    keyless: Counter[bytes] = field(default_factory=Counter)
+    events: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def __len__(self) -> int:
+        return len(self.rows) + self.keyless.total()
+
+
+class Folded(NamedTuple):
+    """The outcome: `findings` is empty if and only if the log keeps its promises."""
+
+    tables: dict[str, TableState]
+    events: int
+    seq: int
+    frontier: Frontier | None
+    findings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Partition:
+    events: PartitionSeqs = field(default_factory=PartitionSeqs)
+    last_offset: int = -1
+    # The key of a delete whose tombstone has not come yet.
+    deleted: bytes | None = None
+
+
+def canonical(row: Row) -> bytes:
+    """Return one spelling of `row`, whatever the order of its columns."""
+    return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+
+
+def key_hash(key: bytes | None) -> str:
+    """Return a short name for a key that tells nothing of it."""
+    return "none" if key is None else hashlib.sha256(key).hexdigest()[:12]
+
+
+class Fold:
+    """Takes records one by one; `finish` tells the outcome. `first_seq` is where the log begins."""
+
+    def __init__(self, *, first_seq: int = 1) -> None:
+        self.findings = Findings()
+        self.tables: dict[str, TableState] = {}
+        self.events = 0
+        self.frontiers: list[Frontier] = []
+        self._decode = msgspec.json.Decoder(Event).decode
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._homes: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._first_seq = first_seq
+        self._next_seq = first_seq
+        self._waiting: dict[int, _Arrival] = {}
+        # Of the event applied last; a row that a key change has just deleted lends its TOAST.
+        self._position = _START
+        self._op = ""
+        self._moved: Row | None = None
+        self._lsn = ("", LSN(0))
+        self._last_seq = first_seq - 1
+        self._ends = TransactionEnds()
+
+    @property
+    def seq(self) -> int:
+        """The newest `seq` up to which no event is missing."""
+        return self._next_seq - 1
+
+    def add(
+        self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None
+    ) -> None:
+        """Take one record of a data topic; a partition's records come in offset order."""
+        here = f"{topic}/{partition} offset {offset}"
+        home = self._partitions.get((topic, partition))
+        if home is None:
+            home = self._partitions[topic, partition] = _Partition()
+        if offset <= home.last_offset:
+            self.findings.add(f"{here} was read after offset {home.last_offset}")
+        home.last_offset = offset
+        if value is None:
+            self._take_tombstone(home, here, key)
+            return
+        self._expect_no_tombstone(home, here)
+        try:
+            event = self._decode(value)
+        except msgspec.MsgspecError as error:
+            self.findings.add(f"{here} is not a change event: {error}")
+            return
+        self._check_arrival(home, here, _Arrival(topic, partition, offset, key, event))
+
+    def add_frontier(self, frontier: Frontier) -> None:
+        """Take one frontier record, in the order of its topic."""
+        self.frontiers.append(frontier)
+
+    def finish(self) -> Folded:
+        """Return the outcome; the log must have been read to its end, at a quiet moment."""
+        self._apply_past_gaps()
+        if self._position is not _START:
+            self._ends.add(self._last_seq, self._position.commit_lsn)
+        for (topic, partition), home in self._partitions.items():
+            self._expect_no_tombstone(home, f"the end of {topic}/{partition}")
+        seqs = {place: home.events for place, home in self._partitions.items()}
+        check_cuts(
+            self.findings, self.frontiers, seqs, self._ends, first=self._first_seq, newest=self.seq
+        )
+        return Folded(
+            self.tables,
+            self.events,
+            self.seq,
+            self.frontiers[-1] if self.frontiers else None,
+            self.findings.told(),
+        )
+
+    # -- a record as it arrives -------------------------------------------------------------
+
+    def _take_tombstone(self, home: _Partition, here: str, key: bytes | None) -> None:
+        if key is None or home.deleted != key:
+            self.findings.add(f"{here} is a tombstone of key {key_hash(key)} without its delete")
+        home.deleted = None
+
+    def _expect_no_tombstone(self, home: _Partition, here: str) -> None:
+        if home.deleted is not None:
+            self.findings.add(
+                f"{here} stands where the tombstone of key {key_hash(home.deleted)} should follow"
+                " its delete"
+            )
+            home.deleted = None
+
+    def _check_arrival(self, home: _Partition, here: str, arrival: _Arrival) -> None:
+        key, event = arrival.key, arrival.event
+        seq = event.source.seq
+        seqs = home.events.seqs
+        if seqs and seq <= seqs[-1]:
+            self.findings.add(f"{here} holds seq {seq} after seq {seqs[-1]}")
+        home.events.add(arrival.offset, seq)
+        if key is not None:
+            self._check_key(here, arrival.topic, arrival.partition, key, seq)
+            if event.op == "d":
+                home.deleted = key
+        if seq < self._next_seq or seq in self._waiting:
+            self.findings.add(f"{here} holds seq {seq}, which came before: visible twice")
+        elif seq == self._next_seq:
+            self._apply(arrival)
+            while (waiting := self._waiting.pop(self._next_seq, None)) is not None:
+                self._apply(waiting)
+        else:
+            self._waiting[seq] = arrival
+
+    def _check_key(self, here: str, topic: str, partition: int, key: bytes, seq: int) -> None:
+        known = self._homes.get((topic, key))
+        if known is not None:
+            if known[0] != partition:
+                self.findings.add(
+                    f"{here} holds key {key_hash(key)}, whose events stood in partition {known[0]}"
+                )
+            if seq <= known[1]:
+                self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")
+        self._homes[topic, key] = (partition, seq)
+
+    # -- an event in its turn ---------------------------------------------------------------
+
+    def _apply_past_gaps(self) -> None:
+        for seq in sorted(self._waiting):
+            if seq != self._next_seq:
+                missing = str(self._next_seq)
+                if seq - 1 > self._next_seq:
+                    missing += f" to {seq - 1}"
+                self.findings.add(f"seq {missing} is missing from the log")
+            self._apply(self._waiting.pop(seq))
+
+    def _apply(self, arrival: _Arrival) -> None:
+        event = arrival.event
+        self.events += 1
+        self._check_position(arrival, event)
+        table = self._table(arrival, event)
+        table.events += 1
+        moved, self._moved = self._moved, None
+        if event.op == "t":
+            table.rows.clear()
+            table.keyless.clear()
+        elif event.op not in {"c", "u", "d", "r"}:
+            self._tell(arrival, f"has the unknown op {event.op!r}")
+        elif arrival.key is None:
+            self._apply_keyless(table, arrival, event)
+        else:
+            self._apply_keyed(table, arrival, arrival.key, moved)
+        self._op = event.op
+        self._last_seq = event.source.seq
+        self._next_seq = event.source.seq + 1
+
+    def _check_position(self, arrival: _Arrival, event: Event) -> None:
+        source = event.source
+        # One transaction's events follow each other, so the text is parsed once for all of them.
+        if source.commit_lsn != self._lsn[0]:
+            try:
+                self._lsn = (source.commit_lsn, LSN.parse(source.commit_lsn))
+            except ValueError as error:
+                self._tell(arrival, str(error))
+                return
+        position = Position(source.epoch, self._lsn[1], source.ordinal)
+        before = self._position
+        if before is not _START and position[:2] != before[:2]:
+            self._ends.add(self._last_seq, before.commit_lsn)
+        # A changed key is a delete and a create with one ordinal; nothing else shares one.
+        if position < before or (position == before and (self._op, event.op) != ("d", "c")):
+            self._tell(
+                arrival,
+                f"stands at {position.commit_lsn} ordinal {position.ordinal}, not after"
+                f" {before.commit_lsn} ordinal {before.ordinal} of the seq before",
+            )
+        if position != before:
+            self._moved = None
+        self._position = position
+
+    def _table(self, arrival: _Arrival, event: Event) -> TableState:
+        table = self.tables.get(arrival.topic)
+        source = event.source
+        if table is None:
+            table = TableState(arrival.topic, source.schema, source.table)
+            self.tables[arrival.topic] = table
+        elif (table.schema, table.table) != (source.schema, source.table):
+            self._tell(arrival, f"is of {source.schema}.{source.table}, not of {table.name}")
+        return table
+
+    def _apply_keyed(
+        self, table: TableState, arrival: _Arrival, key: bytes, moved: Row | None
+    ) -> None:
+        event = arrival.event
+        row = table.rows.get(key)
+        if event.op == "d":
+            if row is None:
+                self._tell(arrival, "deletes a row that is not there")
+            self._moved = table.rows.pop(key, None)
+            return
+        if event.op == "c" and row is not None:
+            self._tell(arrival, "creates a row that is there already")
+        if event.op == "u" and row is None:
+            self._tell(arrival, "updates a row that is not there")
+        earlier = moved if event.op == "c" else row
+        table.rows[key] = self._complete(arrival, event, earlier)
+
+    def _apply_keyless(self, table: TableState, arrival: _Arrival, event: Event) -> None:
+        if event.op in {"u", "d"}:
+            if event.before is None:
+                self._tell(arrival, "changes a keyless row without telling the old one")
+                return
+            old = canonical(event.before)
+            if table.keyless[old] == 0:
+                self._tell(arrival, "changes or deletes a keyless row that is not there")
+            elif table.keyless[old] == 1:
+                del table.keyless[old]
+            else:
+                table.keyless[old] -= 1
+        if event.op != "d":
+            table.keyless[canonical(self._complete(arrival, event, event.before))] += 1
+
+    def _complete(self, arrival: _Arrival, event: Event, earlier: Row | None) -> Row:
+        """Return the new row with its unchanged columns taken from the `earlier` one."""
+        if event.after is None:
+            self._tell(arrival, "has no new row")
+            return {}
+        for column in event.source.unchanged:
+            if earlier is None or column not in earlier:
+                self._tell(arrival, f"leaves column {column} unchanged, but no value was told yet")
+            else:
+                event.after[column] = earlier[column]
+        return event.after
+
+    def _tell(self, arrival: _Arrival, what: str) -> None:
+        topic, partition, offset, key, event = arrival
+        self.findings.add(
+            f"{topic}/{partition} offset {offset}, seq {event.source.seq}, op {event.op}, key"
+            f" {key_hash(key)} {what}"
+        )

@@ -1,0 +1,149 @@
+"""Check frontier records against the events that stand between them.
+
+Pure: the fold hands over what it has seen of each partition and of the source transactions, and
+gets a sentence for each broken promise of docs/EVENTS.md ("Frontier record"). A cut is what stands
+between two frontiers; it must hold the events it counts and whole source transactions only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc.events import LSN, Frontier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Sentences kept. One fault early on can break every later promise; the rest are only counted.
+MAX_FINDINGS = 100
+
+
+@dataclass(slots=True)
+class Findings:
+    """Sentences about broken promises: the first hundred, and how many there were."""
+
+    sentences: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, sentence: str) -> None:
+        self.count += 1
+        if self.count <= MAX_FINDINGS:
+            self.sentences.append(sentence)
+
+    def told(self) -> tuple[str, ...]:
+        """Return the sentences, with a last one for those that were only counted."""
+        more = self.count - len(self.sentences)
+        return (*self.sentences, f"and {more} more findings") if more else tuple(self.sentences)
+
+
+@dataclass(slots=True)
+class PartitionSeqs:
+    """The events of one partition in arrival order: offset and seq. Tombstones are not events."""
+
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    seqs: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, offset: int, seq: int) -> None:
+        self.offsets.append(offset)
+        self.seqs.append(seq)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(slots=True)
+class TransactionEnds:
+    """Where each source transaction ends: its last seq and its commit LSN, ascending."""
+
+    seqs: array[int] = field(default_factory=lambda: array("q"))
+    lsns: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, seq: int, commit_lsn: LSN) -> None:
+        self.seqs.append(seq)
+        self.lsns.append(commit_lsn)
+
+
+def check_cuts(
+    findings: Findings,
+    frontiers: Sequence[Frontier],
+    partitions: Mapping[tuple[str, int], PartitionSeqs],
+    ends: TransactionEnds,
+    *,
+    first: int,
+    newest: int,
+) -> None:
+    """Check each frontier against the one before it, and the last against the end of the log.
+
+    `first` is the seq that the log begins with, `newest` the last one it holds.
+    """
+    before = Frontier(0, LSN(0), first - 1, 0, ())
+    reached: dict[tuple[str, int], int] = {}
+    for frontier in frontiers:
+        if (frontier.epoch, frontier.lsn) < (before.epoch, before.lsn) or frontier.seq < before.seq:
+            findings.add(f"the frontier goes back from {_named(before)} to {_named(frontier)}")
+        _check_counts(findings, partitions, reached, before, frontier)
+        if frontier.seq >= first:
+            _check_whole(findings, ends, frontier)
+        before = frontier
+    if before.seq != newest:
+        findings.add(f"the last frontier is {_named(before)}, but the newest event is seq {newest}")
+    for (topic, partition), seen in partitions.items():
+        behind = len(seen) - reached.get((topic, partition), 0)
+        if behind:
+            findings.add(f"{behind} events of {topic}/{partition} stand behind the last frontier")
+
+
+def _check_counts(
+    findings: Findings,
+    partitions: Mapping[tuple[str, int], PartitionSeqs],
+    reached: dict[tuple[str, int], int],
+    before: Frontier,
+    frontier: Frontier,
+) -> None:
+    """Compare what stands in the cut's partitions with what the frontier says."""
+    total = 0
+    for topic, partition, offset, events in frontier.partitions:
+        seen = partitions.get((topic, partition), PartitionSeqs())
+        low = reached.get((topic, partition), 0)
+        high = max(low, bisect_left(seen.offsets, offset))
+        if high - low != events:
+            findings.add(
+                f"the cut up to {_named(frontier)} counts {events} events of {topic}/{partition}"
+                f" up to offset {offset}, where {high - low} stand"
+            )
+        for seq in (seen.seqs[low], seen.seqs[high - 1]) if high > low else ():
+            if not before.seq < seq <= frontier.seq:
+                findings.add(
+                    f"seq {seq} of {topic}/{partition} stands in the cut from {_named(before)} to"
+                    f" {_named(frontier)}"
+                )
+        reached[topic, partition] = high
+        total += high - low
+    if total != frontier.seq - before.seq:
+        findings.add(
+            f"the cut from {_named(before)} to {_named(frontier)} holds {total} events instead of"
+            f" {frontier.seq - before.seq}"
+        )
+
+
+def _check_whole(findings: Findings, ends: TransactionEnds, frontier: Frontier) -> None:
+    """Check that the frontier lies between two source transactions, in `seq` and in the WAL."""
+    index = bisect_left(ends.seqs, frontier.seq)
+    if index == len(ends.seqs) or ends.seqs[index] != frontier.seq:
+        findings.add(f"the frontier {_named(frontier)} cuts through a source transaction")
+        return
+    commit_lsn = LSN(ends.lsns[index])
+    if commit_lsn >= frontier.lsn:
+        findings.add(f"the frontier {_named(frontier)} is not behind its commit at {commit_lsn}")
+    if index + 1 < len(ends.lsns) and ends.lsns[index + 1] < frontier.lsn:
+        findings.add(
+            f"the frontier {_named(frontier)} claims the commit at {LSN(ends.lsns[index + 1])},"
+            " whose events come later"
+        )
+
+
+def _named(frontier: Frontier) -> str:
+    return f"{frontier.lsn} (seq {frontier.seq})"
