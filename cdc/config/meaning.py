@@ -43,8 +43,6 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE = re.compile(r"[a-z0-9_]{1,54}")
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
-# Tables whose topic would be one of our own.
-_OWN_TOPICS = frozenset({"resume", "frontier", "schema", "transactions", "messages", "dead"})
 _MAX_PORT = 65_535
 _MAX_IDENTIFIER_BYTES = 63
 
@@ -107,8 +105,6 @@ def _wrong_table(text: str) -> str | None:
             f"{text!r} names no table; expected schema.table or schema.*, with "
             'double quotes around a name that holds dots or spaces: public."odd.name"'
         )
-    if pattern.schema == "cdc" and pattern.table in _OWN_TOPICS:
-        return f"{text!r} would share its topic with Lockstep's own records; rename the table"
     if pattern.schema in ("pg_catalog", "information_schema"):
         return f"{text!r}: Postgres does not publish its catalogs"
     return None

@@ -2,10 +2,10 @@
 
 Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`;
 if not, the process is stuck and should be killed. *Ready*: it streams, or stands by for the daemon
-that does, and the log is not standing still. It stands still when, for `STALL_SECONDS`, the server's
-WAL end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle database
-is not a stall (its keepalives move the published LSN), nor is one huge transaction (its changes
-move `seq`).
+that does, and the log is not standing still. It stands still when, for `STALL_SECONDS`, the
+server's WAL end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle
+database is not a stall (its keepalives move the published LSN), nor is one huge transaction (its
+changes move `seq`).
 
 The pipeline's thread writes, HTTP threads read; one lock makes every answer consistent.
 """

@@ -86,7 +86,7 @@ class _Http(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # HTTPServer asks DNS for our own name here, which can take seconds and serves nothing.
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = "lockstep", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
         if self._slots.acquire(blocking=False):

@@ -1,0 +1,60 @@
+"""`cdc config check|show`: what the configuration says, before anything connects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cdc.cli.options import as_json, did, example, next_step, print_json
+
+_path = click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=Path("lockstep.yaml"),
+    show_default=True,
+    envvar="LOCKSTEP_CONFIG",
+    show_envvar=True,
+    help="The configuration file.",
+)
+
+
+@click.group(epilog=example("cdc config check", "cdc config show"))
+def config() -> None:
+    """Check or show the configuration; nothing is connected to."""
+
+
+@config.command(epilog=example("cdc config check -c lockstep.yaml"))
+@_path
+def check(path: Path) -> None:
+    """Check every field, and tell every error at once.
+
+    Exits 0 when the configuration is good and 78 when it is not.
+    """
+    from cdc.config import read  # noqa: PLC0415 - not for --help
+
+    effective = read(path)
+    did(f"{path}: the pipeline {effective.config.pipeline} is configured correctly")
+    next_step("cdc doctor checks the servers that it names")
+
+
+@config.command(epilog=example("cdc config show", "LOCKSTEP_LOG_PARTITIONS=8 cdc config show"))
+@_path
+@as_json
+def show(path: Path, *, as_json: bool) -> None:
+    """Show every field's effective value and where it comes from; secrets are masked."""
+    from cdc.config import read  # noqa: PLC0415 - not for --help
+    from cdc.config import show as rows_of  # noqa: PLC0415
+
+    rows = rows_of(read(path))
+    if as_json:
+        print_json([{"field": at, "value": value, "from": origin} for at, value, origin in rows])
+        return
+    widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
+    for at, value, origin in rows:
+        shown = ", ".join(value) if isinstance(value, list) else str(value)
+        shown = "" if value is None else shown
+        click.echo(f"{at:<{widths[0]}}  {shown:<{widths[1]}}  {click.style(origin, dim=True)}")
+    next_step("cdc doctor checks the servers that it names")

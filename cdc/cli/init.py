@@ -1,0 +1,65 @@
+"""`cdc init`: a configuration to start from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from cdc.cli.options import did, example, next_step
+
+
+@click.command(epilog=example("cdc init --pipeline shop --dsn postgresql://me@localhost/shop"))
+@click.argument("path", type=click.Path(path_type=Path), default=Path("lockstep.yaml"))
+@click.option("--pipeline", default="shop", show_default=True, help="The pipeline's name.")
+@click.option(
+    "--dsn",
+    default="postgresql://postgres@localhost:5432/postgres",
+    show_default=True,
+    help="The database, as a libpq URL; keep the password out of it.",
+)
+@click.option(
+    "--bootstrap-servers",
+    default="localhost:9092",
+    show_default=True,
+    help="Kafka brokers, host:port, separated by commas.",
+)
+@click.option(
+    "--table", "tables", multiple=True, help="A table to publish; repeat it. Default: public.*"
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def init(
+    path: Path,
+    pipeline: str,
+    dsn: str,
+    bootstrap_servers: str,
+    tables: tuple[str, ...],
+    *,
+    force: bool,
+) -> None:
+    """Write a commented configuration to PATH (default lockstep.yaml)."""
+    from cdc.config.template import render  # noqa: PLC0415 - not for --help
+    from cdc.errors import ConfigError  # noqa: PLC0415
+
+    values: dict[str, object] = {
+        "pipeline": pipeline,
+        "source.dsn": dsn,
+        "source.tables": tables or ("public.*",),
+        "log.bootstrap_servers": bootstrap_servers,
+    }
+    # Another user must not read a password that is put there later.
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(render(values))
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{path} exists already", hint="edit it, or overwrite it with --force"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", hint="choose another path: cdc init PATH"
+        ) from error
+    did(f"wrote {path}")
+    next_step(f"edit {path}, then cdc doctor -c {path} tells what is missing")

@@ -1,0 +1,130 @@
+"""The command `cdc`: its commands by name, and the one place where errors become exit codes.
+
+Commands live in one module each and are imported when used, so that `cdc --help` answers at once.
+What fails with a remedy (`CDCError`) prints one sentence and the remedy on stderr and exits with
+the error's code. Everything else is a bug: it alone prints a traceback, and exits 70.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from cdc import __version__
+from cdc.errors import CDCError, Exit
+
+
+class Entry(NamedTuple):
+    """Where a command lives, and its line in `cdc --help`."""
+
+    module: str
+    attribute: str
+    line: str
+
+
+# In the order in which a newcomer meets them.
+COMMANDS = {
+    "demo": Entry("cdc.cli.demo", "demo", "Watch a live database arrive in the log."),
+    "init": Entry("cdc.cli.init", "init", "Write a commented lockstep.yaml."),
+    "config": Entry("cdc.cli.config", "config", "Check or show the configuration."),
+    "doctor": Entry("cdc.cli.doctor", "doctor", "Find what would stop the pipeline."),
+    "setup": Entry("cdc.cli.setup", "setup", "Create publication, slot and topics."),
+    "run": Entry("cdc.cli.run", "run", "Run the daemon: from the slot into the log."),
+    "status": Entry(
+        "cdc.cli.status", "status", "Tell how far the log is, and whether all is well."
+    ),
+    "tail": Entry("cdc.cli.tail", "tail", "Print events as they arrive in the log."),
+    "slot": Entry("cdc.cli.slot", "slot", "Show or drop the replication slot."),
+    "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
+    "local": Entry("cdc.cli.local", "local", "Run Postgres and Kafka here, for trying out."),
+}
+
+
+class LazyCommands(click.Group):
+    """A group that imports a command when it is asked for, and lists them without importing any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as the base class
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry.module), entry.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.line) for name, entry in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 a check failed, 2 usage, 69 a server is unavailable, 70 a bug, "
+    "75 try again, 77 permission, 78 configuration or a gap that needs a person.",
+)
+@click.version_option(__version__, prog_name="lockstep-cdc", message="%(prog)s %(version)s")
+def cdc() -> None:
+    """Keep a partitioned log in lockstep with Postgres, each change exactly once.
+
+    \b
+    New here:        cdc demo
+    Your database:   cdc init, cdc doctor, cdc setup, cdc run
+    """  # noqa: D301 - click reads the real character as: keep the lines below as they are
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run `cdc` and leave the process with the exit code that the outcome has."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run `cdc` with `arguments` (default: the process's) and return the exit code."""
+    try:
+        result = cdc.main(arguments, prog_name="cdc", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("cdc: interrupted", err=True)
+        return 128 + 2  # as shells say it: ended by SIGINT
+    except CDCError as error:
+        return _explain(error)
+    except BrokenPipeError:
+        # The reader of our output has seen enough, as in `cdc tail | head`. Python would complain
+        # once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except Exception:  # noqa: BLE001 - the last resort turns a bug into its exit code
+        return _report_bug()
+    return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _explain(error: CDCError) -> int:
+    click.echo(f"{click.style('cdc:', fg='red', bold=True)} {error.what}", err=True)
+    click.echo(f"{click.style('what to do:', bold=True)} {error.hint}", err=True)
+    return error.exit_code
+
+
+def _report_bug() -> int:
+    import platform  # noqa: PLC0415 - only a bug pays for them
+    import traceback  # noqa: PLC0415
+
+    traceback.print_exc()
+    click.echo(
+        f"cdc: this is a bug in Lockstep {__version__} (Python {platform.python_version()}, "
+        f"{platform.system()}). Nothing outside the log was confirmed, so nothing is lost.\n"
+        "what to do: report it with the lines above, after a look through them",
+        err=True,
+    )
+    return Exit.BUG
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What several commands share: the options, and how they print results and the next step."""
+
+from __future__ import annotations
+
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the option --config and, as its first argument, the checked configuration."""
+
+    @click.option(
+        "-c",
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        default=Path("lockstep.yaml"),
+        show_default=True,
+        envvar="LOCKSTEP_CONFIG",
+        show_envvar=True,
+        help="The configuration file.",
+    )
+    @wraps(command)
+    def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
+        from cdc.config import load  # noqa: PLC0415 - not for --help
+
+        return command(load(config_path), *args, **kwargs)
+
+    return wrapped
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def print_json(value: object) -> None:
+    """Print `value` as indented JSON, LSNs and paths as text."""
+    import orjson  # noqa: PLC0415 - not for --help
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
+    click.echo(orjson.dumps(value, default=str, option=options).decode())
+
+
+def did(what: str) -> None:
+    """Print one thing that was done."""
+    click.echo(f"{click.style('✓', fg='green')} {what}")
+
+
+def left(what: str) -> None:
+    """Print one thing that was as it should be, or was left as it is."""
+    click.echo(f"{click.style('·', dim=True)} {what}")
+
+
+def warn(what: str) -> None:
+    """Print one thing to know before going on."""
+    click.echo(f"{click.style('!', fg='yellow', bold=True)} {what}")
+
+
+def next_step(what: str) -> None:
+    """Print what to do next; every command ends with it, on stderr, so that output can be piped."""
+    click.echo(f"{click.style('next:', bold=True)} {what}", err=True)
+
+
+def example(*lines: str) -> str:
+    """Return an epilog that shows `lines` as they are typed."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

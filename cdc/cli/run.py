@@ -1,0 +1,35 @@
+"""`cdc run`: the daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import example, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.command(epilog=example("cdc run -c lockstep.yaml"))
+@with_config
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    default="auto",
+    show_default=True,
+    help="Log lines for people or for programs; auto decides by the terminal.",
+)
+def run(config: Config, log_format: str) -> int:
+    """Run the daemon: from the slot into the log, until it is told to stop.
+
+    It keeps no state of its own: it resumes where the log says, so it may be killed at any time. A
+    second one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it
+    after the open Kafka transaction; health and metrics are served at http.listen.
+    """
+    from cdc import pipeline  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.control.logs import setup_logging  # noqa: PLC0415
+
+    setup_logging(config.log_level, json={"json": True, "text": False}.get(log_format))
+    return pipeline.run(config)
