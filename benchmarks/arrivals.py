@@ -1,0 +1,129 @@
+"""When each commit could be seen by a reader: the latency that a consumer of the log has.
+
+The commit's time is Postgres' own, from the event; it is taken just before the commit record is
+flushed, so the flush is in the figure. The arrival is this process' clock as the client hands the
+event over, read_committed. Both clocks are the machine's one.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.topics import row_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL_SECONDS = 0.05
+_STRAGGLER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of the latencies in a window, in milliseconds."""
+
+    events: int
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+
+
+class Arrivals:
+    """A read_committed consumer of one topic that notes when what arrived."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: list[int]) -> None:
+        self._seen: set[int] = set()
+        self._committed_us = array("q")
+        self._arrived_us = array("q")
+        self._topic = topic
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "benchmarks-arrivals",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                # Answered as soon as a byte is there, and asked again at once.
+                "fetch.min.bytes": 1,
+                "fetch.wait.max.ms": 10,
+                "fetch.queue.backoff.ms": 1,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    @property
+    def events(self) -> int:
+        return len(self._seen)
+
+    def collect(self, go_on: Callable[[], bool]) -> None:
+        """Note arrivals for as long as `go_on` says."""
+        while go_on():
+            message = self._consumer.poll(_POLL_SECONDS)
+            if message is None:
+                continue
+            arrived_us = time.time_ns() // 1000
+            if message.error():
+                raise KafkaException(message.error())
+            number = row_id(message.key())
+            if number in self._seen:
+                raise BenchmarkError(
+                    f"row {number} arrived twice in topic {self._topic}",
+                    hint="the figure would not count: look for a replay in the subject's log",
+                )
+            self._seen.add(number)
+            value = message.value()
+            assert value is not None
+            self._committed_us.append(orjson.loads(value)["source"]["ts_us"])
+            self._arrived_us.append(arrived_us)
+
+    def collect_all(self, rows: int) -> None:
+        """Note arrivals until all rows are here."""
+        deadline = time.monotonic() + _STRAGGLER_SECONDS
+        self.collect(lambda: len(self._seen) < rows and time.monotonic() < deadline)
+        if len(self._seen) < rows:
+            raise BenchmarkError(
+                f"{len(self._seen):,} of {rows:,} rows arrived in topic {self._topic}",
+                hint="the figure would not count: look for an error in the subject's log",
+            )
+
+    def percentiles(self, from_us: int, to_us: int) -> Percentiles:
+        """Return the percentiles over the rows that were committed within the window."""
+        pairs = zip(self._committed_us, self._arrived_us, strict=True)
+        return percentiles(
+            [
+                (arrived - committed) / 1000
+                for committed, arrived in pairs
+                if from_us <= committed < to_us
+            ]
+        )
+
+
+def percentiles(latencies_ms: list[float]) -> Percentiles:
+    """Return the percentiles by nearest rank: each is a latency that was measured."""
+    if not latencies_ms:
+        raise BenchmarkError(
+            "no row was committed in the measured window", hint="give it more --seconds"
+        )
+    ordered = sorted(latencies_ms)
+
+    def at(share: float) -> float:
+        rank = min(len(ordered) - 1, int(share * len(ordered)))
+        return round(ordered[rank], 2)
+
+    return Percentiles(
+        events=len(ordered),
+        p50_ms=at(0.5),
+        p99_ms=at(0.99),
+        p999_ms=at(0.999),
+        max_ms=round(ordered[-1], 2),
+    )

@@ -1,0 +1,75 @@
+"""Commit single rows at a steady rate, whatever becomes of them downstream.
+
+A program of its own: `python -m benchmarks.commit_load PORT RATE SECONDS`; prints one JSON object
+with the rows committed and how far behind its schedule the worst commit started.
+
+An open loop: a row is due when its time has come, not when the row before is done, so a stall of
+the database shows as late commits and not as fewer of them. Latencies are counted from Postgres'
+own commit time, so lateness here does not hide in them. Ids count from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import LiteralString
+
+import psycopg
+
+from benchmarks.rows import VALUES
+
+_CONNECTIONS = 4
+_INSERT: LiteralString = f"INSERT INTO bench VALUES ({VALUES.replace('{i}', '%(i)s::bigint')})"
+
+
+class Load:
+    """Connections that commit in turns: each the rows of its own remainder."""
+
+    def __init__(self, port: int, rate: int, seconds: float) -> None:
+        self._port = port
+        self._interval = 1.0 / rate
+        self._rows = round(rate * seconds)
+        self._latest = [0.0] * _CONNECTIONS
+        self._failures: list[Exception] = []
+
+    def run(self) -> dict[str, float]:
+        started = time.monotonic() + 0.2  # all connections stand by then
+        threads = [
+            threading.Thread(target=self._commit, args=(turn, started))
+            for turn in range(_CONNECTIONS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failures:
+            raise self._failures[0]
+        return {"committed": self._rows, "late_ms_max": round(max(self._latest) * 1000, 1)}
+
+    def _commit(self, turn: int, started: float) -> None:
+        try:
+            with psycopg.connect(
+                f"host=127.0.0.1 port={self._port} user=postgres dbname=bench sslmode=disable",
+                autocommit=True,
+                prepare_threshold=0,
+            ) as connection:
+                for row in range(turn, self._rows, _CONNECTIONS):
+                    due = started + row * self._interval
+                    ahead = due - time.monotonic()
+                    if ahead > 0:
+                        time.sleep(ahead)
+                    else:
+                        self._latest[turn] = max(self._latest[turn], -ahead)
+                    connection.execute(_INSERT, {"i": row + 1})
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+            self._failures.append(error)
+
+
+def main(port: str, rate: str, seconds: str) -> None:
+    print(json.dumps(Load(int(port), int(rate), float(seconds)).run()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

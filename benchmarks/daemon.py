@@ -1,0 +1,83 @@
+"""Ours: `cdc setup`, then `cdc run`, as a person starts them, exactly-once on as always."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import yaml
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.programs import Program
+from benchmarks.rows import PUBLICATION
+from benchmarks.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from benchmarks.subject import Place
+
+PARTITIONS = 4
+_SETUP_SECONDS = 120.0
+# The console script's own entry point, with this interpreter whatever is on PATH.
+_CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """The daemon with its defaults."""
+
+    name: str = "lockstep"
+    settings: Mapping[str, str | int] = field(
+        default_factory=lambda: {"log.partitions": PARTITIONS}
+    )
+
+    def topic(self, run: str) -> str:
+        return f"{run}.public.bench"
+
+    def prepare(self, place: Place, run: str) -> None:
+        """Create the topics and take the slot that stands at the backlog's start."""
+        folder = place.folder / run
+        folder.mkdir()
+        command = [*_CDC, "setup", "--config", str(self._config(place, run)), "--adopt-slot"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(
+                f"cdc setup is not done after {_SETUP_SECONDS:.0f} s",
+                hint="look at the broker's log in the folder that --keep leaves",
+            ) from error
+        if done.returncode != 0:
+            raise BenchmarkError(
+                f"cdc setup ended with exit code {done.returncode}",
+                hint=f"it says: {done.stdout.strip()} {done.stderr.strip()}",
+            )
+        Topics(place.bootstrap).stamp_appends(self.topic(run))
+
+    def start(self, place: Place, run: str) -> Program:
+        folder = place.folder / run
+        return Program(
+            self.name, [*_CDC, "run", "--config", str(folder / "lockstep.yaml")], folder / "log"
+        )
+
+    def _config(self, place: Place, run: str) -> Path:
+        path = place.folder / run / "lockstep.yaml"
+        config = {
+            "pipeline": run,
+            "source": {
+                "dsn": f"postgresql://postgres@127.0.0.1:{place.postgres_port}/bench",
+                "slot": run,
+                "publication": PUBLICATION,
+                "tables": ["public.bench"],
+            },
+            "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
+            # Nobody asks for its health here, and a fixed port may be taken.
+            "http": {"listen": ""},
+        }
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        return path

@@ -1,0 +1,94 @@
+"""The floor and the limit of a drain: the same WAL read to nowhere.
+
+The floor is `pg_recvlogical` to /dev/null, what everybody has at hand. The embedded Postgres
+brings no client programs, so it is taken from PATH or from where Debian puts it; where there is
+none, our own eager reader stands in, and the result says so. The limit is our own lazy reader:
+what the walsender gives when it is not woken for every row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.rows import PUBLICATION
+
+if TYPE_CHECKING:
+    from benchmarks.rows import Preload
+
+NAP_MS = 2
+_TIMEOUT_SECONDS = 900.0
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+@dataclass(frozen=True)
+class Read:
+    """One drain to nowhere."""
+
+    seconds: float
+    rows_per_second: float
+
+
+def pg_recvlogical() -> str | None:
+    """Return the newest pg_recvlogical at hand."""
+    found = sorted(
+        _DEBIAN.glob("*/bin/pg_recvlogical"),
+        key=lambda path: int(re.sub(r"\D", "", path.parts[-3]) or 0),
+    )
+    return str(found[-1]) if found else shutil.which("pg_recvlogical")
+
+
+def describe(program: str | None) -> str:
+    """Return what the floor is measured with, for the result."""
+    if program is None:
+        return "own eager reader (no pg_recvlogical on this machine)"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def read_floor(program: str | None, port: int, slot: str, backlog: Preload) -> Read:
+    if program is None:
+        return _read_raw(port, slot, backlog, nap_ms=0)
+    command = [program, "--host=127.0.0.1", f"--port={port}", "--username=postgres"]
+    command += ["--dbname=bench", f"--slot={slot}", "--start", "--no-loop", "--file=/dev/null"]
+    command += [f"--endpos={backlog.end_lsn}", "--fsync-interval=0", "--status-interval=10"]
+    command += ["--option=proto_version=1", f"--option=publication_names={PUBLICATION}"]
+    started = time.perf_counter()
+    _run(command, "pg_recvlogical")
+    seconds = time.perf_counter() - started
+    return Read(seconds=seconds, rows_per_second=backlog.rows / seconds)
+
+
+def read_limit(port: int, slot: str, backlog: Preload) -> Read:
+    return _read_raw(port, slot, backlog, nap_ms=NAP_MS)
+
+
+def _read_raw(port: int, slot: str, backlog: Preload, *, nap_ms: int) -> Read:
+    command = [sys.executable, "-m", "benchmarks.raw_reader"]
+    command += [str(port), slot, backlog.end_lsn, str(nap_ms)]
+    seconds = float(json.loads(_run(command, "the raw reader"))["seconds"])
+    return Read(seconds=seconds, rows_per_second=backlog.rows / seconds)
+
+
+def _run(command: list[str], name: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BenchmarkError(
+            f"{name} is not done after {_TIMEOUT_SECONDS:.0f} s", hint="try fewer --rows"
+        ) from error
+    if done.returncode != 0:
+        raise BenchmarkError(
+            f"{name} ended with exit code {done.returncode}", hint=f"it says: {done.stderr.strip()}"
+        )
+    return done.stdout

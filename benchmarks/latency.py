@@ -1,0 +1,200 @@
+"""latency: how long after its commit a row can be seen by a read_committed reader of the log.
+
+Single-row commits at 1,000 a second, first to warm up and then measured; ours, then the peer as
+installed and at its quickest, read by the same consumer. The floor is a reader of the slot that
+does nothing. The figure is our p50; here less is better, so `of_floor` is how many times the
+floor it is, and `of_peer` what part of the peer's quickest.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import debezium, measure, peer_files, result, rows, servers, slots
+from benchmarks.arrivals import Arrivals, Percentiles
+from benchmarks.daemon import Daemon
+from benchmarks.failure import BenchmarkError
+from benchmarks.programs import Program
+from benchmarks.progress import Every, say
+from benchmarks.topics import Topics
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from benchmarks.options import Options
+    from benchmarks.servers import Servers
+    from benchmarks.subject import Subject
+
+NAME = "latency"
+
+# As installed, fsync on. synchronous_commit is the default too, and is named because it matters:
+# off, a commit is flushed, and so sent, only when the WAL writer comes by.
+POSTGRES = {"synchronous_commit": "on", "fsync": "on", "max_slot_wal_keep_size": "-1"}
+
+_SETTLE_SECONDS = 20.0
+_FLOOR_WARM_UP_SECONDS = 3.0
+_FLOOR_SECONDS_MAX = 20.0
+_LOAD_GRACE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What one subject's run showed."""
+
+    subject: str
+    percentiles: Percentiles
+    cpu_s_per_million: float
+    cores: float
+    peak_rss_mb: float
+    late_ms_max: float
+    foreign_cores: float
+
+    def details(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return {**fields.pop("percentiles"), **fields}
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run the workload and return its result."""
+    subjects: list[Subject] = [Daemon()]
+    if options.peer:
+        peer = peer_files.fetch()
+        subjects += [debezium.default(peer), debezium.fast(peer)]
+    with servers.running(NAME, POSTGRES, keep=options.keep) as up, up.connect() as connection:
+        rows.create(connection)
+        floor = _floor(up, connection, options)
+        say(f"floor: p50 {floor.p50_ms} ms, p99 {floor.p99_ms} ms")
+        shown = [_measure(subject, up, connection, options) for subject in subjects]
+        return _result(floor, shown, subjects, up, options)
+
+
+def _floor(up: Servers, connection: psycopg.Connection, options: Options) -> Percentiles:
+    seconds = min(options.seconds, _FLOOR_SECONDS_MAX)
+    skip = round(options.rate * _FLOOR_WARM_UP_SECONDS)
+    total = skip + round(options.rate * seconds)
+    connection.execute("TRUNCATE bench")
+    with slots.created(connection, "floor") as slot:
+        command = [sys.executable, "-m", "benchmarks.commit_reader", str(up.postgres_port), slot]
+        with subprocess.Popen(
+            [*command, str(skip), str(total)], stdout=subprocess.PIPE, text=True
+        ) as reader:
+            load = _load(up, "floor", options.rate, total / options.rate)
+            with load:
+                out, _ = reader.communicate(timeout=total / options.rate + _LOAD_GRACE_SECONDS)
+                load.wait(_LOAD_GRACE_SECONDS)
+        if reader.returncode != 0:
+            raise BenchmarkError("the commit reader failed", hint="its message stands above")
+    return Percentiles(**json.loads(out))
+
+
+def _measure(
+    subject: Subject, up: Servers, connection: psycopg.Connection, options: Options
+) -> Latency:
+    run_name = subject.name.replace("-", "_")
+    topics = Topics(up.bootstrap)
+    topic = subject.topic(run_name)
+    connection.execute("TRUNCATE bench")
+    with slots.created(connection, run_name) as slot:
+        subject.prepare(up.place, run_name)
+        measure.settle(_SETTLE_SECONDS)
+        with subject.start(up.place, run_name) as program:
+            slots.wait_streaming(connection, slot, program)
+            arrivals = Arrivals(up.bootstrap, topic, topics.partitions(topic))
+            try:
+                shown = _under_load(subject, program, arrivals, up, options)
+            finally:
+                arrivals.close()
+        topics.delete_prefix(run_name)
+    say(f"{subject.name}: p50 {shown.percentiles.p50_ms} ms, p99 {shown.percentiles.p99_ms} ms")
+    return shown
+
+
+def _under_load(
+    subject: Subject, program: Program, arrivals: Arrivals, up: Servers, options: Options
+) -> Latency:
+    """Put the load on, let it warm up, measure the rest of it, and require every row."""
+    seconds = options.warm_up_seconds + options.seconds
+    with _load(up, subject.name, options.rate, seconds) as load:
+        progress = Every(10.0)
+
+        def until(deadline: float) -> bool:
+            program.check()
+            progress.say(f"{subject.name}: {arrivals.events:,} rows arrived")
+            return time.monotonic() < deadline
+
+        started = time.monotonic()
+        arrivals.collect(lambda: until(started + options.warm_up_seconds))
+        from_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid)
+        foreign = measure.Foreign(lambda: _own_seconds(program, load, up))
+        arrivals.collect(lambda: until(started + seconds))
+        to_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid) - cpu
+        foreign_cores = foreign.cores()
+        arrivals.collect(load.running)
+        load.wait(_LOAD_GRACE_SECONDS)
+        committed = json.loads(load.output())
+        arrivals.collect_all(committed["committed"])
+    percentiles = arrivals.percentiles(from_us, to_us)
+    return Latency(
+        subject=subject.name,
+        percentiles=percentiles,
+        cpu_s_per_million=round(cpu / percentiles.events * 1e6, 2),
+        cores=round(cpu / ((to_us - from_us) / 1e6), 3),
+        peak_rss_mb=round(measure.peak_rss_mb(program.pid), 1),
+        late_ms_max=committed["late_ms_max"],
+        foreign_cores=foreign_cores,
+    )
+
+
+def _load(up: Servers, name: str, rate: int, seconds: float) -> Program:
+    command = [sys.executable, "-m", "benchmarks.commit_load"]
+    command += [str(up.postgres_port), str(rate), str(seconds)]
+    return Program("the commit load", command, up.place.folder / f"load-{name}.log")
+
+
+def _own_seconds(program: Program, load: Program, up: Servers) -> float:
+    own = measure.total_cpu_seconds([program.pid, load.pid, up.kafka_pid])
+    return own + measure.family_cpu_seconds(up.postgres_pid) + time.process_time()
+
+
+def _result(
+    floor: Percentiles,
+    shown: list[Latency],
+    subjects: list[Subject],
+    up: Servers,
+    options: Options,
+) -> dict[str, Any]:
+    ours, peers = shown[0], shown[1:]
+    quickest = min(peers, key=lambda latency: latency.percentiles.p50_ms) if peers else None
+    return result.build(
+        name=NAME,
+        unit="ms",
+        value=ours.percentiles.p50_ms,
+        limit=None,
+        floor=floor.p50_ms,
+        peer=quickest.percentiles.p50_ms if quickest else None,
+        cpu_s_per_million=ours.cpu_s_per_million,
+        peak_rss_mb=ours.peak_rss_mb,
+        versions=up.versions | (peer_files.versions() if peers else {}),
+        details={
+            "p50_ms": ours.percentiles.p50_ms,
+            "p99_ms": ours.percentiles.p99_ms,
+            "max_ms": ours.percentiles.max_ms,
+            "rate": options.rate,
+            "seconds": options.seconds,
+            "warm_up_seconds": options.warm_up_seconds,
+            "floor_by": "a reader of the slot that does nothing with the rows",
+            "servers": up.settings,
+            "settings": dict(subjects[0].settings),
+            "peer_settings": {each.name: dict(each.settings) for each in subjects[1:]} or None,
+            "runs": {
+                "floor": asdict(floor),
+                "ours": [ours.details()],
+                "peer": [latency.details() for latency in peers],
+            },
+        },
+    )

@@ -1,0 +1,108 @@
+"""CPU time and memory of processes, and how busy the machine is besides, from /proc.
+
+A process' CPU time is user plus system time of all its threads, ended ones included; its children
+are not in it. Peak memory is the kernel's own high-water mark of the resident set (VmHWM), so no
+peak between two looks is missed. Reference: proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks.progress import say
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+# What a machine at rest still does: timers, the page writer, this process' own looking.
+QUIET_CORES = 0.15
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds that the process has used so far; 0 when it is gone."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return parse_cpu_seconds(stat)
+
+
+def parse_cpu_seconds(stat: str) -> float:
+    # The second field is the command in parentheses and may hold blanks and parentheses itself.
+    fields = stat.rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def family_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, its children, and those of them that have ended."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+        children = (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    own = sum(int(field) for field in fields[11:15]) / _TICKS_PER_SECOND
+    return own + sum(cpu_seconds(int(child)) for child in children)
+
+
+def peak_rss_mb(pid: int) -> float:
+    """Return the most memory that the process has held resident, in MB (10^6 bytes)."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return parse_peak_rss_mb(status)
+
+
+def parse_peak_rss_mb(status: str) -> float:
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return 0.0  # a zombie has no memory left
+
+
+def machine_busy_seconds() -> float:
+    """Return the CPU seconds of everything on the machine: user, nice, system, interrupts."""
+    with (_PROC / "stat").open() as file:
+        fields = [int(field) for field in file.readline().split()[1:8]]
+    user, nice, system, _idle, _iowait, irq, softirq = fields
+    return (user + nice + system + irq + softirq) / _TICKS_PER_SECOND
+
+
+class Foreign:
+    """How many cores others used while something was measured: the doubt on a figure."""
+
+    def __init__(self, own: Callable[[], float]) -> None:
+        """Start measuring; `own` returns the CPU seconds of all that belongs to the run."""
+        self._own = own
+        self._started = (time.monotonic(), machine_busy_seconds(), own())
+
+    def cores(self) -> float:
+        started, busy, own = self._started
+        elapsed = time.monotonic() - started
+        foreign = (machine_busy_seconds() - busy) - (self._own() - own)
+        return round(max(0.0, foreign) / elapsed, 2)
+
+
+def settle(seconds_max: float) -> float:
+    """Wait until the machine is quiet, at most so long; return the cores busy at the end.
+
+    What the run before left behind (the broker deleting, pages being written) is not to be billed
+    to the next. On a machine that others use it gives up and measures all the same.
+    """
+    deadline = time.monotonic() + seconds_max
+    while True:
+        busy, started = machine_busy_seconds(), time.monotonic()
+        time.sleep(1.0)
+        cores = (machine_busy_seconds() - busy) / (time.monotonic() - started)
+        if cores <= QUIET_CORES or time.monotonic() >= deadline:
+            break
+    if cores > QUIET_CORES:
+        say(f"the machine is not quiet: {cores:.2f} cores are busy with something else")
+    return round(cores, 2)
+
+
+def total_cpu_seconds(pids: Iterable[int]) -> float:
+    return sum(cpu_seconds(pid) for pid in pids)

@@ -1,0 +1,19 @@
+"""How much to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """The defaults are the pinned workloads; less is for a quick try, and the result says so."""
+
+    rows: int = 1_000_000
+    runs: int = 3
+    peer_runs: int = 2
+    peer: bool = True
+    rate: int = 1000
+    warm_up_seconds: float = 30.0  # the peer's JVM needs it
+    seconds: float = 60.0
+    keep: bool = False

@@ -1,0 +1,157 @@
+"""The servers of one benchmark: an embedded stack of its own, made for it and gone after it.
+
+Postgres runs with the settings that the workload names. The broker is the embedded one with the
+shape that Kafka ships: a heap of 1 GB, G1, both compilers, the default threads; the stack's own
+broker is kept small for demos, which would hold back whoever is measured. It is warmed up before
+anything is measured, so that the first subject does not pay for its compilers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from confluent_kafka import Producer
+
+from benchmarks.progress import say
+from benchmarks.subject import Place
+from benchmarks.topics import Topics
+from cdc.local.artifacts import ArtifactCache, default_cache
+from cdc.local.java import find_java
+from cdc.local.jvm import class_path
+from cdc.local.kafka import Kafka
+from cdc.local.progress import Terminal
+from cdc.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_POSTGRES_MAJOR: Final = 17
+_BROKER_HEAP: Final = ("-Xms1G", "-Xmx1G")
+# bin/kafka-run-class.sh of Kafka 4.3.
+_BROKER_JVM: Final = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+)
+# Kafka's defaults, where the embedded broker is set smaller.
+_BROKER_SETTINGS: Final = {
+    "num.network.threads": "3",
+    "num.io.threads": "8",
+    "background.threads": "10",
+    "log.cleaner.dedupe.buffer.size": "134217728",
+    "log.cleaner.io.buffer.size": "524288",
+    "log.index.size.max.bytes": "10485760",
+    # Deleted topics leave at once, not during the next run.
+    "log.segment.delete.delay.ms": "1000",
+}
+_WARM_UP_RECORDS: Final = 400_000
+_WARM_UP_BYTES: Final = 700  # about an event's size
+
+
+class StockBroker(Kafka):
+    """The embedded broker in the shape that Kafka's own start scripts give it."""
+
+    def _java(self, main_class: str) -> list[str]:
+        # The stack's flags configure logging too, and that is wanted here as well.
+        logging = f"-Dlog4j2.configurationFile={self.home.run / 'log4j2.xml'}"
+        path = class_path(self.cache.fetch("kafka"))
+        program = str(find_java().program)
+        return [program, *_BROKER_HEAP, *_BROKER_JVM, logging, "-cp", path, main_class]
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Running servers."""
+
+    place: Place
+    postgres_pid: int
+    kafka_pid: int
+    versions: dict[str, str]
+    settings: dict[str, Any]
+
+    @property
+    def postgres_port(self) -> int:
+        return self.place.postgres_port
+
+    @property
+    def bootstrap(self) -> str:
+        return self.place.bootstrap
+
+    def connect(self) -> psycopg.Connection:
+        return _connect(self.postgres_port, "bench")
+
+
+@contextmanager
+def running(name: str, postgres: Mapping[str, str], *, keep: bool) -> Iterator[Servers]:
+    """Run Postgres and a broker for the length of the block, in a folder of their own."""
+    folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
+    # Where Postgres runs as another user, that user has to get through.
+    folder.chmod(0o755)
+    # Tied: if this process is killed, the servers go too.
+    stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
+    try:
+        yield _start(stack, folder, postgres)
+    finally:
+        stack.down()
+        if keep:
+            say(f"the servers' folder and the logs are left in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(stack: LocalStack, folder: Path, postgres: Mapping[str, str]) -> Servers:
+    stack.up(["postgres"], pg_major=_POSTGRES_MAJOR, settings={"postgres": postgres})
+    broker = StockBroker(stack.home, ArtifactCache(default_cache(), Terminal()), Terminal())
+    with stack.home.lock():
+        broker.start(settings=_BROKER_SETTINGS)
+    port = stack["postgres"].port
+    with _connect(port, "postgres") as connection:
+        connection.execute("CREATE DATABASE bench")
+        shown = connection.execute("SHOW server_version").fetchone()
+    assert shown is not None
+    _warm_up(broker.url())
+    return Servers(
+        place=Place(folder=folder, postgres_port=port, bootstrap=broker.url()),
+        postgres_pid=stack["postgres"].pid,
+        kafka_pid=broker.pid,
+        versions={"postgres": str(shown[0]), "kafka": broker.state.version},
+        settings={
+            "postgres": dict(postgres),
+            "broker": {"java_flags": " ".join((*_BROKER_HEAP, *_BROKER_JVM)), **_BROKER_SETTINGS},
+        },
+    )
+
+
+def _connect(port: int, database: str) -> psycopg.Connection:
+    return psycopg.connect(
+        f"host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable",
+        autocommit=True,
+    )
+
+
+def _warm_up(bootstrap: str) -> None:
+    """Have the broker's compilers see a few hundred thousand records."""
+    topics = Topics(bootstrap)
+    topics.create("warm.up", partitions=1)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    value = b"x" * _WARM_UP_BYTES
+    for _ in range(_WARM_UP_RECORDS):
+        while True:
+            try:
+                producer.produce("warm.up", value)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    producer.flush()
+    topics.delete_prefix("warm")
+    say("the broker is warm")
