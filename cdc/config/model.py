@@ -1,16 +1,19 @@
 """What can be configured: one frozen struct a section, each field with its meaning and its limits.
 
 The reference in docs/CONFIG.md, the file that `cdc init` writes and every message about a wrong
-value are made from what stands here. Nothing in this module reads a file or connects to anything.
+value are made from what stands here.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+
+from cdc.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -200,6 +203,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def prefix(self) -> str:
         return self.log.prefix or self.pipeline
+
+    @property
+    def password(self) -> str | None:
+        """The password in `source.password_file`, read anew each time, so that it may be rotated."""
+        name = self.source.password_file
+        if name is None:
+            return None
+        try:
+            return Path(name).read_text("utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(
+                f"cannot read source.password_file {name}: {why}",
+                hint="put the password there, readable for the user that runs cdc",
+            ) from error
 
     @property
     def table_patterns(self) -> tuple[TablePattern, ...]:
