@@ -1,0 +1,65 @@
+"""What one Kafka transaction will hold: messages by partition, counted.
+
+Filled a row at a time by the sequencer, emptied into the producer a chunk at a time. The lists live
+as long as the process, so that the row path appends through a bound method and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# confluent-kafka's form for `produce_batch`: {"key": bytes | None, "value": bytes | None}.
+Message = dict[str, Any]
+
+
+class Partition:
+    """The messages waiting for one partition, and the events in this batch that went there."""
+
+    __slots__ = ("append", "events", "messages", "number", "tombstones", "topic")
+
+    def __init__(self, topic: str, number: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.messages: list[Message] = []
+        self.append = self.messages.append
+        self.tombstones = 0  # among `messages`; they are not events
+        self.events = 0  # taken from here since the batch began
+
+    def take(self) -> list[Message]:
+        """Return the waiting messages and count them; the caller hands them over at once."""
+        taken = self.messages[:]
+        self.events += len(taken) - self.tombstones
+        self.tombstones = 0
+        self.messages.clear()
+        return taken
+
+
+class Batch:
+    """Every partition the pipeline writes, and the size of what was added to it."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, list[Partition]] = {}
+        self.schemas: list[tuple[bytes, bytes]] = []  # key and value for the schema topic
+        self.bytes = 0  # of values added since the batch began
+
+    def topic(self, topic: str, partitions: int) -> list[Partition]:
+        """Return the topic's partitions by number, made on first use."""
+        known = self._topics.setdefault(topic, [])
+        known.extend(Partition(topic, n) for n in range(len(known), partitions))
+        return known
+
+    def waiting(self) -> list[Partition]:
+        """Return the partitions that hold messages not yet taken."""
+        return [p for topic in self._topics.values() for p in topic if p.messages]
+
+    def close(self) -> dict[tuple[str, int], int]:
+        """Return the events of this batch by partition, and begin the next batch."""
+        assert not self.waiting(), "a batch closes after its last message was taken"
+        counts = {}
+        for topic in self._topics.values():
+            for partition in topic:
+                if partition.events:
+                    counts[partition.topic, partition.number] = partition.events
+                    partition.events = 0
+        self.bytes = 0
+        return counts

@@ -1,0 +1,165 @@
+"""Write the source of a table version's row functions, and compile it.
+
+One function walks one tuple: for each column the kind byte and length, then the value's form from
+`cdc.log.values`. The last columns take a careful variant, since a NULL there is one byte and
+reading kind and length together would run past the frame's end.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from orjson import dumps
+
+from cdc import __version__
+from cdc.errors import ProtocolError
+from cdc.log.values import NAMESPACE, form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.log.records import SchemaRecord
+
+NULL: Final = b"null"
+# What Debezium puts in place of a value that Postgres did not send; our readers use `unchanged`.
+PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
+
+# A column that has this many columns behind it is followed by four bytes whatever they hold.
+_ROOM: Final = 4
+
+
+class RowSource:
+    """The functions of one table version, as source text and as formats."""
+
+    def __init__(self, schema: SchemaRecord, database: str, name: str) -> None:
+        self._schema = schema
+        self._database = database
+        self._name = name
+        self._labels = [dumps(column.name) for column in schema.columns]
+        names = [column.name for column in schema.columns]
+        self.key_columns = tuple(names.index(name) for name in schema.key)
+
+    # -- formats: everything about an event that the table version fixes ---------------------------
+
+    def row_format(self, columns: Sequence[int]) -> bytes:
+        """Return a bytes format of a JSON object with these columns."""
+        parts = (_literal(self._labels[i]) + b":%b" for i in columns)
+        return b"{" + b",".join(parts) + b"}"
+
+    def event_format(self, before: bytes, after: bytes, op: bytes) -> bytes:
+        """Return the envelope's format; takes tx, unchanged, lsn, ordinal, seq, times between."""
+        source = {
+            "version": __version__,
+            "connector": "postgresql",
+            "name": self._name,
+            "snapshot": "false",
+            "db": self._database,
+            "schema": self._schema.schema,
+            "table": self._schema.table,
+            "schema_id": self._schema.schema_id,
+        }
+        head = _literal(dumps(source)[:-1])
+        return (
+            b'{"before":' + before + b',"after":' + after + b',"source":' + head
+            + b',%b%b,"lsn":%d,"ordinal":%d,"seq":%d},"op":"' + op + b'",%b,"transaction":null}'
+        )  # fmt: skip
+
+    def unchanged(self, columns: tuple[int, ...]) -> bytes:
+        """Return the `unchanged` member of `source` for the columns Postgres did not send."""
+        return b',"unchanged":[%b]' % b",".join(self._labels[i] for i in columns)
+
+    # -- source text ------------------------------------------------------------------------------
+
+    def new(self) -> str:
+        """Return the function for a new tuple right behind the relation id, at a fixed place."""
+        head = [
+            "def new(b, op, seq, ordinal, tx, times):",
+            "    lsn, kind, n = HEAD(b, 1)",
+            f"    if kind != 78 or n != {len(self._labels)}: raise malformed(b)",
+            "    olds = NO_OLDS; before = NULL; gaps = (); q = 33",
+        ]
+        return "\n".join([*head, *self._walk(gaps=True), *self._finish()])
+
+    def after(self) -> str:
+        """Return the function for a new tuple at `q`, behind an old one."""
+        head = [
+            "def after(b, q, before, olds, op, seq, ordinal, tx, times):",
+            "    lsn = LSN(b, 1)[0]; gaps = ()",
+            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
+            "    q += 2",
+        ]
+        return "\n".join([*head, *self._walk(gaps=True), *self._finish()])
+
+    def old(self) -> str:
+        """Return the function for an old tuple at `q`: its end and its encoded values."""
+        values = "".join(f"v{i}, " for i in range(len(self._labels)))
+        head = [
+            "def old(b, q):",
+            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
+            "    q += 2",
+        ]
+        return "\n".join([*head, *self._walk(gaps=False), f"    return q, ({values})"])
+
+    def _walk(self, *, gaps: bool) -> list[str]:
+        lines = []
+        for i, column in enumerate(self._schema.columns):
+            if len(self._labels) - i > _ROOM:
+                lines.append("    k, n = VALUE(b, q)")
+                step = "p = q + 5; q = p + n"
+            else:
+                lines.append("    k = b[q]")
+                step = "p = q + 5; q = p + SIZE(b, q + 1)[0]"
+            value = form(column.type_id, column.type_modifier)
+            lines.append(f"    if k == 116: {step}; v{i} = {value}")
+            lines.append(f"    elif k == 110: v{i} = NULL; q += 1")
+            if gaps:
+                lines.append("    elif k == 117:")
+                lines.append(f"        v{i} = olds[{i}]; q += 1")
+                lines.append(f"        if v{i} is None: v{i} = PLACEHOLDER; gaps += ({i},)")
+            lines.append("    else: raise malformed(b)")
+        return lines
+
+    def _finish(self) -> list[str]:
+        everything = range(len(self._labels))
+        values = "".join(f"v{i}, " for i in everything)
+        key = "".join(f"v{i}, " for i in self.key_columns)
+        return [
+            "    if q != len(b): raise malformed(b)",
+            f"    return {f'KEY % ({key})' if key else 'None'}, EVENT % (before, {values}tx,"
+            " unchanged(gaps) if gaps else NOTHING, lsn, ordinal, seq, op, times)",
+        ]
+
+    def compile(self) -> dict[str, Any]:
+        """Return the functions `new`, `after` and `old`."""
+        columns = range(len(self._labels))
+        namespace: dict[str, Any] = {
+            **NAMESPACE,
+            "HEAD": struct.Struct(">Q21xBH").unpack_from,
+            "LSN": struct.Struct(">Q").unpack_from,
+            "COUNT": struct.Struct(">H").unpack_from,
+            "VALUE": struct.Struct(">BI").unpack_from,
+            "SIZE": struct.Struct(">I").unpack_from,
+            "NULL": NULL,
+            "NOTHING": b"",
+            "PLACEHOLDER": PLACEHOLDER,
+            "NO_OLDS": (None,) * len(columns),
+            "KEY": self.row_format(self.key_columns),
+            "EVENT": self.event_format(b"%b", self.row_format(columns), b"%b"),
+            "unchanged": self.unchanged,
+            "malformed": self._malformed,
+        }
+        for source in (self.new(), self.after(), self.old()):
+            exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
+        return namespace
+
+    def _malformed(self, b: bytes) -> ProtocolError:
+        table = f"{self._schema.schema}.{self._schema.table}"
+        return ProtocolError(
+            f"a row message of {len(b)} bytes does not match {table} as its relation message"
+            f" describes it ({len(self._labels)} columns)",
+        )
+
+
+def _literal(text: bytes) -> bytes:
+    return text.replace(b"%", b"%%")

@@ -1,0 +1,70 @@
+"""Topic names, reversibly.
+
+`<prefix>.<schema>.<table>` for data, `<prefix>.cdc.<what>` for our own. Kafka allows letters,
+digits, `.`, `_` and `-`; Postgres allows anything. So the dot only ever separates, and every other
+byte that Kafka refuses becomes `_xHH` of its UTF-8 form. Source schemas named `cdc` keep out of our
+way by having their first letter escaped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cdc.errors import ConfigError
+
+# The broker's limit (org.apache.kafka.common.internals.Topic.MAX_NAME_LENGTH).
+MAX_TOPIC_LENGTH = 249
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+_ESCAPE = re.compile(r"_x([0-9A-F]{2})")
+
+
+def escape(name: str) -> str:
+    """Return `name` in Kafka's alphabet, without dots; `unescape` gives it back."""
+    raw = name.encode()
+    out = []
+    for i, byte in enumerate(raw):
+        char = raw[i : i + 1]
+        looks_escaped = char == b"_" and re.match(rb"_x[0-9A-F]{2}", raw[i:])
+        out.append(
+            char.decode() if _PLAIN.match(char) and not looks_escaped else f"_x{byte:02X}",
+        )
+    return "".join(out)
+
+
+def unescape(name: str) -> str:
+    """Return what `escape` was given."""
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name).encode("latin-1").decode()
+
+
+def data_topic(prefix: str, schema: str, table: str) -> str:
+    """Return the topic of one table's events; raise ConfigError where Kafka has no room for it."""
+    first = "_x63dc" if schema == "cdc" else escape(schema)
+    topic = f"{prefix}.{first}.{escape(table)}"
+    if len(topic) > MAX_TOPIC_LENGTH:
+        raise ConfigError(
+            f"the topic of {schema}.{table} would be {len(topic)} characters long",
+            hint=f"Kafka allows {MAX_TOPIC_LENGTH}: shorten log.prefix or leave the table out",
+        )
+    return topic
+
+
+def table_of(prefix: str, topic: str) -> tuple[str, str]:
+    """Return (schema, table) of a data topic."""
+    schema, table = topic.removeprefix(f"{prefix}.").split(".")
+    return unescape(schema), unescape(table)
+
+
+def resume_topic(prefix: str) -> str:
+    """Return the topic of the resume records."""
+    return f"{prefix}.cdc.resume"
+
+
+def frontier_topic(prefix: str) -> str:
+    """Return the topic of the frontier records."""
+    return f"{prefix}.cdc.frontier"
+
+
+def schema_topic(prefix: str) -> str:
+    """Return the topic of the schema records."""
+    return f"{prefix}.cdc.schema"

@@ -1,0 +1,170 @@
+"""Read the log back: read_committed, up to an end that was fixed first.
+
+Consumers here belong to no group and commit no offsets: a reader's place is its own business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.errors import UnavailableError
+from cdc.log import names, records
+from cdc.log.client import settings, translate, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+    from cdc.config import Config
+
+_TIMEOUT_SECONDS: Final = 15.0
+_CHUNK: Final = 1_000
+
+
+def consumer(config: Config, **more: str | float | bool) -> Consumer:
+    """Return a consumer that sees committed records only, and says where a partition ends."""
+    with translated("creating a consumer"):
+        return Consumer(
+            settings(
+                config,
+                **{
+                    "group.id": f"lockstep-{config.pipeline}-reader",  # required, never joined
+                    "enable.auto.commit": False,
+                    "isolation.level": "read_committed",
+                    "enable.partition.eof": True,
+                    "auto.offset.reset": "error",
+                    "fetch.wait.max.ms": 20,
+                    # The default of a second stalls a reader whose queue was full for a moment.
+                    "fetch.queue.backoff.ms": 5,
+                    **more,
+                },
+            )
+        )
+
+
+def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
+    """Yield every committed record of the topics (name → partition count) that stands now.
+
+    The order is each partition's own. Raises UnavailableError when nothing arrives for a while.
+    """
+    client = consumer(config)
+    try:
+        yield from _drain(client, topics)
+    finally:
+        client.close()
+
+
+def _drain(client: Consumer, topics: dict[str, int]) -> Iterator[Message]:
+    parts = [TopicPartition(t, p) for t, count in topics.items() for p in range(count)]
+    starts, ends = [], {}
+    for part in parts:
+        with translated(f"looking up the offsets of {part.topic} [{part.partition}]"):
+            low, high = client.get_watermark_offsets(part, timeout=_TIMEOUT_SECONDS)
+        if high > low:
+            starts.append(TopicPartition(part.topic, part.partition, low))
+            ends[part.topic, part.partition] = high
+    client.assign(starts)
+    while ends:
+        batch = client.consume(_CHUNK, timeout=_TIMEOUT_SECONDS)
+        if not batch:
+            raise UnavailableError(
+                f"reading {next(iter(ends))[0]}: nothing came for {_TIMEOUT_SECONDS:.0f} s",
+                hint="a transaction may hang in the topic, or the brokers are down; see"
+                " kafka-transactions.sh find-hanging",
+            )
+        for message in batch:
+            yield from _keep(message, ends)
+
+
+def _keep(message: Message, ends: dict[tuple[str, int], int]) -> Iterator[Message]:
+    """Yield a record below its partition's end; note the partition's end when it is reached."""
+    error = message.error()
+    place = (str(message.topic()), _int(message.partition()))
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+        raise translate(error, f"reading {place[0]}")
+    offset = _int(message.offset())
+    if error is None and place in ends and offset < ends[place]:
+        yield message
+    # At the end of a partition the message's offset is the next one; past aborted records and
+    # transaction markers only this tells that the end was reached.
+    reached = offset if error is not None else offset + 1
+    if place in ends and reached >= ends[place]:
+        del ends[place]
+
+
+def read_resume(
+    config: Config,
+) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
+    """Return the pipeline's resume record, or None where there is none."""
+    topic = names.resume_topic(config.prefix)
+    newest: dict[bytes, bytes] = {}
+    for message in _if_there(config, topic):
+        newest[message.key() or b""] = message.value() or b""
+    identity = newest.get(records.resume_key(config.pipeline, "identity"))
+    position = newest.get(records.resume_key(config.pipeline, "position"))
+    if not identity or not position:
+        return None
+    return (
+        records.decode(records.ResumeIdentity, identity, topic),
+        records.decode(records.ResumePosition, position, topic),
+    )
+
+
+def read_schemas(config: Config) -> list[records.SchemaRecord]:
+    """Return every table version, oldest first."""
+    topic = names.schema_topic(config.prefix)
+    found = {}
+    for message in _if_there(config, topic):
+        record = records.decode(records.SchemaRecord, message.value() or b"", topic)
+        found[record.schema_id] = record
+    return [found[schema_id] for schema_id in sorted(found)]
+
+
+def read_frontiers(config: Config) -> list[records.FrontierRecord]:
+    """Return the frontier records that the topic still holds, oldest first."""
+    topic = names.frontier_topic(config.prefix)
+    return [
+        records.decode(records.FrontierRecord, message.value() or b"", topic)
+        for message in _if_there(config, topic)
+    ]
+
+
+def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return each partition's end: above every record there now, below the next one."""
+    if not parts:
+        return {}
+    client = consumer(config)
+    try:
+        ends = {}
+        for topic, partition in parts:
+            with translated(f"looking up the end of {topic} [{partition}]"):
+                _, ends[topic, partition] = client.get_watermark_offsets(
+                    TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS
+                )
+        return ends
+    finally:
+        client.close()
+
+
+def _if_there(config: Config, topic: str) -> Iterator[Message]:
+    """Yield the records of a one-partition topic; none where it does not exist."""
+    try:
+        yield from read_to_end(config, {topic: 1})
+    except KafkaException as error:
+        raise translate(error.args[0], f"reading {topic}") from error
+    except UnavailableError as error:
+        cause = error.__cause__
+        if isinstance(cause, KafkaException) and cause.args[0].code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+            KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        ):
+            return
+        raise
+
+
+def _int(value: Any) -> int:  # noqa: ANN401 - librdkafka's stubs say int | None
+    return int(value)

@@ -1,0 +1,151 @@
+"""The records that carry the pipeline's own state: resume, frontier, schema.
+
+Exact JSON both ways (docs/EVENTS.md is the contract). A record of a newer format than this code
+knows is refused: going on would drop what the newer writer meant.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from cdc.errors import ConfigError
+from cdc.events import LSN, Frontier, PartitionEnd
+
+# Raised when a field changes its meaning or a field is added that a reader must not ignore.
+FORMAT = 1
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """The publication the stream is read through; another oid or membership may hide a gap."""
+
+    name: str
+    oid: int
+    tables: tuple[str, ...]
+
+
+class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes this log, from where, and the pinned partition counts."""
+
+    format: int = FORMAT
+    pipeline: str
+    epoch: int
+    system_identifier: str
+    timeline: int
+    database: str
+    slot: str
+    publication: Publication
+    partitions: dict[str, int]
+
+
+class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where the log holds the stream, written with every Kafka transaction."""
+
+    format: int = FORMAT
+    end_lsn: LSN
+    commit_lsn: LSN
+    ordinal: int
+    open: bool
+    seq: int
+    committed_at_us: int
+    schema_id: int
+    pending: tuple[tuple[str, int, int], ...] = ()
+    owner: str
+    at_us: int
+
+
+class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Frontier` as it stands in the log."""
+
+    format: int = FORMAT
+    pipeline: str
+    epoch: int
+    lsn: LSN
+    seq: int
+    committed_at_us: int
+    partitions: tuple[tuple[str, int, int, int], ...]
+
+    def frontier(self) -> Frontier:
+        """Return the value without its wrapping."""
+        ends = tuple(PartitionEnd(*end) for end in self.partitions)
+        return Frontier(self.epoch, self.lsn, self.seq, self.committed_at_us, ends)
+
+
+class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """One column of a table version."""
+
+    name: str
+    type_id: int
+    type: str
+    type_modifier: int
+    nullable: bool | None
+
+
+class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of one table, valid from `from_lsn` on."""
+
+    format: int = FORMAT
+    schema_id: int
+    relation_id: int
+    schema: str
+    table: str
+    topic: str
+    replica_identity: str
+    from_lsn: LSN
+    key: tuple[str, ...]
+    columns: tuple[SchemaColumn, ...]
+
+
+Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
+R = TypeVar("R", bound=Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's JSON."""
+    return msgspec.json.encode(_plain(record))
+
+
+def decode(kind: type[R], value: bytes, topic: str) -> R:
+    """Return the record of `kind` that `value` holds; raise ConfigError if it can't be trusted."""
+    try:
+        seen = msgspec.json.decode(value, type=dict).get("format")
+        if isinstance(seen, int) and seen > FORMAT:
+            raise ConfigError(
+                f"topic {topic} holds a {kind.__name__} of format {seen}; this version reads up to"
+                f" {FORMAT}",
+                hint="run the Lockstep version that wrote it, or a newer one",
+            )
+        return msgspec.json.decode(value, type=kind, dec_hook=_lsn)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"topic {topic} holds a {kind.__name__} that can't be read: {error}",
+            hint="something else writes to this topic; give the pipeline a log.prefix of its own",
+        ) from error
+
+
+def resume_key(pipeline: str, part: str) -> bytes:
+    """Return the key of the `identity` or `position` part of a pipeline's resume record."""
+    return msgspec.json.encode({"pipeline": pipeline, "part": part})
+
+
+def frontier_key(pipeline: str) -> bytes:
+    """Return the key of a pipeline's frontier records."""
+    return msgspec.json.encode({"pipeline": pipeline})
+
+
+def schema_key(schema_id: int) -> bytes:
+    """Return the key of one table version."""
+    return msgspec.json.encode({"schema_id": schema_id})
+
+
+def _plain(record: Record) -> dict[str, object]:
+    # LSN is an int: left to itself the encoder would write a number, which JSON readers round.
+    fields = msgspec.structs.asdict(record)
+    return {k: str(v) if isinstance(v, LSN) else v for k, v in fields.items()}
+
+
+def _lsn(kind: type, value: object) -> object:
+    if kind is LSN and isinstance(value, str):
+        return LSN.parse(value)
+    raise NotImplementedError(kind)
