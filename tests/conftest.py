@@ -4,6 +4,4 @@ from pathlib import Path
 
 _FIXTURES = Path(__file__).parent / "fixtures"
 
-pytest_plugins = [
-    f"tests.fixtures.{path.stem}" for path in sorted(_FIXTURES.glob("[a-z]*.py"))
-]
+pytest_plugins = [f"tests.fixtures.{path.stem}" for path in sorted(_FIXTURES.glob("[a-z]*.py"))]

@@ -32,14 +32,19 @@ def _boot_id() -> str:
 
 
 def _start_tick(pid: int) -> str | None:
-    """Return when the process started, or None if there is none (a zombie is none)."""
+    """Return when the process started, or None if there is none (a zombie is none).
+
+    The first thread of a killed process is a zombie while others are still closing its files and
+    ports: until they are gone, so is the process not.
+    """
     try:
+        threads = len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - only their number
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[0] in "ZX" and threads == 1 else fields[19]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from cdc.local.process import spawn
 from cdc.local.progress import Progress
 
 _START_TRIES: Final = 3
+_RETRY_SECONDS: Final = 0.5  # a dead server's children need a moment to see that it is dead
 _POLL_SECONDS: Final = 0.03
 _PROBE_SECONDS: Final = 2.0
 
@@ -96,10 +97,10 @@ class Server(ABC):
         state = self.state
         if state.process.alive:
             self._refuse_other_version(state, version)
-            if settings is None or dict(settings) == state.settings:
-                self._wait_ready(state)
+            if settings is not None and dict(settings) != state.settings:
+                self.stop()
+            elif self._answers(state):
                 return
-            self.stop()
         if settings is not None:
             state.settings = dict(settings)
         state.version = version or state.version or self.default_version
@@ -116,11 +117,14 @@ class Server(ABC):
             )
             state.pid, state.started = process.pid, process.started
             self.home.remember(self.name, state)
-            if self._wait_ready(state, last_try=attempt == _START_TRIES):
-                self.progress.step(
-                    self.name, f"up at {self.url()} in {time.monotonic() - began:.1f} s"
-                )
+            if self._answers(state):
+                seconds = time.monotonic() - began
+                self.progress.step(self.name, f"up at {self.url()} in {seconds:.1f} s")
                 return
+            tail = self.home.tail(self.name)
+            if attempt == _START_TRIES or not (_port_taken(tail) or self.may_start_again(tail)):
+                raise self._failed("ended while it was starting", tail)
+            time.sleep(_RETRY_SECONDS)
 
     def stop(self) -> None:
         """End the server in its own clean way, and by SIGKILL if that takes too long."""
@@ -153,17 +157,12 @@ class Server(ABC):
             kept.append(ports.choose(others | set(kept)))
         state.ports = kept
 
-    def _wait_ready(self, state: ServerState, *, last_try: bool = True) -> bool:
-        """Return whether the server answers; False asks for another try."""
+    def _answers(self, state: ServerState) -> bool:
+        """Wait until the server answers; return False if it ended instead, as a killed one may."""
         deadline = time.monotonic() + self.ready_seconds
         while time.monotonic() < deadline:
             if not state.process.alive:
-                tail = self.home.tail(self.name)
-                taken = "ddress already in use" in tail or "Address in use" in tail
-                if not last_try and (taken or self.may_start_again(tail)):
-                    time.sleep(0.5)  # a dead server's children need a moment to see it
-                    return False
-                raise self._failed("ended while it was starting", tail)
+                return False
             try:
                 if self.is_ready(state):
                     return True
@@ -181,6 +180,10 @@ class Server(ABC):
             hint="mend what the log names and run `cdc local up` again; if its data is damaged, "
             f"remove {self.home.data / self.name}* (the data is lost)",
         )
+
+
+def _port_taken(log_tail: str) -> bool:
+    return "ddress already in use" in log_tail or "Address in use" in log_tail
 
 
 def ask(port: int, request: bytes) -> bytes:
