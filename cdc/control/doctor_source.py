@@ -1,0 +1,293 @@
+"""The doctor's checks of the source: pure functions from facts to findings.
+
+The facts are gathered once (`cdc.source.inspection`); nothing here connects, so that each check can
+be tested with facts made up for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from cdc.control.findings import Finding, error, listed, note, ok, size, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config import Config
+    from cdc.source.inspection import Holder, Publication, Server, Slot, Table
+
+# Below it, walsenders are cut off by an ordinary pause, such as a broker's restart.
+_SHORT_SENDER_TIMEOUT_MS = 30_000
+# A transaction open for longer holds back the slot's restart LSN, and so WAL.
+_LONG_TRANSACTION_SECONDS = 300
+_OLDEST_MAJOR, _NEWEST_MAJOR = 14, 18
+_RESTART = "  -- then restart Postgres"
+
+
+class SourceFacts(NamedTuple):
+    """All that the checks look at."""
+
+    server: Server
+    slot: Slot | None
+    publication: Publication | None
+    tables: list[Table]  # what source.tables matches
+    holders: list[Holder]
+    set_up: bool  # whether the log holds a resume record: what is missing then has been lost
+
+
+def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
+    """Return the findings of every check of the source."""
+    return [
+        *_server(facts.server),
+        *_capacity(facts),
+        *_role(facts),
+        *_tables(config, facts),
+        *_publication(config, facts),
+        *_slot(config, facts),
+        *_holders(facts.holders),
+    ]
+
+
+def _server(server: Server) -> Iterator[Finding]:
+    version = f"Postgres {server.version_text}"
+    if server.major < _OLDEST_MAJOR:
+        yield error("version", f"{version}; 14 is the oldest supported", "upgrade Postgres")
+    elif server.major > _NEWEST_MAJOR:
+        newest = f"{version}; tested up to {_NEWEST_MAJOR}"
+        yield warning("version", newest, "look for a newer Lockstep")
+    else:
+        yield ok("version", version)
+    if server.in_recovery:
+        yield error(
+            "primary",
+            "the server is a standby; the slot belongs on the primary",
+            "let source.dsn name the primary (libpq: target_session_attrs=read-write)",
+        )
+    level = server.settings["wal_level"]
+    if level == "logical":
+        yield ok("wal_level", "logical")
+    else:
+        fix = f"ALTER SYSTEM SET wal_level = 'logical';{_RESTART}"
+        yield error("wal_level", f"{level}: changes cannot be decoded", fix)
+    timeout = int(server.settings["wal_sender_timeout"])
+    if 0 < timeout < _SHORT_SENDER_TIMEOUT_MS:
+        yield warning(
+            "wal_sender_timeout",
+            f"{timeout} ms: a short pause of the daemon costs the connection",
+            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
+        )
+    else:
+        yield ok("wal_sender_timeout", f"{timeout} ms" if timeout else "off")
+
+
+def _capacity(facts: SourceFacts) -> Iterator[Finding]:
+    server, settings = facts.server, facts.server.settings
+    needed = 0 if facts.slot else 1
+    free = int(settings["max_replication_slots"]) - server.slots_in_use
+    yield _room("max_replication_slots", int(settings["max_replication_slots"]), free, needed)
+    needed = 0 if facts.slot and facts.slot.active_pid else 1
+    free = int(settings["max_wal_senders"]) - server.senders_in_use
+    yield _room("max_wal_senders", int(settings["max_wal_senders"]), free, needed)
+    limit_mb = int(settings["max_slot_wal_keep_size"])
+    if limit_mb < 0:
+        yield warning(
+            "max_slot_wal_keep_size",
+            "unlimited: while the daemon is away, its slot can fill the server's disk",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
+            "  -- as much as the disk can spare; beyond it the slot is lost",
+        )
+    else:
+        yield ok("max_slot_wal_keep_size", size(limit_mb * 1024 * 1024))
+    idle = settings.get("idle_replication_slot_timeout", "0")
+    if idle != "0":
+        yield warning(
+            "idle_replication_slot_timeout",
+            f"{idle} s: a daemon that is away for longer finds its slot invalidated",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+        )
+
+
+def _room(check: str, limit: int, free: int, needed: int) -> Finding:
+    if free < needed:
+        fix = f"ALTER SYSTEM SET {check} = {limit + 10};{_RESTART}"
+        return error(check, f"all {limit} are in use", fix)
+    return ok(check, f"{free} of {limit} free")
+
+
+def _role(facts: SourceFacts) -> Iterator[Finding]:
+    server = facts.server
+    role = sql.Identifier(server.role).as_string()
+    if server.may_replicate:
+        yield ok("replication", f"{server.role} may stream")
+    else:
+        yield error(
+            "replication", f"{server.role} may not stream", f"ALTER ROLE {role} REPLICATION;"
+        )
+    database = sql.Identifier(server.database).as_string()
+    if facts.publication is None and not server.may_create:
+        yield error(
+            "create",
+            f"{server.role} may not create a publication in {server.database}",
+            f"GRANT CREATE ON DATABASE {database} TO {role};",
+        )
+    unread = [each for each in facts.tables if each.publishable and not each.may_select]
+    if unread:
+        schemas = sorted({each.schema for each in unread})
+        grants = [
+            f"GRANT USAGE ON SCHEMA {sql.Identifier(each).as_string()} TO {role};"
+            for each in schemas
+        ]
+        grants.append(f"GRANT SELECT ON {listed([t.quoted for t in unread], 50)} TO {role};")
+        yield warning(
+            "select",
+            f"{server.role} may not read {listed([str(each) for each in unread])}: their changes "
+            "flow, but rows cannot be counted or snapshotted",
+            " ".join(grants),
+        )
+    elif facts.tables:
+        yield ok("select", f"{server.role} may read every table")
+
+
+def _tables(config: Config, facts: SourceFacts) -> Iterator[Finding]:
+    named = ", ".join(config.source.tables)
+    good = [each for each in facts.tables if each.publishable]
+    if good:
+        yield ok("tables", f"{len(good)} match {named}")
+    else:
+        yield error("tables", f"no table matches {named}", "create one, or correct source.tables")
+    unlogged = [str(each) for each in facts.tables if each.persistence == "u"]
+    if unlogged:
+        yield note(
+            "unlogged",
+            f"not captured, since they write no WAL: {listed(unlogged)}",
+            "".join(
+                f"ALTER TABLE {each.quoted} SET LOGGED; "
+                for each in facts.tables
+                if each.persistence == "u"
+            ).strip(),
+        )
+    blind = [each for each in good if not each.identifies_rows]
+    if blind:
+        yield warning(
+            "replica_identity",
+            f"without a key: {listed([str(each) for each in blind])}; once published, Postgres "
+            "refuses every UPDATE and DELETE on them",
+            " ".join(_give_identity(each) for each in blind[:20]),
+        )
+    elif good:
+        yield ok("replica_identity", "every table can publish updates and deletes")
+    full = [str(each) for each in good if each.replica_identity == "f"]
+    if full:
+        yield note(
+            "replica_identity_full", f"whole old rows are written to the WAL: {listed(full)}"
+        )
+
+
+def _give_identity(table: Table) -> str:
+    if table.has_primary_key:
+        return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT;"
+    return f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL;  -- or better, add a primary key;"
+
+
+def _publication(config: Config, facts: SourceFacts) -> Iterator[Finding]:
+    name, publication = config.publication, facts.publication
+    if publication is None:
+        if facts.set_up:
+            yield error(
+                "publication",
+                f"{name} is gone: changes made meanwhile are not streamed",
+                "cdc teardown --topics, cdc setup: the log starts anew",
+            )
+        else:
+            yield note("publication", f"{name} does not exist yet", "cdc setup")
+        return
+    lacking = {"insert", "update", "delete", "truncate"} - publication.operations
+    quoted = sql.Identifier(name).as_string()
+    if lacking:
+        yield error(
+            "publish",
+            f"{name} does not publish {', '.join(sorted(lacking))}: they would be lost",
+            f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate');",
+        )
+    narrowed = [table for table, narrow in publication.members.items() if narrow]
+    if narrowed:
+        yield warning(
+            "publication_filters",
+            f"row filters or column lists on {listed(narrowed)}: the log holds only what they pass",
+            "cdc's promise covers what the publication passes; drop the filters to capture all",
+        )
+    wanted = {str(each): each for each in facts.tables if each.publishable}
+    missing = [table for table in wanted if table not in publication.members]
+    if missing:
+        tables = ", ".join(wanted[each].quoted for each in missing)
+        yield warning(
+            "publication_tables",
+            f"{name} lacks {listed(missing)}",
+            f"cdc setup, or: ALTER PUBLICATION {quoted} ADD TABLE {tables};",
+        )
+    extra = [table for table in publication.members if table not in wanted]
+    if extra and wanted:
+        yield note("publication_extra", f"published beyond source.tables: {listed(extra)}")
+    if not missing and not lacking:
+        yield ok("publication", f"{name} publishes {len(publication.members)} tables")
+
+
+def _slot(config: Config, facts: SourceFacts) -> Iterator[Finding]:
+    name, slot = config.slot, facts.slot
+    anew = "cdc teardown --topics, cdc setup: the log starts anew"
+    if slot is None:
+        if facts.set_up:
+            yield error("slot", f"{name} is gone, and its changes with it", anew)
+        else:
+            yield note("slot", f"{name} does not exist yet", "cdc setup")
+        return
+    if slot.plugin != "pgoutput":
+        fix = f"another source.slot, or: SELECT pg_drop_replication_slot('{name}');"
+        yield error("slot", f"{name} uses the plugin {slot.plugin} instead of pgoutput", fix)
+        return
+    if slot.database != facts.server.database:
+        what = f"{name} belongs to the database {slot.database}, not {facts.server.database}"
+        yield error("slot", what, "another source.slot, or the database's name in source.dsn")
+        return
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        why = slot.invalidation_reason or "the WAL it needs was removed"
+        yield error("slot", f"{name} is lost: {why}", anew)
+        return
+    retained = size(slot.retained_bytes or 0)
+    use = f"streamed from by pid {slot.active_pid}" if slot.active_pid else "not in use"
+    if slot.wal_status == "unreserved":
+        yield error(
+            "slot",
+            f"{name} is about to be lost: it keeps {retained}, more than it may",
+            "start the daemon now (cdc run); raise max_slot_wal_keep_size",
+        )
+    elif slot.safe_wal_bytes is not None and slot.safe_wal_bytes < 2**30:
+        left = size(max(0, slot.safe_wal_bytes))
+        yield warning(
+            "slot",
+            f"{name} is lost after {left} more of WAL",
+            "cdc run; raise max_slot_wal_keep_size",
+        )
+    else:
+        yield ok("slot", f"{name} is {use}, keeps {retained} of WAL")
+    if slot.two_phase:
+        yield error("slot_two_phase", f"{name} decodes prepared transactions early", anew)
+
+
+def _holders(holders: list[Holder]) -> Iterator[Finding]:
+    for each in holders:
+        if (each.age_seconds or 0) < _LONG_TRANSACTION_SECONDS:
+            continue
+        minutes = each.age_seconds / 60
+        if each.prepared is not None:
+            gid = sql.Literal(each.prepared).as_string()
+            what = f"the prepared transaction {gid} is {minutes:.0f} min old and keeps WAL"
+            yield warning(
+                "prepared", what, f"COMMIT PREPARED {gid};  -- or ROLLBACK PREPARED {gid};"
+            )
+        else:
+            what = f"pid {each.pid} writes in a transaction of {minutes:.0f} min: it keeps WAL"
+            fix = f"end it, or: SELECT pg_terminate_backend({each.pid});"
+            yield warning("open_transaction", what, fix)

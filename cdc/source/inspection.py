@@ -1,0 +1,294 @@
+"""What stands in the source, as facts: server, slot, publication, tables. Read only.
+
+For people and for checks: `cdc setup`, `cdc doctor`, `cdc status`. The daemon's own questions are
+in `catalog`. Rows of catalogs that differ between majors are read as JSON,
+so that one query serves 14 to 18 and a column that a major lacks is simply absent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import sql
+
+from cdc.events import LSN
+from cdc.source.connection import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import psycopg
+
+    from cdc.config import TablePattern
+
+# Counting a large table takes minutes; beyond this many rows the statistics' estimate does.
+COUNT_LIMIT = 10_000
+
+
+class Server(NamedTuple):
+    """The server, our role in it, and what of it is in use."""
+
+    version: int  # 170011 is 17.11
+    version_text: str
+    in_recovery: bool
+    system_identifier: str
+    timeline: int
+    wal_lsn: LSN  # where the WAL ends
+    database: str
+    role: str
+    superuser: bool
+    may_replicate: bool
+    may_create: bool  # publications in this database
+    settings: dict[str, str]  # in each setting's own unit
+    slots_in_use: int
+    senders_in_use: int
+
+    @property
+    def major(self) -> int:
+        return self.version // 10_000
+
+
+class Slot(NamedTuple):
+    """A replication slot; what its major does not tell is None."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    active_pid: int | None
+    restart_lsn: LSN | None
+    confirmed_flush_lsn: LSN | None
+    wal_status: str | None  # reserved, extended, unreserved, lost
+    safe_wal_bytes: int | None  # may still be written before the slot is in danger
+    invalidation_reason: str | None
+    two_phase: bool
+    retained_bytes: int | None  # WAL that the server keeps for it
+
+
+class Publication(NamedTuple):
+    """A publication and the tables it names; None is all tables."""
+
+    name: str
+    oid: int
+    owner: str
+    operations: frozenset[str]  # of insert, update, delete, truncate
+    via_root: bool
+    all_tables: bool
+    members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
+
+
+class Table(NamedTuple):
+    """A table that is or may be published."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str  # relkind: r table, p partitioned, v view, m materialized view, f foreign
+    persistence: str  # p permanent, u unlogged, t temporary
+    replica_identity: str  # d default, f full, i index, n nothing
+    has_primary_key: bool
+    has_identity_index: bool
+    owner: str
+    owned: bool  # by our role, or a role it is a member of
+    may_select: bool
+    row_security: bool
+    estimated_rows: int
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> str:
+        return sql.Identifier(self.schema, self.name).as_string()
+
+    @property
+    def publishable(self) -> bool:
+        return self.kind in ("r", "p") and self.persistence == "p"
+
+    @property
+    def identifies_rows(self) -> bool:
+        """Return whether updates and deletes can be published (else Postgres refuses them)."""
+        return (
+            self.replica_identity == "f"
+            or (self.replica_identity == "d" and self.has_primary_key)
+            or (self.replica_identity == "i" and self.has_identity_index)
+        )
+
+
+class Holder(NamedTuple):
+    """A transaction that holds back the slot: a session's, or a prepared one."""
+
+    pid: int | None
+    prepared: str | None
+    age_seconds: float
+
+
+_SERVER = """
+SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+       pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system()),
+       (SELECT timeline_id FROM pg_control_checkpoint()),
+       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+             ELSE pg_current_wal_lsn() END)::text,
+       current_database(), current_user::text, r.rolsuper, r.rolreplication OR r.rolsuper,
+       has_database_privilege(current_database(), 'CREATE'),
+       (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name = ANY(%s)),
+       (SELECT count(*) FROM pg_replication_slots),
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender')
+FROM pg_roles r WHERE r.rolname = current_user
+"""
+_SETTINGS = [
+    "wal_level",
+    "max_replication_slots",
+    "max_wal_senders",
+    "max_slot_wal_keep_size",
+    "wal_sender_timeout",
+    "idle_replication_slot_timeout",
+    "wal_segment_size",
+]
+
+
+def server(connection: psycopg.Connection) -> Server:
+    """Return the server's facts."""
+    with translated("asking the server about itself"):
+        row = connection.execute(_SERVER, (_SETTINGS,)).fetchone()
+    assert row is not None
+    fields: list[Any] = list(row)
+    fields[5] = LSN.parse(fields[5] or "0/0")
+    return Server(*fields)
+
+
+_SLOTS = """
+SELECT to_jsonb(s), pg_wal_lsn_diff(
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+    s.restart_lsn)::bigint
+FROM pg_replication_slots s WHERE slot_type = 'logical' AND (%s::text IS NULL OR slot_name = %s)
+ORDER BY slot_name
+"""
+
+
+def slots(connection: psycopg.Connection, name: str | None = None) -> list[Slot]:
+    """Return all logical slots of the server, or the one of that name."""
+    with translated("reading the replication slots"):
+        rows = connection.execute(_SLOTS, (name, name)).fetchall()
+    return [_slot(fields, retained) for fields, retained in rows]
+
+
+def slot(connection: psycopg.Connection, name: str) -> Slot | None:
+    """Return the slot `name`, or None."""
+    return next(iter(slots(connection, name)), None)
+
+
+def _slot(fields: dict[str, Any], retained: int | None) -> Slot:
+    def lsn(name: str) -> LSN | None:
+        return None if fields.get(name) is None else LSN.parse(fields[name])
+
+    return Slot(
+        name=fields["slot_name"],
+        plugin=fields["plugin"],
+        database=fields["database"],
+        active_pid=fields["active_pid"],
+        restart_lsn=lsn("restart_lsn"),
+        confirmed_flush_lsn=lsn("confirmed_flush_lsn"),
+        wal_status=fields.get("wal_status"),
+        safe_wal_bytes=fields.get("safe_wal_size"),
+        invalidation_reason=fields.get("invalidation_reason"),
+        two_phase=bool(fields.get("two_phase")),
+        retained_bytes=retained,
+    )
+
+
+_PUBLICATION = """
+SELECT to_jsonb(p), p.oid::bigint, pg_get_userbyid(p.pubowner)::text
+FROM pg_publication p WHERE p.pubname = %s
+"""
+# What is published, whether named one by one, by schema or by FOR ALL TABLES.
+_MEMBERS = """
+SELECT t.schemaname, t.tablename, to_jsonb(r)
+FROM pg_publication_tables t
+JOIN pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = c.oid
+WHERE t.pubname = %s ORDER BY 1, 2
+"""
+
+
+def publication(connection: psycopg.Connection, name: str) -> Publication | None:
+    """Return the publication `name` with its members, or None."""
+    with translated(f"reading the publication {name}"):
+        row = connection.execute(_PUBLICATION, (name,)).fetchone()
+        if row is None:
+            return None
+        fields, oid, owner = row
+        members = connection.execute(_MEMBERS, (oid, name)).fetchall()
+    operations = ("insert", "update", "delete", "truncate")
+    return Publication(
+        name=name,
+        oid=oid,
+        owner=owner,
+        operations=frozenset(each for each in operations if fields[f"pub{each}"]),
+        via_root=bool(fields.get("pubviaroot")),
+        all_tables=bool(fields["puballtables"]),
+        members={
+            f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
+            for schema, table, rel in members
+        },
+    )
+
+
+def _given(fields: dict[str, Any], name: str) -> bool:
+    return fields.get(name) is not None
+
+
+_TABLES = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+       c.relreplident::text,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
+       EXISTS (SELECT FROM pg_index i
+               WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid),
+       pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 'USAGE'),
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+       c.relrowsecurity, greatest(c.reltuples, 0)::bigint
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+      -- Partitions are published through their root.
+      AND NOT c.relispartition
+ORDER BY 2, 3
+"""
+
+
+def tables(connection: psycopg.Connection, patterns: Iterable[TablePattern]) -> list[Table]:
+    """Return every relation that a pattern matches, publishable or not, partitions by root."""
+    patterns = list(patterns)
+    with translated("reading the catalog"):
+        rows = connection.execute(_TABLES, ([each.schema for each in patterns],)).fetchall()
+    found = [Table(*row) for row in rows]
+    return [t for t in found if any(each.matches(t.schema, t.name) for each in patterns)]
+
+
+def count_rows(connection: psycopg.Connection, table: Table) -> tuple[int, bool]:
+    """Return the number of rows, and whether it is exact; beyond COUNT_LIMIT it is an estimate."""
+    name = sql.Identifier(table.schema, table.name)
+    query = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS some").format(
+        name, sql.Literal(COUNT_LIMIT + 1)
+    )
+    with translated(f"counting the rows of {table}"):
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    count = int(row[0])
+    return (count, True) if count <= COUNT_LIMIT else (max(count, table.estimated_rows), False)
+
+
+# Sessions of other roles show their times only to superusers and members of pg_monitor.
+_HOLDERS = """
+SELECT pid, NULL, extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_xid IS NOT NULL
+UNION ALL
+SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8 FROM pg_prepared_xacts
+ORDER BY 3 DESC LIMIT 20
+"""
+
+
+def holders(connection: psycopg.Connection) -> list[Holder]:
+    """Return the writing transactions that are open or prepared, oldest first."""
+    with translated("reading the open transactions"):
+        return [Holder(*row) for row in connection.execute(_HOLDERS).fetchall()]
