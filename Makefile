@@ -10,17 +10,22 @@ PEER ?= 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test check bench campaign lock clean
+.PHONY: help python setup setup-demo demo test check bench campaign lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
 	@echo
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv with everything the tests need
+python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo '$(PYTHON) is not on PATH: install Python >= 3.11, or name it: make PYTHON=… $(MAKECMDGOALS)'; \
+	  exit 1; }
+
+setup: python ## make .venv with everything the tests need
 	@$(PYTHON) scripts/bootstrap.py dev
 
-setup-demo:
+setup-demo: python
 	@$(PYTHON) scripts/bootstrap.py demo
 
 demo: setup-demo ## watch a live Postgres arrive in Kafka (FOR=60s stops and proves it, CHAOS=1 kills parts)
@@ -42,7 +47,7 @@ campaign: setup ## kill -9 at random points under load, with the seed printed (A
 	@$(BIN)/python -m tests.faults.campaign $(ARGS)
 
 lock: setup ## renew the lock files from pyproject.toml
-	@$(BIN)/python scripts/lock.py
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
 
 clean: ## stop the embedded stack, remove its data and all caches; .venv stays
 	@if [ -x $(BIN)/cdc ]; then $(BIN)/cdc local down || true; fi

@@ -1,0 +1,48 @@
+"""Renew the lock files: every package that an install brings, pinned, with its sha256 sums.
+
+One file serves every Python from 3.11 on and every machine: markers choose. It names no index.
+Needs uv, which nothing else does: pip install uv.
+"""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The build backend is locked too: the project is installed without build isolation.
+BUILD = "hatchling\neditables\n"
+LOCKS = {
+    "requirements.lock": ["local"],
+    "requirements-dev.lock": ["local", "redis", "opensearch", "dev"],
+}
+# Beside either of the two, where the machine has no Java.
+JAVA_LOCK = "requirements-java.lock"
+
+
+def main() -> None:
+    uv = shutil.which("uv")
+    if uv is None:
+        sys.exit("uv is not on PATH; it writes the lock files: .venv/bin/pip install uv")
+    for name, extras in LOCKS.items():
+        wanted = ["pyproject.toml", *(part for extra in extras for part in ("--extra", extra))]
+        _compile(uv, name, BUILD, *wanted)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    _compile(uv, JAVA_LOCK, "\n".join(project["optional-dependencies"]["java"]))
+
+
+def _compile(uv: str, name: str, also: str, *wanted: str) -> None:
+    options = ["--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"]
+    options += ["--no-annotate", "--no-header", "--no-emit-index-url", "-o", name]
+    if name != "requirements.lock":  # one version of a package in all of them
+        options += ["-c", "requirements.lock"]
+    command = [uv, "pip", "compile", "--quiet", *wanted, "-", *options]
+    subprocess.run(command, cwd=ROOT, input=also, text=True, check=True)
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    print(f"{name}: {sum(not line[0].isspace() for line in lines)} packages")
+
+
+if __name__ == "__main__":
+    main()
