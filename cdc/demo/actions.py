@@ -56,7 +56,7 @@ _LONG_WORDS: Final = (450, 1500)
 # Actors forget old rows beyond this, which then stay as they are.
 _REMEMBERED: Final = 400
 # Then the table is emptied; only searches are written to it, so nobody else waits.
-_SEARCHES_KEPT: Final = 150
+_SEARCHES_KEPT: Final = 40
 
 
 class Actor:

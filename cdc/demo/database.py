@@ -1,0 +1,166 @@
+"""Read the published tables out of Postgres in the log's JSON values, by a path of its own.
+
+docs/EVENTS.md ("Values") is spelled out in SQL here, and Postgres does the formatting. Nothing of
+the encoders is used: the proof compares two independent readings of one contract. Row filters,
+column lists and generated columns are left out as the publication leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from cdc.events import LSN
+from cdc.log.fold import Row
+
+# What the daemon's session pins, so that Postgres' own texts are the same here.
+_SESSION: Final = (
+    "-c TimeZone=UTC -c DateStyle=ISO -c IntervalStyle=postgres -c bytea_output=hex"
+    " -c extra_float_digits=1 -c lc_monetary=C"
+)
+_BATCH_ROWS: Final = 5000
+_MS_PRECISION: Final = 3  # timestamps of up to three digits are milliseconds
+
+_PLAIN: Final = "to_json({0})"
+_TEXT: Final = "to_json({0}::text)"
+# Postgres' own text of any type: unlike a cast it keeps the blanks of char(n).
+_OUTPUT: Final = "CASE WHEN {0} IS NOT NULL THEN to_json(concat({0})) END"
+# Outside these years, and at infinity, the log holds Postgres' own text.
+_FORMED: Final = (
+    "CASE WHEN isfinite({0}) AND extract(year FROM {0}) BETWEEN 1 AND 9999"
+    " THEN to_json(%s) WHEN {0} IS NOT NULL THEN to_json({0}::text) END"
+)
+_MICROSECONDS: Final = "(extract(epoch FROM {0}) * 1000000)::bigint"
+_MILLISECONDS: Final = "(extract(epoch FROM {0}) * 1000)::bigint"
+
+_EXPRESSIONS: Final = {
+    "int2": _PLAIN,
+    "int4": _PLAIN,
+    "int8": _PLAIN,
+    "oid": "to_json({0}::bigint)",
+    "float4": _PLAIN,
+    "float8": _PLAIN,
+    "bool": _PLAIN,
+    "numeric": _TEXT,
+    "json": _TEXT,
+    "jsonb": _TEXT,
+    "bytea": "to_json(translate(encode({0}, 'base64'), E'\\n', ''))",
+    "date": _FORMED % "{0} - date '1970-01-01'",
+    "time": f"to_json({_MICROSECONDS})",
+    "timestamp": _FORMED % _MICROSECONDS,
+    # As many digits of the fraction as there are, none for a whole second.
+    "timestamptz": _FORMED
+    % """regexp_replace(to_char({0}, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '[.]?0+Z$', 'Z')""",
+}
+
+_TABLES_FROM_15: Final = """
+SELECT t.schemaname, t.tablename, t.attnames, t.rowfilter
+FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
+"""
+_TABLES_BEFORE: Final = """
+SELECT t.schemaname, t.tablename, NULL::name[], NULL::text
+FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
+"""
+_COLUMNS: Final = """
+SELECT a.attname, t.typname, t.typnamespace = 'pg_catalog'::regnamespace, a.atttypmod,
+       coalesce(array_position(k.indkey::int2[], a.attnum), -1)
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid
+JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_index k ON k.indrelid = c.oid AND
+     CASE c.relreplident WHEN 'i' THEN k.indisreplident WHEN 'n' THEN false ELSE k.indisprimary END
+WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+  AND (a.attname = ANY(%s) OR %s::name[] IS NULL AND a.attgenerated = '')
+ORDER BY a.attnum
+"""
+
+
+class Table(NamedTuple):
+    """A published table: the columns that the log carries, and those of them that are its key."""
+
+    schema: str
+    table: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    query: sql.Composed
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+
+@contextmanager
+def snapshot(dsn: str) -> Iterator[psycopg.Connection]:
+    """Open a connection that sees one moment of the database."""
+    with psycopg.connect(dsn, options=_SESSION) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        yield connection
+
+
+def published(connection: psycopg.Connection, publication: str) -> list[Table]:
+    """Return the publication's tables."""
+    from_15 = connection.info.server_version >= 150000  # noqa: PLR2004 - column lists came with 15
+    tables = connection.execute(_TABLES_FROM_15 if from_15 else _TABLES_BEFORE, [publication])
+    return [_table(connection, *row) for row in tables.fetchall()]
+
+
+def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
+    """Yield every row as the log must show it."""
+    with connection.cursor(name="lockstep_proof") as cursor:
+        cursor.itersize = _BATCH_ROWS
+        for (values,) in cursor.execute(table.query):
+            yield dict(zip(table.columns, orjson.loads(values), strict=True))
+
+
+def wal_end(dsn: str) -> LSN:
+    """Return how far the WAL has been written: behind every commit so far."""
+    with psycopg.connect(dsn) as connection:
+        return _lsn(connection, "SELECT pg_current_wal_lsn()")
+
+
+def confirmed(connection: psycopg.Connection, slot: str) -> LSN:
+    """Return up to where the slot's reader has confirmed; 0/0 for a slot that is not there."""
+    query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    return _lsn(connection, query, slot)
+
+
+def _lsn(connection: psycopg.Connection, query: str, *values: str) -> LSN:
+    row = connection.execute(query.encode(), values).fetchone()
+    return LSN.parse(row[0]) if row and row[0] else LSN(0)
+
+
+def _table(
+    connection: psycopg.Connection,
+    schema: str,
+    table: str,
+    published_columns: list[str] | None,
+    row_filter: str | None,
+) -> Table:
+    found = connection.execute(
+        _COLUMNS, (schema, table, published_columns, published_columns)
+    ).fetchall()
+    values = sql.SQL(", ").join(
+        sql.SQL(_expression(type_ if built_in else "", modifier)).format(sql.Identifier(name))
+        for name, type_, built_in, modifier, _ in found
+    )
+    query = sql.SQL("SELECT json_build_array(VARIADIC ARRAY[{}]::json[])::text FROM {}").format(
+        values, sql.Identifier(schema, table)
+    )
+    if row_filter is not None:
+        # As Postgres itself writes the publication's expression.
+        query += sql.SQL(" WHERE ") + sql.SQL(row_filter)
+    in_key = sorted((place, name) for name, _, _, _, place in found if place >= 0)
+    return Table(schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query)
+
+
+def _expression(type_: str, modifier: int) -> str:
+    if type_ == "timestamp" and 0 <= modifier <= _MS_PRECISION:
+        return _FORMED % _MILLISECONDS
+    return _EXPRESSIONS.get(type_, _OUTPUT)

@@ -1,0 +1,201 @@
+"""Prove that the topics equal the database: fold the log, read the tables, compare every value.
+
+The moment must be quiet: nobody writes to the published tables while this runs. What the database
+has committed by then is waited for, so a proof tells a log that lags for good as much as one that
+is wrong. Both sides are read by paths that share no code with the daemon's encoders: `cdc.log.fold`
+and `cdc.demo.database`. Findings name tables, columns and key hashes, never values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from cdc.demo import database
+from cdc.demo.tail import Tail
+from cdc.log import names, records
+from cdc.log.fold import Fold, Folded, TableState, canonical, key_hash
+from cdc.log.fold_cuts import Findings
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from cdc.config import Config
+    from cdc.events import LSN, Frontier
+    from cdc.log.fold import Row
+
+WAIT_SECONDS: Final = 60.0
+_READ_SECONDS: Final = 0.05
+_NAMED: Final = 3  # key hashes in one sentence
+
+# Key columns with their values, in the order of the columns' names.
+Key = tuple[tuple[str, Any], ...]
+
+
+class Proof(NamedTuple):
+    """The outcome: `findings` is empty if and only if the log equals the database."""
+
+    equal: bool
+    tables: int
+    rows: int
+    events: int
+    seq: int
+    frontier: Frontier | None
+    findings: tuple[str, ...]
+
+
+def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
+    """Wait until the log has everything committed so far, then compare it with the database.
+
+    Raises what the clients raise when a server is away; a log that never catches up is a finding.
+    """
+    with database.snapshot(config.source.dsn) as connection:
+        findings = Findings()
+        end = database.wal_end(config.source.dsn)
+        folded = _read_log(config, end, wait_seconds, findings)
+        for sentence in folded.findings:
+            findings.add(sentence)
+        states = dict(folded.tables)
+        published = database.published(connection, config.publication)
+        if not published:
+            findings.add(f"the publication {config.publication} holds no table")
+        rows = 0
+        for table in published:
+            topic = names.data_topic(config.prefix, table.schema, table.table)
+            state = states.pop(topic, TableState(topic, table.schema, table.table))
+            rows += compare(state, table, connection, findings)
+        for state in states.values():
+            findings.add(f"the log holds {state.name}, which the publication does not")
+    told = findings.told()
+    return Proof(not told, len(published), rows, folded.events, folded.seq, folded.frontier, told)
+
+
+def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings) -> Folded:
+    """Fold the log up to `end`; a finding when it does not get there in time."""
+    fold = Fold()
+    tail = Tail(config)
+    try:
+        tail.find_topics()
+        deadline = time.monotonic() + wait_seconds
+        while not _holds(config, end, fold, tail):
+            if time.monotonic() > deadline:
+                findings.add(
+                    f"the log did not reach {end} within {wait_seconds:.0f} s: "
+                    + _standing(config, fold)
+                )
+                break
+            tail.find_topics()
+    finally:
+        tail.close()
+    return fold.finish()
+
+
+def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
+    """Read what there is; return whether all of it up to `end` was read, frontier included."""
+    confirmed = _confirmed(config)
+    # Looked up after the slot: what was confirmed by then lies below these ends.
+    ends = tail.ends()
+    deadline = time.monotonic() + 1.0
+    while True:
+        for seen in tail.read(_READ_SECONDS):
+            if seen.topic != tail.frontier_topic:
+                fold.add(*seen[:5])
+            elif seen.value is not None:
+                record = records.decode(records.FrontierRecord, seen.value, seen.topic)
+                fold.add_frontier(record.frontier())
+                deadline = time.monotonic() + 1.0
+        if tail.caught_up(ends):
+            break
+        if time.monotonic() > deadline:
+            return False
+    newest = fold.frontiers[-1] if fold.frontiers else None
+    reached = confirmed >= end or (newest is not None and newest.lsn >= end)
+    return reached and (newest.seq if newest else 0) == fold.seq
+
+
+def _confirmed(config: Config) -> LSN:
+    with database.snapshot(config.source.dsn) as connection:
+        return database.confirmed(connection, config.slot)
+
+
+def _standing(config: Config, fold: Fold) -> str:
+    newest = fold.frontiers[-1].lsn if fold.frontiers else "none"
+    return (
+        f"slot {config.slot} confirmed {_confirmed(config)}, frontier {newest}, newest event seq"
+        f" {fold.seq}; see that the daemon runs"
+    )
+
+
+def compare(
+    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+) -> int:
+    """Compare one table; return how many rows the database has."""
+    compared = _compare_keyed if table.key else _compare_keyless
+    return compared(state, table, connection, findings)
+
+
+def _compare_keyed(
+    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+) -> int:
+    logged: dict[Key, Row] = {}
+    for key, row in state.rows.items():
+        columns: Row = orjson.loads(key)
+        if set(columns) != set(table.key) or not columns.items() <= row.items():
+            findings.add(f"{table.name}: the record key {key_hash(key)} does not fit its row")
+        logged[_key(columns)] = row
+    if state.keyless:
+        findings.add(f"{table.name}: {state.keyless.total()} rows stand in the log without a key")
+    count = 0
+    missing: list[str] = []
+    differ: dict[str, list[str]] = {}
+    for row in database.rows(connection, table):
+        count += 1
+        name = _key({column: row[column] for column in table.key})
+        other = logged.pop(name, None)
+        if other is None:
+            missing.append(_named(name))
+        elif canonical(other) != canonical(row):
+            for column in table.columns:
+                if not _same(row[column], other.get(column)):
+                    differ.setdefault(column, []).append(_named(name))
+    _tell(findings, table, "rows of the database are missing from the log", missing)
+    _tell(findings, table, "rows of the log are not in the database", [_named(k) for k in logged])
+    for column, keys in differ.items():
+        _tell(findings, table, f"rows differ in column {column}", keys)
+    return count
+
+
+def _compare_keyless(
+    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+) -> int:
+    if state.rows:
+        findings.add(f"{table.name}: {len(state.rows)} rows stand in the log under a key")
+    stored = Counter(canonical(row) for row in database.rows(connection, table))
+    for what, more in (
+        ("rows of the database are missing from the log", stored - state.keyless),
+        ("rows of the log are not in the database", state.keyless - stored),
+    ):
+        _tell(findings, table, what, [key_hash(row) for row in more.elements()])
+    return stored.total()
+
+
+def _tell(findings: Findings, table: database.Table, what: str, keys: list[str]) -> None:
+    if keys:
+        more = ", …" if len(keys) > _NAMED else ""
+        findings.add(f"{table.name}: {len(keys)} {what} ({', '.join(keys[:_NAMED])}{more})")
+
+
+def _key(columns: Row) -> Key:
+    return tuple(sorted(columns.items()))
+
+
+def _named(key: Key) -> str:
+    return key_hash(canonical(dict(key)))
+
+
+def _same(one: object, other: object) -> bool:
+    # 1 and 1.0 and true are equal in Python, but not the same JSON.
+    return orjson.dumps(one) == orjson.dumps(other)
