@@ -1,0 +1,154 @@
+"""What has arrived in the log so far: counts, rates, lateness, recoveries.
+
+Pure: fed with records and the time at which they were read, asked by the view. Lateness is the time
+from a change's commit to its being readable by a read_committed consumer, on one machine's clock.
+A kill has been recovered from when a change committed after it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from cdc.log import records
+
+if TYPE_CHECKING:
+    from cdc.demo.tail import Seen
+    from cdc.events import Frontier
+
+# Rates and lateness tell of the last seconds only.
+WINDOW_SECONDS: Final = 5.0
+_LAST_EVENTS: Final = 12
+OPS: Final = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "snapshot"}
+
+
+class _Source(msgspec.Struct, gc=False):
+    schema: str
+    table: str
+    seq: int
+
+
+class _Event(msgspec.Struct, gc=False):
+    op: str
+    source: _Source
+    ts_us: int
+
+
+class Glimpse(NamedTuple):
+    """One event as the view shows it; keys are shown because the demo's data is made up."""
+
+    seq: int
+    op: str
+    table: str
+    key: str
+    late_ms: float
+
+
+@dataclass
+class Kill:
+    """One SIGKILL: of what, when, and how long until changes made after it arrived."""
+
+    what: str
+    at: float  # seconds since the epoch
+    recovered_seconds: float | None = None
+
+
+@dataclass
+class Rate:
+    """Events a second over the window, from sums of tenths of a second."""
+
+    total: int = 0
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float) -> None:
+        self.total += 1
+        tenth = int(now * 10) / 10
+        if self._recent and self._recent[-1][0] == tenth:
+            self._recent[-1] = (tenth, self._recent[-1][1] + 1)
+        else:
+            self._recent.append((tenth, 1))
+
+    def per_second(self, now: float) -> float:
+        while self._recent and self._recent[0][0] < now - WINDOW_SECONDS:
+            self._recent.popleft()
+        return sum(count for _, count in self._recent) / WINDOW_SECONDS
+
+
+@dataclass
+class TableFlow:
+    """One table's share."""
+
+    ops: Counter[str] = field(default_factory=Counter)
+    rate: Rate = field(default_factory=Rate)
+
+
+class Flow:
+    """Everything that the view shows of the log."""
+
+    def __init__(self, frontier_topic: str) -> None:
+        self.tables: dict[str, TableFlow] = {}
+        self.changes = Rate()
+        self.transactions = Rate()  # Kafka transactions: each leaves one frontier record
+        self.frontier: Frontier | None = None
+        self.last: deque[Glimpse] = deque(maxlen=_LAST_EVENTS)
+        self.kills: list[Kill] = []
+        self.first_at: float | None = None
+        self.worst_late_ms = 0.0
+        self._late: deque[tuple[float, float]] = deque()
+        self._all_late: Counter[int] = Counter()
+        self._frontier_topic = frontier_topic
+        self._decode = msgspec.json.Decoder(_Event).decode
+
+    def take(self, seen: Seen, now: float) -> None:
+        """Note one record that was read at `now`, in seconds since the epoch."""
+        if seen.value is None:
+            return
+        if seen.topic == self._frontier_topic:
+            record = records.decode(records.FrontierRecord, seen.value, seen.topic)
+            self.frontier = record.frontier()
+            self.transactions.add(now)
+            return
+        event = self._decode(seen.value)
+        committed = event.ts_us / 1e6
+        self.first_at = self.first_at or now
+        for kill in self.kills:
+            if kill.recovered_seconds is None and committed > kill.at:
+                kill.recovered_seconds = now - kill.at
+        late_ms = max(0.0, (now - committed) * 1000)
+        self._note_lateness(now, late_ms)
+        table = self.tables.setdefault(event.source.table, TableFlow())
+        table.ops[event.op] += 1
+        table.rate.add(now)
+        self.changes.add(now)
+        key = "" if seen.key is None else ", ".join(map(str, orjson.loads(seen.key).values()))
+        op = OPS.get(event.op, event.op)
+        self.last.append(Glimpse(event.source.seq, op, event.source.table, key, late_ms))
+
+    def _note_lateness(self, now: float, late_ms: float) -> None:
+        self._late.append((now, late_ms))
+        while self._late[0][0] < now - WINDOW_SECONDS:
+            self._late.popleft()
+        self._all_late[round(late_ms)] += 1
+        self.worst_late_ms = max(self.worst_late_ms, late_ms)
+
+    def lateness_ms(self) -> tuple[float, float] | None:
+        """Return median and 99th percentile of the window; None when nothing came."""
+        if not self._late:
+            return None
+        ordered = sorted(late for _, late in self._late)
+        return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+
+    def overall_lateness_ms(self) -> tuple[int, int]:
+        """Return median and 99th percentile of everything, to the millisecond."""
+        total, seen, median = self._all_late.total(), 0, -1
+        for late, count in sorted(self._all_late.items()):
+            seen += count
+            if median < 0 and seen * 2 >= total:
+                median = late
+            if seen * 100 >= total * 99:
+                return median, late
+        return 0, 0
