@@ -9,14 +9,11 @@ Numbers are big-endian.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cdc.decode.messages import UNCHANGED, Binary
+from cdc.decode.messages import UNCHANGED, Binary, TupleData, Value
 from cdc.errors import ProtocolError
 from cdc.events import LSN
-
-if TYPE_CHECKING:
-    from cdc.decode.messages import TupleData, Value
 
 # Postgres counts microseconds from 2000-01-01, Unix from 1970-01-01.
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000

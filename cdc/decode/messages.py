@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from cdc.events import LSN  # noqa: TC001 - msgspec resolves the annotations of fields
+from cdc.events import LSN
 
 
 class Unchanged(Enum):
@@ -103,7 +103,11 @@ class Column(Struct, frozen=True):
 
 
 class Relation(Struct, frozen=True):
-    """A table as it is from here on; sent before its first change and after each change of it."""
+    """A table as it is from here on; comes before its first change and again when that may differ.
+
+    Again means after DDL or a truncate, in each streamed transaction, and on each connection, so
+    often with nothing new.
+    """
 
     relation_id: int
     namespace: str
@@ -123,6 +127,8 @@ class Type(Struct, frozen=True):
 
 
 class Insert(Struct, frozen=True):
+    """`xid`, as in every change in a stream block, is that of the (sub)transaction it dies with."""
+
     relation_id: int
     new: TupleData
     xid: int | None = None
@@ -151,7 +157,11 @@ class Truncate(Struct, frozen=True):
 
 
 class LogicalMessage(Struct, frozen=True):
-    """What `pg_logical_emit_message` wrote; outside any transaction if not `transactional`."""
+    """What `pg_logical_emit_message` wrote; outside any transaction if not `transactional`.
+
+    `lsn` is where its WAL record ends, which may be the commit LSN of the transaction that follows.
+    In a stream block `xid` is the whole transaction's, never a subtransaction's.
+    """
 
     transactional: bool
     lsn: LSN

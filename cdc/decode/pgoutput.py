@@ -18,7 +18,8 @@ Grammar: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from cdc.decode.cursor import INT32, UINT16, UINT32, Cursor
 from cdc.decode.messages import (
@@ -48,11 +49,7 @@ from cdc.decode.messages import (
     Update,
 )
 from cdc.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cdc.events import LSN
+from cdc.events import LSN
 
 _KEY, _NEW = b"KN"
 _REPLICA_IDENTITIES: Final = "".join(identity.value for identity in ReplicaIdentity).encode()

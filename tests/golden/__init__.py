@@ -1,0 +1,1 @@
+"""Keep the decoder to what real servers of each Postgres major sent."""
