@@ -86,8 +86,10 @@ def _stamp(what: str) -> str:
 def _install(what: str, locks: list[str]) -> None:
     began = time.monotonic()
     if not _runs(VENV / "bin" / "python"):
-        _say(f"making .venv with Python {platform.python_version()}")
-        _run([sys.executable, "-m", "venv", "--clear", str(VENV)], "making .venv")
+        _run(
+            [sys.executable, "-m", "venv", "--clear", str(VENV)],
+            f"making .venv with Python {platform.python_version()}",
+        )
     if JAVA_LOCK in locks:
         _say("no Java 17 or newer on this machine: one comes along from pip")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]

@@ -25,8 +25,10 @@ from cdc.local.artifacts import ArtifactCache, default_cache
 from cdc.local.errors import LocalStackError
 from cdc.local.home import Home, default_home
 from cdc.local.kafka import Kafka
+from cdc.local.opensearch import OpenSearch
 from cdc.local.postgres import Postgres
 from cdc.local.progress import Progress
+from cdc.local.redis import Redis
 from cdc.local.server import Server
 
 Settings = Mapping[str, Mapping[str, str]]
@@ -34,6 +36,8 @@ Settings = Mapping[str, Mapping[str, str]]
 SERVERS: Final[dict[str, type[Server]]] = {
     "postgres": Postgres,
     "kafka": Kafka,
+    "redis": Redis,
+    "opensearch": OpenSearch,
 }
 DEFAULT_SERVERS: Final = ("postgres", "kafka")
 

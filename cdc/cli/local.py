@@ -1,0 +1,146 @@
+"""`cdc local`: the embedded stack from the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cdc.cli.options import example
+
+if TYPE_CHECKING:
+    from cdc.local.stack import LocalStack, ServerStatus
+
+_SERVERS: Final = ("postgres", "kafka", "redis", "opensearch")
+_MAJORS: Final = ("14", "15", "16", "17", "18")
+_FOLLOW_SECONDS: Final = 0.3
+
+_home = click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="LOCKSTEP_HOME",
+    default=".lockstep",
+    show_default=True,
+    help="Folder of data and logs; another folder is another stack.",
+)
+
+
+@click.group(epilog=example("cdc local up", "cdc local up redis", "cdc local status --json"))
+def local() -> None:
+    """Run Postgres, Kafka, Redis and OpenSearch here, for trying out.
+
+    Real servers as plain processes on loopback, without containers. They go on running when the
+    command ends; cdc local down stops them and keeps their data.
+    """
+
+
+@local.command(
+    epilog=example("cdc local up", "cdc local up postgres --pg 16", "cdc local up kafka redis")
+)
+@click.argument("servers", nargs=-1, type=click.Choice(_SERVERS))
+@_home
+@click.option("--pg", "pg_major", type=click.Choice(_MAJORS), help="Postgres major.  [default: 17]")
+@click.option("--json", "as_json", is_flag=True, help="Print the addresses as JSON.")
+def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: bool) -> None:
+    """Have SERVERS running (default: postgres and kafka).
+
+    The first time downloads them, about 60 MB, into a cache that all stacks share. Those that run
+    already stay as they are.
+    """
+    from cdc.local.progress import Terminal  # noqa: PLC0415 - not for --help
+    from cdc.local.stack import DEFAULT_SERVERS, LocalStack  # noqa: PLC0415
+
+    began = time.monotonic()
+    stack = LocalStack(home, progress=Terminal())
+    ends = stack.up(
+        servers or DEFAULT_SERVERS, pg_major=None if pg_major is None else int(pg_major)
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(ends), indent=2))
+        return
+    click.echo(f"up in {time.monotonic() - began:.1f} s")
+    _print_table(stack)
+    click.echo("next: `cdc init` writes a configuration; `cdc local down` stops them")
+
+
+@local.command(epilog=example("cdc local status", "cdc local status --json"))
+@_home
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(home: Path, *, as_json: bool) -> int:
+    """Tell what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
+    from cdc.local.stack import LocalStack  # noqa: PLC0415
+
+    stack = LocalStack(home)
+    found = stack.status()
+    running = any(server.running for server in found)
+    if as_json:
+        click.echo(json.dumps([asdict(server) for server in found], indent=2))
+    elif running:
+        _print_table(stack)
+        click.echo("next: `cdc local logs NAME` shows a server's log; `cdc local down` stops them")
+    else:
+        click.echo(f"nothing runs in {home}\nnext: `cdc local up` starts Postgres and Kafka")
+    return 0 if running else 1
+
+
+@local.command(epilog=example("cdc local down"))
+@_home
+def down(home: Path) -> None:
+    """Stop what runs. Data, ports and settings are kept for the next up."""
+    from cdc.local.stack import LocalStack  # noqa: PLC0415
+
+    stopped = LocalStack(home).down()
+    if stopped:
+        click.echo(f"stopped {', '.join(stopped)}; the data is in {home}")
+        click.echo(f"next: `cdc local up` starts them again; rm -r {home} forgets the data")
+    else:
+        click.echo(f"nothing runs in {home}\nnext: `cdc local up` starts Postgres and Kafka")
+
+
+@local.command(epilog=example("cdc local logs kafka", "cdc local logs postgres -f"))
+@click.argument("server", type=click.Choice(_SERVERS))
+@_home
+@click.option("-n", "--lines", default=40, show_default=True, help="How many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+def logs(server: str, home: Path, lines: int, *, follow: bool) -> int:
+    """Print the end of SERVER's log."""
+    from cdc.local.home import Home  # noqa: PLC0415
+
+    path = Home(home).log(server)
+    if not path.exists():
+        click.echo(f"{server} has no log in {home}\nnext: `cdc local up {server}`", err=True)
+        return 1
+    _print_log(path, lines, follow=follow)
+    return 0
+
+
+def _print_log(path: Path, lines: int, *, follow: bool) -> None:
+    with path.open(encoding="utf-8", errors="replace") as log:
+        for line in deque(log, lines):
+            click.echo(line, nl=False)
+        while follow:
+            if line := log.readline():
+                click.echo(line, nl=False)
+            elif path.stat().st_size < log.tell():  # rotated: by copy and truncate
+                log.seek(0)
+            else:
+                time.sleep(_FOLLOW_SECONDS)
+
+
+def _print_table(stack: LocalStack) -> None:
+    for server in stack.status():
+        click.echo(_row(server))
+
+
+def _row(server: ServerStatus) -> str:
+    if not server.running:
+        return f"  {server.name:<11} down"
+    return (
+        f"  {server.name:<11} {server.version:<7} {server.url:<48} "
+        f"pid {server.pid}, {server.memory_mb:.0f} MB"
+    )
