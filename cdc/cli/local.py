@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from dataclasses import asdict
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cdc.cli.options import example
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import example, next_step, print_json
 
 if TYPE_CHECKING:
     from cdc.local.stack import LocalStack, ServerStatus
@@ -45,7 +45,7 @@ def local() -> None:
 @click.argument("servers", nargs=-1, type=click.Choice(_SERVERS))
 @_home
 @click.option("--pg", "pg_major", type=click.Choice(_MAJORS), help="Postgres major.  [default: 17]")
-@click.option("--json", "as_json", is_flag=True, help="Print the addresses as JSON.")
+@json_option
 def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: bool) -> None:
     """Have SERVERS running (default: postgres and kafka).
 
@@ -61,16 +61,16 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
         servers or DEFAULT_SERVERS, pg_major=None if pg_major is None else int(pg_major)
     )
     if as_json:
-        click.echo(json.dumps(asdict(ends), indent=2))
+        print_json(asdict(ends))
         return
     click.echo(f"up in {time.monotonic() - began:.1f} s")
     _print_table(stack)
-    click.echo("next: `cdc init` writes a configuration; `cdc local down` stops them")
+    next_step("`cdc init` writes a configuration; `cdc local down` stops them")
 
 
 @local.command(epilog=example("cdc local status", "cdc local status --json"))
 @_home
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option
 def status(home: Path, *, as_json: bool) -> int:
     """Tell what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
     from cdc.local.stack import LocalStack  # noqa: PLC0415
@@ -79,12 +79,13 @@ def status(home: Path, *, as_json: bool) -> int:
     found = stack.status()
     running = any(server.running for server in found)
     if as_json:
-        click.echo(json.dumps([asdict(server) for server in found], indent=2))
+        print_json([asdict(server) for server in found])
     elif running:
         _print_table(stack)
-        click.echo("next: `cdc local logs NAME` shows a server's log; `cdc local down` stops them")
+        next_step("`cdc local logs NAME` shows a server's log; `cdc local down` stops them")
     else:
-        click.echo(f"nothing runs in {home}\nnext: `cdc local up` starts Postgres and Kafka")
+        click.echo(f"nothing runs in {home}")
+        next_step("`cdc local up` starts Postgres and Kafka")
     return 0 if running else 1
 
 
@@ -97,9 +98,10 @@ def down(home: Path) -> None:
     stopped = LocalStack(home).down()
     if stopped:
         click.echo(f"stopped {', '.join(stopped)}; the data is in {home}")
-        click.echo(f"next: `cdc local up` starts them again; rm -r {home} forgets the data")
+        next_step(f"`cdc local up` starts them again; `rm -r {home}` forgets the data")
     else:
-        click.echo(f"nothing runs in {home}\nnext: `cdc local up` starts Postgres and Kafka")
+        click.echo(f"nothing runs in {home}")
+        next_step("`cdc local up` starts Postgres and Kafka")
 
 
 @local.command(epilog=example("cdc local logs kafka", "cdc local logs postgres -f"))
@@ -113,7 +115,8 @@ def logs(server: str, home: Path, lines: int, *, follow: bool) -> int:
 
     path = Home(home).log(server)
     if not path.exists():
-        click.echo(f"{server} has no log in {home}\nnext: `cdc local up {server}`", err=True)
+        click.echo(f"{server} has no log in {home}", err=True)
+        next_step(f"`cdc local up {server}` starts it")
         return 1
     _print_log(path, lines, follow=follow)
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from cdc.local.errors import LocalStackError
 from cdc.local.process import ProcessId
+from cdc.local.server import ask
 from cdc.local.stack import Endpoints, LocalStack
 from tests.fixtures.servers import Database, KafkaServer, fresh_database
 
@@ -75,6 +79,68 @@ def test_up_again_after_kill_9_of_all_keeps_data_and_ports(stack_home: Path) -> 
     assert again == ends
     write(again, "second")
     assert read(again, 2) == (["first", "second"], ["first", "second"])
+
+
+def redis(port: int, *words: str) -> bytes:
+    lines = [f"*{len(words)}", *(part for word in words for part in (f"${len(word)}", word))]
+    return ask(port, "".join(f"{line}\r\n" for line in lines).encode())
+
+
+def opensearch(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"})
+        answer: dict[str, Any] = json.load(connection.getresponse())
+    return answer
+
+
+def test_redis_and_opensearch_keep_their_data_over_kill_9(stack_home: Path) -> None:
+    stack = LocalStack(stack_home)
+    ends = stack.up(["redis", "opensearch"])
+    ports = {name: stack[name].port for name in ("redis", "opensearch")}
+    assert redis(ports["redis"], "SET", "key", "kept").startswith(b"+OK")
+    document = {"text": "kept"}
+    opensearch(ports["opensearch"], "PUT", "/i", {"settings": {"number_of_replicas": 0}})
+    made = opensearch(
+        ports["opensearch"], "PUT", "/i/_doc/1?version=7&version_type=external", document
+    )
+    assert made["result"] == "created"
+    for name in ports:
+        stack[name].kill()
+    assert stack.up(["redis", "opensearch"]) == ends
+    assert redis(ports["redis"], "GET", "key") == b"$4\r\nkept\r\n"
+    assert opensearch(ports["opensearch"], "GET", "/i/_doc/1")["_source"] == document
+    late = opensearch(
+        ports["opensearch"], "PUT", "/i/_doc/1?version=6&version_type=external", document
+    )
+    assert late["status"] == 409
+    assert sorted(stack.down()) == ["opensearch", "redis"]
+
+
+def test_the_command_brings_up_shows_and_takes_down(stack_home: Path) -> None:
+    def cdc(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc.cli.main", "local", *arguments, "--home", stack_home],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert cdc("status")[0] == 1
+    code, said = cdc("up", "postgres", "redis")
+    assert code == 0, said
+    assert "next:" in said
+    code, said = cdc("status", "--json")
+    assert code == 0
+    up = {each["name"]: each["url"] for each in json.loads(said) if each["running"]}
+    assert up.keys() == {"postgres", "redis"}
+    psycopg.connect(up["postgres"]).close()
+    code, said = cdc("logs", "postgres", "-n", "5")
+    assert "ready to accept connections" in said
+    code, said = cdc("down")
+    assert "stopped postgres, redis" in said
+    assert cdc("status")[0] == 1
 
 
 def test_down_leaves_no_process_and_up_finds_the_data(stack_home: Path) -> None:
