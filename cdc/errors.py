@@ -106,6 +106,10 @@ class FencedError(CDCError):
     exit_code = Exit.TEMPORARY
 
 
+class StoppedError(Exception):
+    """The daemon was told to stop while it had nothing to finish."""
+
+
 class OutcomeUnknownError(CDCError):
     """A Kafka transaction's outcome is unknown; the resume record tells after fencing ourselves."""
 

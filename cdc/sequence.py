@@ -15,9 +15,9 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.decode import messages, pgoutput
-from cdc.errors import CDCError, InvariantError, ProtocolError
+from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
-from cdc.log.encoder import KIND, TUPLE, Encoder
+from cdc.log.encoder import KIND, Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class Sequencer:
 
     def __init__(self, resume: ResumePosition, epoch: int, batch: Batch, max_events: int) -> None:
         self.end_lsn = resume.end_lsn  # of the newest whole transaction
-        self.commit_lsn = resume.commit_lsn  # of the newest transaction
+        self.commit_lsn = resume.commit_lsn  # of the newest whole transaction
         self.committed_at_us = resume.committed_at_us
         self.ordinal = resume.ordinal
         self.seq = resume.seq
@@ -73,7 +73,7 @@ class Sequencer:
         self._batch = batch
         self._max_events = max_events
         self._tables: dict[bytes, Table] = {}
-        self._final_lsn = LSN(0)  # the commit LSN of the transaction being read
+        self.transaction_lsn = LSN(0)  # the commit LSN of the transaction being read
         self._skip = 0  # so many of this transaction's changes are in the log already
         self._tx = self._times = b""
 
@@ -91,6 +91,15 @@ class Sequencer:
     def events(self) -> int:
         """How many events the batch holds."""
         return self.seq - self.cut_seq
+
+    @property
+    def newest_lsn(self) -> LSN:
+        """The commit LSN of the newest change in the batch or before it."""
+        return self.transaction_lsn if self.open else self.commit_lsn
+
+    def cut(self) -> None:
+        """Begin the next batch here."""
+        self.cut_seq = self.seq
 
     def describe(self, relation_id: int, table: Table) -> None:
         """Make `table` what the relation's row messages mean from here on."""
@@ -186,20 +195,20 @@ class Sequencer:
         else:
             self._skip = _WHOLE
         self.ordinal = 0
-        self._final_lsn, us = begin.final_lsn, begin.commit_time_us
-        self.commit_lsn = max(self.commit_lsn, begin.final_lsn)
+        self.transaction_lsn, us = begin.final_lsn, begin.commit_time_us
         times = (us // 1000, us, us)
         self._times = _TIMES % times
         lsn = begin.final_lsn
         self._tx = _TX % (*times, begin.xid, self._epoch, lsn >> 32, lsn & 0xFFFFFFFF)
 
     def _commit(self, commit: messages.Commit) -> None:
-        if not self.in_transaction or commit.commit_lsn != self._final_lsn:
+        if not self.in_transaction or commit.commit_lsn != self.transaction_lsn:
             raise ProtocolError(f"commit {commit.commit_lsn} ends no transaction that began")
         if commit.end_lsn < self.end_lsn and not self.replaying:
             raise ProtocolError(f"commit end {commit.end_lsn} after {self.end_lsn}")
         if not self.replaying:
             self.end_lsn = commit.end_lsn
+            self.commit_lsn = commit.commit_lsn
             self.committed_at_us = commit.commit_time_us
         self.in_transaction = False
 

@@ -28,8 +28,8 @@ def run(config: Config, log_format: str) -> int:
     second one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it
     after the open Kafka transaction; health and metrics are served at http.listen.
     """
-    from cdc import pipeline  # noqa: PLC0415 - heavy, and not for --help
+    from cdc import daemon  # noqa: PLC0415 - heavy, and not for --help
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
     setup_logging(config.log_level, json={"json": True, "text": False}.get(log_format))
-    return pipeline.run(config)
+    return daemon.run(config)

@@ -5,6 +5,7 @@ Consumers here belong to no group and commit no offsets: a reader's place is its
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _TIMEOUT_SECONDS: Final = 15.0
-_CHUNK: Final = 1_000
+# `consume` returns when it has so many records or the time is up, whichever is first.
+_CHUNK: Final = 2_000
+_CHUNK_SECONDS: Final = 0.01
 
 
 def consumer(config: Config, **more: str | float | bool) -> Consumer:
@@ -67,9 +70,12 @@ def _drain(client: Consumer, topics: dict[str, int]) -> Iterator[Message]:
             starts.append(TopicPartition(part.topic, part.partition, low))
             ends[part.topic, part.partition] = high
     client.assign(starts)
+    moved_at = time.monotonic()
     while ends:
-        batch = client.consume(_CHUNK, timeout=_TIMEOUT_SECONDS)
-        if not batch:
+        batch = client.consume(_CHUNK, timeout=_CHUNK_SECONDS)
+        if batch:
+            moved_at = time.monotonic()
+        elif time.monotonic() - moved_at > _TIMEOUT_SECONDS:
             raise UnavailableError(
                 f"reading {next(iter(ends))[0]}: nothing came for {_TIMEOUT_SECONDS:.0f} s",
                 hint="a transaction may hang in the topic, or the brokers are down; see"

@@ -53,7 +53,8 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
 
     With `replication` it speaks to a walsender of the pipeline's database.
     """
-    options = " ".join(f"-c {k}={v.replace(" ", "\\ ")}" for k, v in _SESSION.items())
+    pinned = ((name, value.replace(" ", r"\ ")) for name, value in _SESSION.items())
+    options = " ".join(f"-c {name}={value}" for name, value in pinned)
     kind = {"replication": "database"} if replication else {}
     given: dict[str, Any] = conninfo.conninfo_to_dict(config.source.dsn)
     application = str(given.get("application_name") or f"lockstep {config.pipeline}")
@@ -84,7 +85,11 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
     if state == "55006":
         return SlotBusyError(what, hint="another daemon holds the slot; this one waits its turn")
     if state == "42704":
-        return GapError(what, hint="`cdc doctor` says what is missing; `cdc setup` creates it")
+        return GapError(
+            what,
+            hint="on a new pipeline run `cdc setup`; where it has run before, changes made since"
+            " are gone from the stream: `cdc teardown --topics`, `cdc setup` and a snapshot",
+        )
     if state == "55000":
         return GapError(what, hint="`cdc slot show` tells the slot's state and what it means")
     if state.startswith(_DENIED) or "password authentication failed" in text:

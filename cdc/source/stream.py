@@ -47,8 +47,9 @@ class Stream:
         self._connection.add_notice_handler(self._notice)
         self._pgconn = self._connection.pgconn
         self._fatal: GapError | None = None
-        self._poll = select.poll()
+        self._poll, self._poll_wake = select.poll(), select.poll()
         self._poll.register(wake_fd, select.POLLIN)
+        self._poll_wake.register(wake_fd, select.POLLIN)
         self._feedback_seconds = self._feedback_interval()
         self.received_lsn = LSN(0)  # end of the newest frame
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
@@ -106,9 +107,9 @@ class Stream:
             self.received_lsn = max(self.received_lsn, LSN.from_bytes(frames[-1][9:17], "big"))
         return frames
 
-    def wait(self, seconds: float) -> None:
-        """Return when bytes arrive, `wake_fd` is readable, or `seconds` have passed."""
-        self._poll.poll(max(0.0, seconds) * 1_000)
+    def wait(self, seconds: float, *, for_frames: bool) -> None:
+        """Return when the wake fd is readable, `seconds` have passed, or, if asked, bytes arrive."""
+        (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 
     def confirm(self, lsn: LSN) -> None:
         """Tell Postgres that it may forget WAL below `lsn`. Never goes back."""

@@ -1,0 +1,107 @@
+"""Prove at the start that slot, log and source meet; name the gap where they do not.
+
+Pure. Going on in spite of any of these would lose changes or mix two databases, so each raises with
+what differs and the remedy, and exits with a code on which no supervisor restarts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.errors import ConfigError, GapError
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import Publication, ResumeIdentity, ResumePosition
+    from cdc.source.catalog import Slot
+
+_ANEW = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
+
+
+class Found(NamedTuple):
+    """What stands on both sides now."""
+
+    system_identifier: str
+    timeline: int
+    database: str
+    slot: Slot
+    publication: Publication
+    partitions: dict[str, int]  # of the pinned topics that exist
+
+
+def check(
+    config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found
+) -> None:
+    """Raise GapError or ConfigError where the stream does not continue the log."""
+    _same_writer(config, identity)
+    _same_source(identity, found)
+    if found.slot.plugin != "pgoutput":
+        raise ConfigError(
+            f'slot "{config.slot}" uses the plugin {found.slot.plugin}',
+            hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
+        )
+    if found.slot.confirmed_lsn > position.end_lsn:
+        raise GapError(
+            f'slot "{config.slot}" is at {found.slot.confirmed_lsn}, the log only at'
+            f" {position.end_lsn}: the changes between are gone from the stream",
+            hint=f"someone moved or recreated the slot; {_ANEW}",
+        )
+    _same_topics(identity, found)
+
+
+def _same_writer(config: Config, identity: ResumeIdentity) -> None:
+    if identity.slot != config.slot:
+        raise ConfigError(
+            f'the log under "{config.prefix}" is written from slot "{identity.slot}", the'
+            f' configuration names "{config.slot}"',
+            hint="use that slot, or a log.prefix of its own for the other pipeline",
+        )
+
+
+def _same_source(identity: ResumeIdentity, found: Found) -> None:
+    if (identity.system_identifier, identity.database) != (
+        found.system_identifier,
+        found.database,
+    ):
+        raise GapError(
+            f"the log comes from database {identity.database} of system"
+            f" {identity.system_identifier}, this is {found.database} of"
+            f" {found.system_identifier}",
+            hint=f"point source.dsn at the database the log comes from; or {_ANEW}",
+        )
+    if identity.timeline != found.timeline:
+        raise GapError(
+            f"the server is on timeline {found.timeline}, the log was written from"
+            f" {identity.timeline}: it was promoted or restored, and may have lost changes that"
+            " the log holds",
+            hint=_ANEW,
+        )
+    old, new = identity.publication, found.publication
+    if old.oid != new.oid:
+        raise GapError(
+            f'publication "{new.name}" was dropped and created again',
+            hint=f"changes made in between were not streamed; {_ANEW}",
+        )
+    gone = sorted(set(old.tables) - set(new.tables))
+    if gone:
+        raise GapError(
+            f'publication "{new.name}" no longer has {", ".join(gone)}',
+            hint="changes of a table are lost while it is out; put it back and re-snapshot it, or"
+            " run `cdc setup` to accept that it is no longer captured",
+        )
+
+
+def _same_topics(identity: ResumeIdentity, found: Found) -> None:
+    for topic, pinned in identity.partitions.items():
+        actual = found.partitions.get(topic)
+        if actual is None:
+            raise GapError(
+                f"topic {topic} is gone, though the log's resume record counts on it",
+                hint=f"its events are lost downstream; {_ANEW}",
+            )
+        if actual != pinned:
+            raise ConfigError(
+                f"topic {topic} has {actual} partitions, the resume record pins {pinned}: keys would"
+                " change partition and lose their order",
+                hint=_ANEW,
+            )

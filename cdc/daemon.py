@@ -1,0 +1,126 @@
+"""The process around the pipeline: signals, health and metrics over HTTP, and starting over.
+
+A session that fails is thrown away whole and the next one begins from the resume record. Whether
+there is a next one is the error's policy, and nothing else's, to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+from cdc.control.health import Health, State
+from cdc.control.http import serve
+from cdc.control.metrics import Metrics
+from cdc.errors import CDCError, Exit, Policy, SlotBusyError, StoppedError
+from cdc.pipeline import Pipeline
+from cdc.worker import Worker
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from cdc.config import Config
+
+log = logging.getLogger("cdc.daemon")
+
+# Doubling from the first to the second; jitter keeps daemons of one outage from coming back as one.
+_BACKOFF_SECONDS: Final = (0.2, 10.0)
+# How often a standby asks for the slot: a takeover takes about that long.
+_STANDBY_SECONDS: Final = 0.5
+# A session that lasted so long ends the doubling.
+_HEALTHY_SECONDS: Final = 10.0
+
+
+class Daemon:
+    """One pipeline's process."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.worker = Worker()
+        self.health = Health()
+        self.metrics = Metrics()
+        self.stopping = False
+        self._backoff_seconds = _BACKOFF_SECONDS[0]
+
+    def to(self, state: State, reason: str) -> None:
+        """Enter a state, and say so once."""
+        if state is not self.health.state:
+            log.info(state.value, extra={"fields": {"reason": reason}})
+        self.health.to(state, reason)
+        self.metrics.state = state
+
+    def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+        """Stop after what is in flight; asked twice, at once."""
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        self.worker.wake()
+
+    def run(self) -> Exit:
+        """Run sessions until told to stop, or until an error needs a person; return its code."""
+        while not self.stopping:
+            began_at = time.monotonic()
+            try:
+                self._session()
+            except StoppedError:
+                break
+            except CDCError as error:
+                if error.policy is Policy.HALT:
+                    self.to(State.HALTED, error.what)
+                    log.error("halted", extra={"fields": {"error": error.what, "hint": error.hint}})  # noqa: TRY400 - the sentence is the message
+                    return error.exit_code
+                self._start_over(error, time.monotonic() - began_at)
+        log.info("stopped")
+        return Exit.OK
+
+    def _session(self) -> None:
+        pipeline = Pipeline(self.config, self)
+        try:
+            pipeline.start()
+            pipeline.run()
+        finally:
+            pipeline.close()
+
+    def _start_over(self, error: CDCError, lasted_seconds: float) -> None:
+        """Wait before the next session: shortly for a slot that is busy, else ever longer."""
+        if isinstance(error, SlotBusyError):
+            self.to(State.STANDBY, error.what)
+            seconds = _STANDBY_SECONDS
+        else:
+            if lasted_seconds > _HEALTHY_SECONDS:
+                self._backoff_seconds = _BACKOFF_SECONDS[0]
+            seconds = self._backoff_seconds
+            self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
+            self.to(State.RECONNECTING, error.what)
+            self.metrics.reconnected(type(error).__name__)
+            log.warning(
+                "starting over",
+                extra={"fields": {"error": error.what, "hint": error.hint, "in_seconds": seconds}},
+            )
+        self._sleep(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
+
+    def _sleep(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self.worker.wake_fd, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while not self.stopping and (left := deadline - time.monotonic()) > 0:
+            self.health.beat()
+            poll.poll(left * 1_000)
+            self.worker.drain()
+
+
+def run(config: Config) -> Exit:
+    """Run the daemon until a signal stops it; return the exit code."""
+    daemon = Daemon(config)
+    server = serve(config.http.listen, daemon.health, daemon.metrics)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, daemon.stop)
+    try:
+        return daemon.run()
+    finally:
+        if server:
+            server.close()

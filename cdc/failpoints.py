@@ -1,0 +1,39 @@
+"""Places where a test kills the process: between every two stages.
+
+`LOCKSTEP_FAILPOINT=after_commit:3` makes the process kill itself with SIGKILL the third time it
+reaches `after_commit`. Without the variable a failpoint is one comparison, once a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+# In the order a change passes them. Tests run over all of them.
+NAMES: Final = (
+    "after_slot",  # the slot is ours, the producer not yet
+    "after_fence",  # older writers are fenced, the resume record is not read
+    "after_receive",
+    "after_sequence",
+    "after_begin",
+    "after_produce",  # the data is with the producer, the resume record is not
+    "before_commit",
+    "after_commit",  # the log holds it, the daemon has not taken note
+    "before_confirm",
+    "after_confirm",
+    "before_frontier",  # a transaction of its own for a frontier record
+)
+
+_name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
+_left = int(_count or 1)
+
+
+def reach(name: str) -> None:
+    """Kill the process if this is the place and the time the environment names."""
+    global _left  # noqa: PLW0603 - one process, one failpoint
+    if name != _name:
+        return
+    _left -= 1
+    if _left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,72 @@
+"""Which frontier is due, and which events no frontier record covers yet.
+
+Pure. A partition's end offset is known only after its Kafka transaction has committed, so a
+frontier record travels in the next one. Events whose frontier is not in the log yet are `pending`,
+and stand in the resume record, so that a crash in between loses no count: the next frontier covers
+them. An end the broker did not tell postpones the frontier, never falsifies it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc.log.records import FrontierRecord, ResumePosition
+
+if TYPE_CHECKING:
+    from cdc.events import LSN
+
+Place = tuple[str, int]  # topic, partition
+
+
+class Frontiers:
+    """The count and the end of every partition that moved since the last frontier record."""
+
+    def __init__(
+        self, pipeline: str, epoch: int, resume: ResumePosition, ends: dict[Place, int]
+    ) -> None:
+        """Begin at `resume`; `ends` are the ends of its pending partitions."""
+        self._pipeline = pipeline
+        self._epoch = epoch
+        self._committed = resume
+        self._pending = {(topic, number): events for topic, number, events in resume.pending}
+        self._ends = dict(ends)
+
+    @property
+    def due(self) -> bool:
+        """Whether the log ends on a source-transaction boundary that has no frontier record."""
+        return bool(self._pending) and self._stands()
+
+    def take(self, lsn: LSN | None = None) -> FrontierRecord | None:
+        """Return the frontier record to write now, if one is due, and stop counting what it covers.
+
+        `lsn`, where given, is a WAL position known to hold nothing for us since the boundary: the
+        frontier moves on to it, also where nothing is pending.
+        """
+        if not (self.due or (lsn is not None and self._stands())):
+            return None
+        pending, self._pending = self._pending, {}
+        return FrontierRecord(
+            pipeline=self._pipeline,
+            epoch=self._epoch,
+            lsn=lsn or self._committed.end_lsn,
+            seq=self._committed.seq,
+            committed_at_us=self._committed.committed_at_us,
+            partitions=tuple(
+                (*place, self._ends[place], events) for place, events in sorted(pending.items())
+            ),
+        )
+
+    def add(self, events: dict[Place, int]) -> tuple[tuple[str, int, int], ...]:
+        """Count a batch's events; return what is pending, for the resume record beside them."""
+        for place, count in events.items():
+            self._pending[place] = self._pending.get(place, 0) + count
+        return tuple((*place, count) for place, count in sorted(self._pending.items()))
+
+    def committed(self, position: ResumePosition, ends: dict[Place, int]) -> None:
+        """Note that the Kafka transaction with `position` is in the log, and its partitions' ends."""
+        self._committed = position
+        self._ends.update(ends)
+
+    def _stands(self) -> bool:
+        known = all(self._ends.get(place, -1) >= 0 for place in self._pending)
+        return known and not self._committed.open

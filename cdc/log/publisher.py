@@ -1,0 +1,145 @@
+"""Kafka transactions: fenced, acks=all, one after another.
+
+The caller's order is `open`, then `begin`, `produce` and `add` as often as needed, and `commit`.
+`open` and `commit` block and belong on the worker; nothing else may be called while they run. After
+any error the publisher is done for: throw it away, open another, read the resume record. That is
+the one way out of every doubt about a transaction's outcome.
+
+https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transactional producer)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaException, Producer
+
+from cdc.errors import InvariantError
+from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+    from cdc.config import Config
+    from cdc.log.batch import Batch
+
+# The broker aborts a transaction that is open for longer; ours are open for milliseconds.
+TRANSACTION_TIMEOUT_SECONDS: Final = 60
+_OPEN_TIMEOUT_SECONDS: Final = 30.0
+# One try of a commit; a retriable error or a timeout is tried again, the same commit.
+_COMMIT_TRY_SECONDS: Final = 10.0
+
+
+class Publisher:
+    """The pipeline's one writer."""
+
+    def __init__(self, config: Config) -> None:
+        self.begun = False
+        # By partition: one past the newest record acknowledged; -1 where the broker did not say.
+        self.ends: dict[tuple[str, int], int] = {}
+        self._failed: KafkaError | None = None
+        self._abandoned = False
+        # Room for a whole batch and what comes while it commits: `produce` never finds it full.
+        kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
+        with translated("creating a producer"):
+            self._producer = Producer(
+                settings(
+                    config,
+                    **{
+                        "transactional.id": f"{config.prefix}.{config.pipeline}",
+                        "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
+                        "compression.type": "lz4",
+                        # Batches fill while a transaction is open; its commit sends what is left.
+                        "linger.ms": 20,
+                        "batch.size": 1_000_000,
+                        "queue.buffering.max.messages": max(1_000_000, 8 * config.batch.max_events),
+                        "queue.buffering.max.kbytes": min(kbytes, 2_097_151),
+                        "message.max.bytes": MAX_MESSAGE_BYTES,
+                        "socket.nagle.disable": True,
+                    },
+                )
+            )
+
+    def open(self) -> None:
+        """Fence every older writer of this pipeline and end its open transaction. Blocks."""
+        deadline = time.monotonic() + _OPEN_TIMEOUT_SECONDS
+        while True:
+            try:
+                self._producer.init_transactions(max(1.0, deadline - time.monotonic()))
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise translate(error.args[0], "fencing older writers") from error
+            else:
+                return
+
+    def begin(self) -> None:
+        """Begin a transaction if none is begun."""
+        if not self.begun:
+            with translated("beginning a Kafka transaction"):
+                self._producer.begin_transaction()
+            self.begun = True
+
+    def produce(self, batch: Batch) -> None:
+        """Hand over the batch's waiting messages, each partition's in order."""
+        self.begin()
+        for partition in batch.waiting():
+            messages = partition.take()
+            # One report a partition and chunk is enough: it tells the newest offset.
+            messages[-1]["callback"] = self._delivered
+            with translated(f"producing to {partition.topic}"):
+                queued = self._producer.produce_batch(partition.topic, messages, partition.number)
+            if queued != len(messages):
+                self._refused(partition.topic, messages[queued:])
+        self._producer.poll(0)
+
+    def add(self, topic: str, key: bytes, value: bytes) -> None:
+        """Hand over one record of our own, to partition 0."""
+        self.begin()
+        with translated(f"producing to {topic}"):
+            self._producer.produce(topic, value, key, 0)
+
+    def commit(self) -> None:
+        """Commit, however long it takes. Blocks. Raises what ends this publisher."""
+        while True:
+            try:
+                self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
+            except KafkaException as error:
+                reason = error.args[0]
+                if reason.retriable() and not self._abandoned:
+                    continue
+                if reason.txn_requires_abort():
+                    self._abort()
+                raise translate(self._failed or reason, "committing a Kafka transaction") from error
+            else:
+                self.begun = False
+                return
+
+    def abandon(self) -> None:
+        """Let a commit in flight end at its next doubt: its session is over."""
+        self._abandoned = True
+
+    def _abort(self) -> None:
+        """Abort, so that readers do not wait for the broker to time the transaction out."""
+        try:
+            # Without the flush librdkafka may send the abort ahead of messages in flight, and the
+            # broker answers with a fatal INVALID_TXN_STATE.
+            self._producer.flush(_COMMIT_TRY_SECONDS)
+            self._producer.abort_transaction(_COMMIT_TRY_SECONDS)
+        except KafkaException:
+            return  # the next writer's `open` ends it
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed = error
+            return
+        offset = message.offset()
+        place = (str(message.topic()), int(message.partition() or 0))
+        self.ends[place] = -1 if offset is None or offset < 0 else offset + 1
+
+    @staticmethod
+    def _refused(topic: str, messages: list[dict[str, object]]) -> None:
+        errors = [m["_error"] for m in messages if "_error" in m]
+        if errors:
+            raise translate(errors[0], f"producing to {topic}")  # type: ignore[arg-type]
+        raise InvariantError(f"{len(messages)} messages for {topic} were neither queued nor refused")

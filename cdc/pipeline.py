@@ -1,0 +1,363 @@
+"""The daemon: the loop that carries changes from the slot into the log. Read this first.
+
+One turn: receive frames, sequence and encode them, hand them to the producer, and when a batch is
+due commit it with its resume record; when a commit has ended, confirm to Postgres. Everything
+that may block runs on the worker, so that the loop answers Postgres in time whatever else happens:
+while one Kafka transaction commits, the next one's records are already being encoded.
+
+The order of a start is the guarantee (docs/GUARANTEES.md): take the slot, fence older writers,
+read the resume record, prove that both meet, stream. Whatever goes wrong ends the session; the next
+one begins from the resume record, which is the only state there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
+
+from cdc import continuity, failpoints
+from cdc.control.health import State
+from cdc.control.metrics import Cut
+from cdc.errors import GapError, StoppedError
+from cdc.log import names, reader, records, resume, topics
+from cdc.log.batch import Batch
+from cdc.log.encoder import Encoder
+from cdc.log.frontiers import Frontiers
+from cdc.log.publisher import Publisher
+from cdc.relations import Relations
+from cdc.sequence import Sequencer, Table
+from cdc.source import catalog
+from cdc.source.connection import connect
+from cdc.source.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from cdc.config import Config
+    from cdc.daemon import Daemon
+    from cdc.decode.messages import Relation
+    from cdc.events import LSN
+
+log = logging.getLogger("cdc.pipeline")
+T = TypeVar("T")
+
+# So many frames in one turn mean that there is a backlog: it is read lazily and goes out in large
+# batches. The walsender is two to three times as fast when it is not woken for every row.
+BACKLOG_FRAMES: Final = 100
+LAZY_SECONDS: Final = 0.001
+# What may be encoded while a commit is in flight, as a share of a batch: bounds memory.
+AHEAD: Final = 4
+# A frontier record gets a Kafka transaction of its own when nothing follows for so long.
+FRONTIER_SECONDS: Final = 0.02
+# How often an idle pipeline moves its resume record, and the slot with it, to the WAL's end.
+IDLE_SECONDS: Final = 10.0
+# The longest the loop sleeps: feedback and health are looked after in between.
+TURN_SECONDS: Final = 0.5
+# A stop's grace: what is in flight by then is left to the next start.
+STOP_SECONDS: Final = 20.0
+
+
+class Pipeline:
+    """One session: from taking the slot to the first error, or to the stop."""
+
+    def __init__(self, config: Config, daemon: Daemon) -> None:
+        """Connect; `start` and `run` follow, and `close` whatever happened."""
+        self.config = config
+        self.daemon = daemon
+        self.worker = daemon.worker
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.batch = Batch()
+        self.streaming = False
+        self.commit: Future[None] | None = None
+        self.commit_began_at = self.batch_began_at = self.moved_at = time.monotonic()
+        self.stream = Stream(config, self.worker.wake_fd)
+        self.publisher = Publisher(config)
+        self.admin = topics.admin(config)
+
+    # -- the start, in the order that makes it safe ------------------------------------------------
+
+    def start(self) -> None:
+        """Take the slot, fence older writers, read the resume record, prove that both meet."""
+        config, stream = self.config, self.stream
+        system_identifier, timeline = stream.identify()
+        stream.start()
+        failpoints.reach("after_slot")
+        self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
+        self.aside(self.publisher.open)
+        failpoints.reach("after_fence")
+        resumed = self.aside(lambda: reader.read_resume(config))
+        if resumed is None:
+            raise GapError(
+                f'there is no resume record of pipeline "{config.pipeline}" in'
+                f" {names.resume_topic(config.prefix)}",
+                hint="run `cdc setup`; where the pipeline has run before, its log was lost",
+            )
+        identity, position = resumed
+        pinned = list(identity.partitions)
+        self.sql = self.aside(lambda: connect(config))
+        found = continuity.Found(
+            system_identifier,
+            timeline,
+            catalog.database(self.sql),
+            catalog.slot(self.sql, config.slot),
+            catalog.publication(self.sql, config.publication),
+            self.aside(lambda: topics.counts(self.admin, pinned)) if pinned else {},
+        )
+        continuity.check(config, identity, position, found)
+        self.identity = replace(identity, publication=found.publication)
+        self.identity_changed = self.identity != identity
+        self._begin_at(position)
+
+    def _begin_at(self, position: records.ResumePosition) -> None:
+        config, epoch = self.config, self.identity.epoch
+        pending = [(topic, number) for topic, number, _ in position.pending]
+        ends = self.aside(lambda: reader.end_offsets(config, pending))
+        schemas = self.aside(lambda: reader.read_schemas(config))
+        self.position = self.committing = position
+        self.relations = Relations(config.prefix, schemas, position.schema_id)
+        self.frontiers = Frontiers(config.pipeline, epoch, position, ends)
+        self.sequencer = Sequencer(position, epoch, self.batch, config.batch.max_events)
+        self.stream.confirm(position.end_lsn)
+        self.streaming = True
+        self.daemon.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry changes until told to stop; then finish what was read and return."""
+        while not self.daemon.stopping:
+            received = self._receive()
+            self._settle()
+            self._publish(idle=received < BACKLOG_FRAMES)
+            self._look_after()
+            self._wait(received)
+        self._finish()
+
+    def _receive(self) -> int:
+        """Read what has arrived and sequence it; return how many frames there were."""
+        if self._ahead():
+            return 0
+        frames = self.stream.read()
+        if not frames:
+            return 0
+        failpoints.reach("after_receive")
+        if not self.sequencer.events:
+            self.batch_began_at = time.monotonic()
+        at = 0
+        while at < len(frames):
+            at, relation = self.sequencer.feed(frames, at)
+            if relation:
+                self._describe(relation)
+            elif at < len(frames):
+                self._settle()
+                self._publish(idle=False)
+        failpoints.reach("after_sequence")
+        self.moved_at = time.monotonic()
+        return len(frames)
+
+    def _ahead(self) -> bool:
+        """Whether so much waits behind the commit in flight that reading must wait too."""
+        limits = self.config.batch
+        return self.commit is not None and (
+            self.sequencer.events * AHEAD >= limits.max_events
+            or self.batch.bytes * AHEAD >= limits.max_bytes
+        )
+
+    def _publish(self, *, idle: bool) -> None:
+        """Hand what waits to the producer, and commit when the batch is due."""
+        if self.commit is not None:
+            return
+        sequencer, limits = self.sequencer, self.config.batch
+        if sequencer.events:
+            self.publisher.begin()
+            failpoints.reach("after_begin")
+            self.publisher.produce(self.batch)
+            failpoints.reach("after_produce")
+            full = sequencer.events >= limits.max_events or self.batch.bytes >= limits.max_bytes
+            aged = (time.monotonic() - self.batch_began_at) * 1_000 >= limits.max_wait_ms
+            # A transaction larger than a batch is cut; any other is let end, so that the Kafka
+            # transaction ends on a boundary and moves the frontier.
+            over = sequencer.events >= 2 * limits.max_events or (
+                self.batch.bytes >= 2 * limits.max_bytes
+            )
+            if over or (not sequencer.open and (idle or full or aged)):
+                self._cut()
+        elif idle and not sequencer.in_transaction:
+            self._rest()
+
+    def _rest(self) -> None:
+        """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
+        now = time.monotonic()
+        # All up to the keepalive's WAL end was sent, and none of it waits here.
+        reached = max(self.stream.keepalive_lsn, self.sequencer.end_lsn)
+        idle = reached > self.position.end_lsn and (
+            self.stream.reply_requested or now - self.commit_began_at >= IDLE_SECONDS
+        )
+        if idle:
+            self.sequencer.end_lsn = reached
+            self._cut(reached)
+        elif self.frontiers.due and now - self.moved_at >= FRONTIER_SECONDS:
+            failpoints.reach("before_frontier")
+            self._cut()
+        self.stream.reply_requested = False
+
+    def _cut(self, idle_lsn: LSN | None = None) -> None:
+        """Close the batch with its records and send the commit on its way."""
+        config, publisher, sequencer = self.config, self.publisher, self.sequencer
+        frontier = self.frontiers.take(idle_lsn)
+        if frontier:
+            publisher.add(
+                names.frontier_topic(config.prefix),
+                records.frontier_key(config.pipeline),
+                records.encode(frontier),
+            )
+        for key, value in self.batch.schemas:
+            publisher.add(names.schema_topic(config.prefix), key, value)
+        self.batch.schemas.clear()
+        cut = Cut(sequencer.events, self.batch.bytes, frontier.lsn if frontier else None)
+        position = records.ResumePosition(
+            end_lsn=sequencer.end_lsn,
+            commit_lsn=sequencer.newest_lsn,
+            ordinal=sequencer.ordinal,
+            open=sequencer.open,
+            seq=sequencer.seq,
+            committed_at_us=sequencer.committed_at_us,
+            schema_id=self.relations.schema_id,
+            pending=self.frontiers.add(self.batch.close()),
+            owner=self.owner,
+            at_us=time.time_ns() // 1_000,
+        )
+        if self.identity_changed:
+            resume.add(publisher, config, self.identity)
+            self.identity_changed = False
+        resume.add(publisher, config, position)
+        failpoints.reach("before_commit")
+        sequencer.cut()
+        self.commit_began_at = time.monotonic()
+        self.commit = self.worker.submit(publisher.commit)
+        self.committing = position
+        self.committing_cut = cut
+
+    def _settle(self) -> None:
+        """Take note of a commit that has ended, and confirm what it holds."""
+        if self.commit is None or not self.commit.done():
+            return
+        self.commit.result()
+        self.commit = None
+        failpoints.reach("after_commit")
+        position = self.position = self.committing
+        self.frontiers.committed(position, self.publisher.ends)
+        failpoints.reach("before_confirm")
+        # Only now: confirming before the commit would lose what a crash leaves uncommitted.
+        self.stream.confirm(position.end_lsn)
+        failpoints.reach("after_confirm")
+        self.moved_at = time.monotonic()
+        self.daemon.metrics.committed(
+            position, self.committing_cut, self.moved_at - self.commit_began_at
+        )
+
+    def _look_after(self) -> None:
+        """Keep Postgres, health and metrics up to date; cheap enough for every turn."""
+        self.stream.tick()
+        self.daemon.health.beat()
+        wal_end = max(self.stream.received_lsn, self.stream.keepalive_lsn)
+        self.daemon.health.progress(wal_end, self.position.end_lsn, self.position.seq)
+        self.daemon.metrics.turn(
+            wal_end=wal_end,
+            received=self.stream.received_lsn,
+            confirmed=self.stream.confirmed_lsn,
+            feedback_at=self.stream.feedback_at,
+            pending_events=self.sequencer.events,
+            pending_bytes=self.batch.bytes,
+        )
+
+    def _wait(self, received: int) -> None:
+        """Sleep until there is something to do."""
+        self.worker.drain()
+        if self.commit is not None and self.commit.done():
+            return
+        if received >= BACKLOG_FRAMES and not self._ahead():
+            time.sleep(LAZY_SECONDS)
+        else:
+            due = self.frontiers.due and self.commit is None
+            self.stream.wait(
+                FRONTIER_SECONDS if due else TURN_SECONDS, for_frames=not self._ahead()
+            )
+
+    def _finish(self) -> None:
+        """Commit what was read, confirm it, and write the last frontier; within STOP_SECONDS."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            self._settle()
+            if self.commit is None:
+                if self.sequencer.events:
+                    self.publisher.produce(self.batch)
+                    self._cut()
+                elif self.frontiers.due:
+                    self._cut()
+                else:
+                    break
+            self._look_after()
+            self.stream.wait(TURN_SECONDS, for_frames=False)
+            self.worker.drain()
+        else:
+            log.warning("stopped with a commit in flight: the next start will tell its outcome")
+
+    # -- what a relation message asks for ----------------------------------------------------------
+
+    def _describe(self, relation: Relation) -> None:
+        """Make the relation's rows encodable: version, topic, encoder."""
+        config, sequencer = self.config, self.sequencer
+        facts = self.aside(lambda: catalog.table_facts(self.sql, relation.relation_id))
+        version, new = self.relations.version(
+            relation, facts, sequencer.types, sequencer.transaction_lsn, replaying=sequencer.replaying
+        )
+        count = self.identity.partitions.get(version.topic)
+        if count is None:
+            topic = topics.data_topic(config, version.schema, version.table)
+            made = self.aside(lambda: topics.ensure(self.admin, config, [topic]))
+            count = made[topic.name]
+            self.identity = replace(
+                self.identity, partitions={**self.identity.partitions, topic.name: count}
+            )
+            self.identity_changed = True
+        if new:
+            self.batch.schemas.append(
+                (records.schema_key(version.schema_id), records.encode(version))
+            )
+            log.info(
+                "table version",
+                extra={"fields": {"table": f"{version.schema}.{version.table}",
+                                  "schema_id": version.schema_id, "topic": version.topic}},
+            )  # fmt: skip
+        encoder = Encoder(version, self.identity.database, config.prefix, count)
+        table = Table.of(encoder, self.batch.topic(version.topic, encoder.partitions))
+        sequencer.describe(relation.relation_id, table)
+
+    # -- the worker --------------------------------------------------------------------------------
+
+    def aside(self, call: Callable[[], T]) -> T:
+        """Run a blocking call on the worker and return its result; meanwhile answer Postgres."""
+        future = self.worker.submit(call)
+        while not future.done():
+            self.stream.tick()
+            self.daemon.health.beat()
+            self.stream.wait(TURN_SECONDS, for_frames=False)
+            self.worker.drain()
+            if self.daemon.stopping and not self.streaming:
+                raise StoppedError
+        return future.result()
+
+    def close(self) -> None:
+        """Give the slot back and let go of the producer; what it has not committed is replayed."""
+        self.publisher.abandon()
+        self.stream.close()
+        if hasattr(self, "sql"):
+            self.sql.close()

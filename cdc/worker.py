@@ -1,0 +1,56 @@
+"""Run blocking calls beside the loop, one after another, and wake the loop when one is done.
+
+The loop must answer Postgres in time whatever Kafka does, so whatever may block on Kafka, or on a
+second connection, runs here. A daemon thread: a call that never returns does not hold up the exit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One thread, a queue of calls, and `wake_fd`, readable after a call has ended."""
+
+    def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="cdc-worker", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Return the future of `call`'s result."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - the loop raises it where it looks
+                future.set_exception(error)
+            self.wake()
+
+        self._calls.put(run)
+        return future
+
+    def wake(self) -> None:
+        """Make `wake_fd` readable. Safe in a signal handler."""
+        os.eventfd_write(self.wake_fd, 1)
+
+    def drain(self) -> None:
+        """Make `wake_fd` unreadable until the next call ends."""
+        try:
+            os.eventfd_read(self.wake_fd)
+        except BlockingIOError:
+            return
+
+    def _run(self) -> None:
+        while True:
+            self._calls.get()()
