@@ -1,12 +1,14 @@
 """What has arrived in the log so far: counts, rates, lateness, recoveries.
 
-Pure: fed with records and the time at which they were read, asked by the view. Lateness is the time
+Fed by one thread with records and the time at which they were read, shown by another: `lock` is
+held while it is fed, and by whoever looks at more than one thing. Lateness is the time
 from a change's commit to its being readable by a read_committed consumer, on one machine's clock.
 A kill has been recovered from when a change committed after it has arrived.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -90,6 +92,7 @@ class Flow:
     """Everything that the view shows of the log."""
 
     def __init__(self, frontier_topic: str) -> None:
+        self.lock = threading.Lock()
         self.tables: dict[str, TableFlow] = {}
         self.changes = Rate()
         self.transactions = Rate()  # Kafka transactions: each leaves one frontier record

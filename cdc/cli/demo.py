@@ -1,0 +1,103 @@
+"""`cdc demo`: a live database, a real Kafka, the daemon between them, and the proof."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import example
+
+if TYPE_CHECKING:
+    from cdc.demo.stage import Outcome
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with one of the units s, m and h."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is no duration; write it like 60s or 5m", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+@click.command(epilog=example("cdc demo", "cdc demo --for 60s", "cdc demo --for 60s --chaos"))
+@click.option("--for", "seconds", type=Duration(), help="Stop after this long, such as 60s or 5m.")
+@click.option("--chaos", is_flag=True, help="Kill -9 daemon, broker and Postgres in turn.")
+@click.option("--seed", type=int, help="Write the same changes again.  [default: a new one]")
+@click.option(
+    "--rate",
+    type=click.FloatRange(1, 5000),
+    default=300,
+    show_default=True,
+    help="Changes a second.",
+)
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".lockstep/demo"),
+    show_default=True,
+    help="Folder of the demo's servers; cleared at every start.",
+)
+@click.option("--keep", is_flag=True, help="Leave data and logs in the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on stdout.")
+def demo(
+    *,
+    seconds: float | None,
+    chaos: bool,
+    seed: int | None,
+    rate: float,
+    home: Path,
+    keep: bool,
+    as_json: bool,
+) -> int:
+    """Watch the changes of a live Postgres arrive in a real Kafka, each exactly once.
+
+    Starts both servers and the daemon, lets a small social network and shop write to the database,
+    and shows what arrives in the log, at which LSN, how late. Runs until Ctrl-C or as long as --for
+    says, then proves from the topics that they equal the database: exit code 0 if they do, else 1.
+    Everything that it started is stopped again. Your own servers are not touched.
+    """
+    import logging  # noqa: PLC0415 - none of these for --help
+    import secrets  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from cdc.demo.closing import closing_json, closing_lines  # noqa: PLC0415
+    from cdc.demo.stage import InterruptedEarly, Options, Stage  # noqa: PLC0415
+    from cdc.demo.view import Lines, Screen  # noqa: PLC0415
+    from cdc.local.progress import Terminal  # noqa: PLC0415
+
+    # What goes wrong is raised or shown; lines of the clients would only tear the picture.
+    logging.getLogger("cdc").addHandler(logging.NullHandler())
+    options = Options(
+        home=home,
+        seconds=seconds,
+        chaos=chaos,
+        seed=secrets.randbelow(100_000) if seed is None else seed,
+        rate=rate,
+        keep=keep,
+    )
+    console = Console(stderr=as_json)
+    with Screen(console) if console.is_terminal else Lines(console) as view:
+        view.say(f"demo: seed {options.seed}, {rate:.0f} changes/s, in {home}")
+        try:
+            outcome: Outcome = Stage(options, view, Terminal()).run()
+        except InterruptedEarly:
+            click.echo("demo: interrupted before the first change; everything is stopped", err=True)
+            return 130
+    if as_json:
+        click.echo(closing_json(outcome))
+    else:
+        for line in closing_lines(outcome):
+            click.echo(line)
+    return 0 if outcome.proof is None or outcome.proof.equal else 1

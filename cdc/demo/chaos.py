@@ -1,0 +1,91 @@
+"""Kill -9 the daemon, the broker and Postgres, one after the other, while changes flow.
+
+Each round takes the three in another order. The next kill waits until the one before has been
+recovered from: what is shown is how long each takes. Servers are started again after a moment; the
+daemon is its supervisor's. When kills happen follows from the seed, and from how fast the machine
+recovers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cdc.demo.flow import Kill
+from cdc.errors import CDCError
+
+if TYPE_CHECKING:
+    from cdc.demo.daemon import Daemon
+    from cdc.demo.flow import Flow
+    from cdc.local.stack import LocalStack
+
+VICTIMS: Final = ("daemon", "broker", "Postgres")
+_SERVERS: Final = {"broker": "kafka", "Postgres": "postgres"}
+_FIRST_SECONDS: Final = (2.0, 4.0)
+_PAUSE_SECONDS: Final = (1.5, 4.0)
+_DOWN_SECONDS: Final = (0.0, 1.0)
+# A killed broker is let in again when its session of a few seconds has lapsed.
+_PATIENCE_SECONDS: Final = 90.0
+_POLL_SECONDS: Final = 0.1
+
+
+class NotRecoveredError(CDCError):
+    """Changes do not flow again after a kill."""
+
+
+class Chaos(threading.Thread):
+    """Kills until `stop`; what goes wrong is raised by `check`."""
+
+    def __init__(self, stack: LocalStack, daemon: Daemon, flow: Flow, seed: int) -> None:
+        super().__init__(name="chaos", daemon=True)
+        self._stack = stack
+        self._daemon = daemon
+        self._flow = flow
+        self._chance = random.Random(f"{seed}/chaos")  # noqa: S311 - to be repeated, not secret
+        self._over = threading.Event()
+        self._error: CDCError | None = None
+
+    def run(self) -> None:
+        try:
+            if self._over.wait(self._chance.uniform(*_FIRST_SECONDS)):
+                return
+            while True:
+                for victim in self._chance.sample(VICTIMS, len(VICTIMS)):
+                    self._kill(victim)
+                    if self._over.wait(self._chance.uniform(*_PAUSE_SECONDS)):
+                        return
+        except CDCError as error:
+            self._error = error
+
+    def stop(self) -> None:
+        """Kill no more; the thread ends when the last kill has been recovered from."""
+        self._over.set()
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._error is not None:
+            raise self._error
+
+    def _kill(self, victim: str) -> None:
+        kill = Kill(victim, time.time())
+        server = _SERVERS.get(victim)
+        if server is None:
+            self._daemon.kill()
+        else:
+            self._stack[server].kill()
+        # Counted from when it is surely dead: what is committed after that proves recovery.
+        kill.at = time.time()
+        self._flow.kills.append(kill)
+        if server is not None:
+            time.sleep(self._chance.uniform(*_DOWN_SECONDS))
+            self._stack.start(server)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while kill.recovered_seconds is None:
+            if time.monotonic() > deadline:
+                raise NotRecoveredError(
+                    f"no change arrived within {_PATIENCE_SECONDS:.0f} s of killing the {victim}",
+                    hint="look into the daemon's and the server's logs (--keep leaves them)",
+                )
+            time.sleep(_POLL_SECONDS)

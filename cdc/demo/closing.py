@@ -1,0 +1,83 @@
+"""Say how the demo ended: in a line or two for people, as JSON for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import orjson
+
+from cdc.demo.view import grouped
+
+if TYPE_CHECKING:
+    from cdc.demo.proof import Proof
+    from cdc.demo.stage import Outcome
+
+
+def closing_lines(outcome: Outcome) -> list[str]:
+    """Return what is printed last."""
+    lines = _chaos_lines(outcome)
+    proof = outcome.proof
+    if proof is None:
+        return [*lines, f"demo: stopped after {outcome.seconds:.0f} s without a proof"]
+    if not proof.equal:
+        count = len(proof.findings)
+        lines.append(f"demo: the log does NOT equal the database, {count} findings:")
+        return [*lines, *(f"  {finding}" for finding in proof.findings)]
+    return [*lines, f"demo: {_summary(outcome, proof)}"]
+
+
+def _summary(outcome: Outcome, proof: Proof) -> str:
+    frontier = f"frontier {proof.frontier.lsn}, " if proof.frontier else ""
+    return (
+        f"{grouped(proof.events)} changes in {outcome.seconds:.0f} s, {proof.tables} tables,"
+        f" {grouped(proof.rows)} rows: the log equals the database ({frontier}seq {proof.seq})"
+    )
+
+
+def _chaos_lines(outcome: Outcome) -> list[str]:
+    if not outcome.options.chaos:
+        return []
+    kills = outcome.kills
+    counts = Counter(kill.what for kill in kills)
+    each = ", ".join(f"{count} {what}" for what, count in counts.items()) or "none"
+    slowest = max((kill.recovered_seconds or 0 for kill in kills), default=0)
+    held = outcome.proof is not None and outcome.proof.equal
+    verdict = "nothing lost, nothing twice, nothing out of order; " if held else ""
+    summary = (
+        f"chaos: {len(kills)} kill -9 ({each}), seed {outcome.options.seed}: {verdict}"
+        f"flowing again after {slowest:.1f} s at most"
+    )
+    return [summary]
+
+
+def closing_json(outcome: Outcome) -> str:
+    """Return the outcome as one line of JSON."""
+    proof = outcome.proof
+    median, high, worst = outcome.late_ms
+    result: dict[str, object] = {
+        "equal": proof.equal if proof else None,
+        "seed": outcome.options.seed,
+        "rate": outcome.options.rate,
+        "seconds": round(outcome.seconds, 1),
+        "first_change_seconds": _rounded(outcome.first_change_seconds),
+        "late": {"p50_ms": median, "p99_ms": high, "max_ms": worst},
+        "kills": [
+            {"what": kill.what, "recovered_seconds": _rounded(kill.recovered_seconds)}
+            for kill in outcome.kills
+        ],
+    }
+    if proof:
+        result |= {
+            "changes": proof.events,
+            "tables": proof.tables,
+            "rows": proof.rows,
+            "seq": proof.seq,
+            "frontier": str(proof.frontier.lsn) if proof.frontier else None,
+            "findings": proof.findings,
+        }
+    return orjson.dumps(result).decode()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

@@ -1,0 +1,69 @@
+"""The demo's own folder: made new for every run, removed after it, never anybody else's.
+
+A folder is the demo's when it carries the demo's mark. Any other that holds files is refused, since
+each run begins by clearing its folder. One demo at a time runs in one folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from cdc.demo.daemon import kill_left_behind
+from cdc.errors import ConfigError
+from cdc.local.errors import LocalStackError
+from cdc.local.home import Home, file_lock
+from cdc.local.stack import LocalStack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_MARK: Final = "lockstep-demo"
+_LOCK: Final = "demo.lock"
+_KEPT: Final = {_MARK, _LOCK, "lock"}
+
+
+@contextmanager
+def claimed(folder: Path, *, keep: bool) -> Iterator[Home]:
+    """Give the folder, empty; leave it empty again unless its data is to be kept.
+
+    Raises ConfigError for a folder that is not the demo's, or in which a demo runs.
+    """
+    folder = folder.absolute()
+    mark = folder / _MARK
+    if folder.exists() and not mark.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} holds files that are not the demo's",
+            hint="the demo clears its folder: give --home a new or an empty one",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(folder / _LOCK, timeout_seconds=0.2))
+        except LocalStackError as error:
+            raise ConfigError(
+                f"a demo runs in {folder} already",
+                hint="stop it (Ctrl-C where it runs), or give this one another folder: --home",
+            ) from error
+        home = Home(folder)
+        # What an earlier run left behind when it was killed.
+        LocalStack(folder).down()
+        kill_left_behind(home)
+        _clear(folder)
+        home.make()
+        yield home
+        if not keep:
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.name in _KEPT:
+            continue
+        if each.is_dir():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)

@@ -1,0 +1,236 @@
+"""Show what flows: a picture that is redrawn on a terminal, plain lines anywhere else.
+
+Both are told the same: `say` for things that happen once, `show` at every turn. Drawing costs a few
+milliseconds, four times a second, so that the view does not slow down what it shows.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from cdc.demo.flow import Flow, Kill
+
+_FRAMES_PER_SECOND: Final = 4
+_LINE_SECONDS: Final = 2.0
+_KILLS_SHOWN: Final = 5
+# Tables and events stand side by side from this width on.
+_WIDE_COLUMNS: Final = 100
+_OP_STYLES: Final = {"insert": "green", "update": "yellow", "delete": "red", "truncate": "magenta"}
+_COUNTED: Final = (("c", "insert"), ("u", "update"), ("d", "delete"))
+_STATE_STYLES: Final = {"streaming": "green", "down": "bold red"}
+
+
+class Scene(NamedTuple):
+    """One moment of the run."""
+
+    flow: Flow
+    title: str
+    began: float  # seconds since the epoch, when changes began to be written
+    now: float
+    written: int  # changes that the generator has seen committed
+    daemon: str  # what it says of itself
+    daemon_pid: int | None
+    daemon_starts: int
+
+
+class View(ABC):
+    """What both ways of showing do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Tell something that happened."""
+
+    @abstractmethod
+    def show(self, scene: Scene) -> None:
+        """Show the moment; called more often than anything is drawn."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the terminal as it should be."""
+
+
+class Lines(View):
+    """Plain lines: for logs, pipes and CI."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def show(self, scene: Scene) -> None:
+        if scene.flow.first_at is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LINE_SECONDS
+        with scene.flow.lock:
+            text = line(scene)
+        self.say(text)
+
+    def close(self) -> None:
+        """Leave it: lines need no more."""
+
+
+class Screen(View):
+    """A picture redrawn in place; what is said scrolls away above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def show(self, scene: Scene) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1 / _FRAMES_PER_SECOND
+        with scene.flow.lock:
+            picture = draw(scene, self._console.width)
+        if self._live is None:
+            self._live = Live(picture, console=self._console, auto_refresh=False)
+            self._live.start(refresh=True)
+        else:
+            self._live.update(picture, refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def line(scene: Scene) -> str:
+    """Return the moment as one line."""
+    flow, now = scene.flow, scene.now
+    late = flow.lateness_ms()
+    return (
+        f"{now - scene.began:6.1f} s  {grouped(flow.changes.total)} changes in the log"
+        f"  {flow.changes.per_second(now):.0f}/s"
+        f"  frontier {flow.frontier.lsn if flow.frontier else '-'}"
+        f"  late {f'{late[0]:.0f} ms (p99 {late[1]:.0f})' if late else '-'}"
+        f"  {flow.transactions.per_second(now):.0f} Kafka transactions/s"
+        f"  daemon {scene.daemon}"
+    )
+
+
+def draw(scene: Scene, width: int) -> RenderableType:
+    """Return the moment as a picture."""
+    body: list[RenderableType] = []
+    if width >= _WIDE_COLUMNS:
+        columns = Table.grid(padding=(0, 3), expand=True)
+        columns.add_column()
+        columns.add_column(ratio=1)
+        columns.add_row(_tables(scene), _events(scene.flow))
+        body.append(columns)
+    else:
+        body.append(_tables(scene))
+    body += [Text(), _standing(scene)]
+    if scene.flow.kills:
+        body += [Text(), *(_kill(scene, kill) for kill in scene.flow.kills[-_KILLS_SHOWN:])]
+    return Panel(Group(*body), title=scene.title, title_align="left", border_style="cyan")
+
+
+def _tables(scene: Scene) -> Table:
+    flow, now = scene.flow, scene.now
+    shown = Table(box=None, padding=(0, 1), header_style="bold")
+    shown.add_column("table", min_width=9)
+    for name in ("changes", "/s", "insert", "update", "delete"):
+        shown.add_column(name, justify="right", min_width=5)
+    for name in sorted(flow.tables):
+        table = flow.tables[name]
+        shown.add_row(
+            name,
+            grouped(table.rate.total),
+            f"{table.rate.per_second(now):.0f}",
+            *(Text(grouped(table.ops[op]), _OP_STYLES[word]) for op, word in _COUNTED),
+        )
+    shown.add_row(
+        "in the log",
+        grouped(flow.changes.total),
+        f"{flow.changes.per_second(now):.0f}",
+        style="bold",
+        end_section=True,
+    )
+    shown.add_row("committed", grouped(scene.written), style="dim")
+    return shown
+
+
+def _events(flow: Flow) -> Table:
+    shown = Table(box=None, padding=(0, 1), header_style="bold")
+    shown.add_column("seq", justify="right", min_width=7)
+    shown.add_column("op", min_width=8)
+    shown.add_column("table", min_width=8)
+    shown.add_column("key", no_wrap=True, overflow="ellipsis", max_width=36)
+    shown.add_column("late", justify="right", min_width=8)
+    for each in flow.last:
+        style = _OP_STYLES.get(each.op, "")
+        shown.add_row(
+            str(each.seq), Text(each.op, style), each.table, each.key, f"{each.late_ms:.0f} ms"
+        )
+    return shown
+
+
+def _standing(scene: Scene) -> Table:
+    flow, now = scene.flow, scene.now
+    late = flow.lateness_ms()
+    shown = Table.grid(padding=(0, 3))
+    who = f"pid {scene.daemon_pid}" if scene.daemon_pid else "no process"
+    again = f", start {scene.daemon_starts}" if scene.daemon_starts > 1 else ""
+    shown.add_row(
+        _labelled("frontier", str(flow.frontier.lsn) if flow.frontier else "none yet"),
+        _labelled("seq", grouped(flow.frontier.seq) if flow.frontier else "-"),
+        _labelled("late", f"{late[0]:.0f} ms, p99 {late[1]:.0f} ms" if late else "-"),
+        _labelled("Kafka transactions", f"{flow.transactions.per_second(now):.0f}/s"),
+        _labelled("daemon", scene.daemon, _STATE_STYLES.get(scene.daemon, "yellow"))
+        + Text(f" ({who}{again})", "dim"),
+    )
+    return shown
+
+
+def _labelled(label: str, value: str, style: str = "bold") -> Text:
+    return Text.assemble((f"{label} ", "dim"), (value, style))
+
+
+def _kill(scene: Scene, kill: Kill) -> Text:
+    return Text.assemble(
+        (f"{kill.at - scene.began:6.1f} s  ", "dim"),
+        (f"kill -9 {kill.what}", "bold red"),
+        ("  ", ""),
+        (recovery(kill, scene.now), "green" if kill.recovered_seconds is not None else "yellow"),
+    )
+
+
+def recovery(kill: Kill, now: float) -> str:
+    """Return in words whether and how fast a kill was recovered from."""
+    if kill.recovered_seconds is None:
+        return f"not back for {now - kill.at:.1f} s"
+    return f"flowing again after {kill.recovered_seconds:.1f} s"
+
+
+def grouped(number: int) -> str:
+    """Return a number with its thousands apart."""
+    return f"{number:,}".replace(",", " ")
