@@ -16,6 +16,7 @@ import click
 from benchmarks import drain_inserts, latency, result
 from benchmarks.options import Options
 from benchmarks.progress import say
+from benchmarks.rows import ROWS_PER_TRANSACTION
 from cdc.errors import CDCError
 
 WORKLOADS = {module.NAME: module.run for module in (drain_inserts, latency)}
@@ -40,6 +41,8 @@ def main(names: tuple[str, ...], *, no_peer: bool, save: bool, **given: float) -
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise click.UsageError(f"no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}")
+    if given["rows"] % ROWS_PER_TRANSACTION:
+        raise click.UsageError(f"--rows come in transactions of {ROWS_PER_TRANSACTION}")
     peer = not no_peer and os.environ.get("PEER") != "0"
     options = dataclasses.replace(_PINNED, peer=peer, **given)  # type: ignore[arg-type] # click checks
     pinned = options == dataclasses.replace(_PINNED, peer=options.peer, keep=options.keep)

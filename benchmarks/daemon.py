@@ -12,7 +12,6 @@ import yaml
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
 from benchmarks.rows import PUBLICATION
-from benchmarks.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +56,6 @@ class Daemon:
                 f"cdc setup ended with exit code {done.returncode}",
                 hint=f"it says: {done.stdout.strip()} {done.stderr.strip()}",
             )
-        Topics(place.bootstrap).stamp_appends(self.topic(run))
 
     def start(self, place: Place, run: str) -> Program:
         folder = place.folder / run

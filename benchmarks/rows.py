@@ -31,13 +31,14 @@ CREATE_TABLE: LiteralString = """
         created_at timestamptz
     )"""
 
-# One row's values, from its id; `{i}` stands for the expression that gives the id.
+# One row's values, from its id; `{i}` stands for the expression that gives the id. No percent
+# sign: where the id is a parameter, that is the mark of one.
 VALUES: LiteralString = """
-    {i}, ({i} % 1000)::int,
+    {i}, mod({i}, 1000)::int,
     substr(md5({i}::text) || md5(({i} + 1)::text) || md5(({i} + 2)::text) || md5(({i} + 3)::text)
         || md5(({i} + 4)::text) || md5(({i} + 5)::text) || md5(({i} + 6)::text),
-        1, (100 + {i} % 101)::int),
-    (({i} % 1000000) / 100.0)::numeric(12,2),
+        1, (100 + mod({i}, 101))::int),
+    (mod({i}, 1000000) / 100.0)::numeric(12,2),
     clock_timestamp()"""
 
 # Single-row INSERT statements on purpose: what an application's statements leave in the WAL.
@@ -92,8 +93,7 @@ def preload(connection: psycopg.Connection, rows: int) -> Preload:
 
 
 def _load_statement(first: int, rows: int) -> str:
-    if rows % ROWS_PER_TRANSACTION:
-        raise ValueError(f"rows come in transactions of {ROWS_PER_TRANSACTION}: {rows} do not fit")
+    assert rows % ROWS_PER_TRANSACTION == 0
     return _LOAD.format(
         first=first,
         transactions=rows // ROWS_PER_TRANSACTION,
