@@ -13,6 +13,7 @@ Servers outlive this process, unless the stack is tied to it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -160,6 +161,8 @@ class LocalStack:
             [sys.executable, "-m", "cdc.local.watcher", str(self.home.path)],
             stdin=subprocess.PIPE,
             start_new_session=True,
+            # It must find this package even where it is not installed.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
     def _unwatch(self) -> None:

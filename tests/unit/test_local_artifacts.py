@@ -61,7 +61,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("cdc.local.artifacts.time.sleep", lambda _: None)
     monkeypatch.setattr(artifacts, "lock_sections", lambda: {"one": (artifact(),)})
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
     yield served
     server.shutdown()

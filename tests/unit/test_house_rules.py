@@ -1,0 +1,85 @@
+"""The rules of ARCHITECTURE.md that a machine can hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("cdc", "sinks", "jobs", "migrations", "tests", "benchmarks", "scripts")
+SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
+
+LINES_IN_A_FILE = 400
+LINES_IN_A_FUNCTION = 70
+
+# Who may know whom: the name on the left is imported by the folders on the right, and no others.
+IMPORTED_BY = {
+    "confluent_kafka": ("cdc/log", "cdc/control", "cdc/demo", "tests", "benchmarks"),
+    "psycopg": ("cdc/source", "cdc/control", "cdc/demo", "tests", "benchmarks"),
+    "prometheus_client": ("cdc/control", "tests", "benchmarks"),
+    "requests": ("cdc/local", "tests"),
+    "rich": ("cdc/demo", "cdc/cli", "tests"),
+    "sinks": ("sinks", "jobs", "tests", "benchmarks"),
+    "jobs": ("jobs", "tests", "benchmarks"),
+}
+PURE = ("cdc/decode/", "cdc/sequence.py", "cdc/events.py", "cdc/errors.py")
+IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
+
+# Catch-all modules gather what nobody owns.
+CATCH_ALLS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path) -> set[str]:
+    """Return the top-level names that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
+    module = tree(path)
+    assert ast.get_docstring(module), "a module's docstring carries its strategy"
+    assert path.read_text(encoding="utf-8").count("\n") <= LINES_IN_A_FILE
+    assert path.stem not in CATCH_ALLS
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < LINES_IN_A_FUNCTION, node.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_imports_go_one_way(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    for imported in imports(path) & IMPORTED_BY.keys():
+        assert name.startswith(IMPORTED_BY[imported]), f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(PURE)])
+def test_the_core_is_pure(name: str) -> None:
+    assert not imports(ROOT / name) & IMPURE_IMPORTS
+
+
+def test_the_event_types_import_nothing_of_ours() -> None:
+    assert "cdc" not in imports(ROOT / "cdc" / "events.py")
+
+
+def test_lock_files_name_no_index_and_pin_everything_by_sum() -> None:
+    for path in ROOT.glob("requirements*.lock"):
+        text = path.read_text(encoding="utf-8")
+        assert "://" not in text
+        for entry in re.split(r"\n(?=\S)", text.strip()):
+            assert re.match(r"[a-z0-9.-]+==\S+", entry), entry
+            assert "--hash=sha256:" in entry, entry
