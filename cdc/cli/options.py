@@ -11,6 +11,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cdc.control.setup import Step
+
 
 def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the option --config and, as its first argument, the checked configuration."""
@@ -47,6 +49,18 @@ def print_json(value: object) -> None:
     click.echo(orjson.dumps(value, default=str, option=options).decode())
 
 
+def confirm(question: str) -> None:
+    """Ask, and leave with exit code 1 on anything but yes; no answer at all is a usage error."""
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort as error:
+        click.echo(err=True)
+        raise click.UsageError("nobody answered, so nothing was changed; --yes answers") from error
+    if not agreed:
+        click.echo("nothing was changed", err=True)
+        raise click.exceptions.Exit(1)
+
+
 def did(what: str) -> None:
     """Print one thing that was done."""
     click.echo(f"{click.style('✓', fg='green')} {what}")
@@ -60,6 +74,11 @@ def left(what: str) -> None:
 def warn(what: str) -> None:
     """Print one thing to know before going on."""
     click.echo(f"{click.style('!', fg='yellow', bold=True)} {what}")
+
+
+def tell(step: Step) -> None:
+    """Print a step of setting up or tearing down."""
+    {"done": did, "left": left, "warn": warn}[step.did.value](step.what)
 
 
 def next_step(what: str) -> None:

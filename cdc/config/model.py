@@ -206,7 +206,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def password(self) -> str | None:
-        """The password in `source.password_file`, read anew each time, so that it may be rotated."""
+        """The password in `source.password_file`, read anew, so that it may be rotated."""
         name = self.source.password_file
         if name is None:
             return None

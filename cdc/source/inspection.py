@@ -65,7 +65,7 @@ class Slot(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """A publication and the tables it names; None is all tables."""
+    """A publication and the tables that it publishes."""
 
     name: str
     oid: int
@@ -74,6 +74,7 @@ class Publication(NamedTuple):
     via_root: bool
     all_tables: bool
     members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
+    catalog_names: frozenset[str]  # the same, quoted where SQL needs it
 
 
 class Table(NamedTuple):
@@ -92,6 +93,7 @@ class Table(NamedTuple):
     may_select: bool
     row_security: bool
     estimated_rows: int
+    catalog_name: str  # quoted where SQL needs it, as the resume record has it
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -202,7 +204,7 @@ FROM pg_publication p WHERE p.pubname = %s
 """
 # What is published, whether named one by one, by schema or by FOR ALL TABLES.
 _MEMBERS = """
-SELECT t.schemaname, t.tablename, to_jsonb(r)
+SELECT t.schemaname, t.tablename, to_jsonb(r), format('%%I.%%I', t.schemaname, t.tablename)
 FROM pg_publication_tables t
 JOIN pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
@@ -229,8 +231,9 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
         all_tables=bool(fields["puballtables"]),
         members={
             f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
-            for schema, table, rel in members
+            for schema, table, rel, _ in members
         },
+        catalog_names=frozenset(row[3] for row in members),
     )
 
 
@@ -246,7 +249,7 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
                WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid),
        pg_get_userbyid(c.relowner)::text, pg_has_role(c.relowner, 'USAGE'),
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
-       c.relrowsecurity, greatest(c.reltuples, 0)::bigint
+       c.relrowsecurity, greatest(c.reltuples, 0)::bigint, format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
       -- Partitions are published through their root.
@@ -267,7 +270,7 @@ def tables(connection: psycopg.Connection, patterns: Iterable[TablePattern]) -> 
 def count_rows(connection: psycopg.Connection, table: Table) -> tuple[int, bool]:
     """Return the number of rows, and whether it is exact; beyond COUNT_LIMIT it is an estimate."""
     name = sql.Identifier(table.schema, table.name)
-    query = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS some").format(
+    query = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS sample").format(
         name, sql.Literal(COUNT_LIMIT + 1)
     )
     with translated(f"counting the rows of {table}"):

@@ -1,0 +1,56 @@
+"""`cdc doctor`: what would stop the pipeline, and what mends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, example, next_step, print_json, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.control.findings import Finding
+
+_MARKS = {"ok": ("✓", "green"), "note": ("·", "blue"), "warning": ("!", "yellow")}
+_MARKS |= {"error": ("✗", "red")}
+
+
+@click.command(epilog=example("cdc doctor", "cdc doctor --json | jq '.findings[].fix'"))
+@with_config
+@as_json
+@click.option("--quiet", is_flag=True, help="Leave out what is well.")
+def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
+    """Find what would stop the pipeline, with the SQL or command that mends it.
+
+    Looks at the server, privileges, tables, publication, slot, brokers, topics, transactions, and
+    at whether slot and log still meet. Changes nothing; may run beside the daemon.
+
+    Exits 0 when nothing is wrong (warnings are not), 1 when something is.
+    """
+    from cdc.control.doctor import examine  # noqa: PLC0415 - not for --help
+    from cdc.control.findings import Severity, worst  # noqa: PLC0415
+
+    findings = examine(config)
+    bad = worst(findings) is Severity.ERROR
+    if as_json:
+        print_json({"ok": not bad, "findings": [each.fields() for each in findings]})
+        return int(bad)
+    for finding in findings:
+        if not (quiet and finding.severity is Severity.OK):
+            _print(finding)
+    set_up = not any(each.fix.startswith("cdc setup") for each in findings)
+    if bad:
+        next_step("mend what is marked ✗, then cdc doctor again")
+    elif set_up:
+        next_step("cdc run, or cdc status if it runs already")
+    else:
+        next_step("cdc setup creates what is missing")
+    return int(bad)
+
+
+def _print(finding: Finding) -> None:
+    mark, colour = _MARKS[finding.severity.value]
+    click.echo(f"{click.style(mark, fg=colour, bold=True)} {finding.check}: {finding.what}")
+    if finding.fix:
+        click.echo(f"    {click.style('fix:', dim=True)} {finding.fix}")

@@ -1,0 +1,39 @@
+"""`cdc setup`: publication, topics, slot and the first resume record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, example, next_step, print_json, tell, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.command(epilog=example("cdc setup"))
+@with_config
+@click.option(
+    "--adopt-slot",
+    is_flag=True,
+    help="Begin where an existing slot stands, though the log has no record of it.",
+)
+@as_json
+def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
+    """Create publication, topics and slot, and write where the log begins.
+
+    May be repeated: it does what is missing and leaves the rest, and adds tables that
+    source.tables has come to match. It never recreates a slot, since that would hide lost changes.
+    """
+    from cdc.control.setup import set_up  # noqa: PLC0415 - not for --help
+
+    steps = []
+    for step in set_up(config, adopt_slot=adopt_slot):
+        steps.append(step)
+        if not as_json:
+            tell(step)
+    if as_json:
+        print_json([{"did": step.did.value, "what": step.what} for step in steps])
+        return
+    next_step("cdc run, and in another terminal: cdc tail")

@@ -1,0 +1,98 @@
+"""`cdc slot show|drop`: the replication slot, and what it costs the source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, confirm, did, example, next_step, print_json, with_config, yes
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.source.inspection import Slot
+
+
+@click.group(epilog=example("cdc slot show", "cdc slot show --all"))
+def slot() -> None:
+    """Show or drop the replication slot.
+
+    A slot keeps WAL for its reader, also for one that never comes back: that is how nothing is
+    lost, and how a forgotten slot fills a disk.
+    """
+
+
+@slot.command(epilog=example("cdc slot show", "cdc slot show --all --json"))
+@with_config
+@click.option("--all", "everyone", is_flag=True, help="All logical slots of the server.")
+@as_json
+def show(config: Config, *, everyone: bool, as_json: bool) -> None:
+    """Show the slot's state, its reader, and the WAL that it keeps."""
+    from cdc.errors import GapError  # noqa: PLC0415 - not for --help
+    from cdc.source import inspection  # noqa: PLC0415
+    from cdc.source.connection import connect  # noqa: PLC0415
+
+    with connect(config) as connection:
+        slots = inspection.slots(connection, None if everyone else config.slot)
+    if not slots and not everyone:
+        raise GapError(
+            f"there is no slot {config.slot}",
+            hint="`cdc setup` creates it; `cdc slot show --all` lists all",
+        )
+    if as_json:
+        found = [{**each._asdict(), "ours": each.name == config.slot} for each in slots]
+        print_json(found if everyone else found[0])
+        return
+    for each in slots:
+        _print(each)
+    next_step("cdc status tells how far the log is")
+
+
+def _print(slot: Slot) -> None:
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+
+    reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
+    room = "no limit" if slot.safe_wal_bytes is None else size(slot.safe_wal_bytes)
+    state = slot.wal_status or "unknown"
+    if slot.invalidation_reason:
+        state += f" ({slot.invalidation_reason})"
+    click.echo(click.style(slot.name, bold=True))
+    for name, value in (
+        ("database", slot.database),
+        ("plugin", slot.plugin),
+        ("read by", reader),
+        ("state", state),
+        ("confirmed", slot.confirmed_flush_lsn),
+        ("restarts at", slot.restart_lsn),
+        ("keeps", f"{size(slot.retained_bytes or 0)} of WAL"),
+        ("lost after", f"{room} more of WAL" if room != "no limit" else room),
+    ):
+        click.echo(f"  {name:<12} {value}")
+
+
+@slot.command(epilog=example("cdc slot drop", "cdc slot drop forgotten_slot --yes"))
+@with_config
+@click.argument("name", required=False)
+@yes
+def drop(config: Config, name: str | None, *, yes: bool) -> None:
+    """Drop the slot NAME (default: the pipeline's), and release the WAL it keeps.
+
+    Changes that nobody has read from it are gone; a log that was fed from it cannot be continued.
+    """
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.errors import GapError  # noqa: PLC0415
+    from cdc.source import inspection  # noqa: PLC0415
+    from cdc.source import setup as source_setup  # noqa: PLC0415
+    from cdc.source.connection import connect  # noqa: PLC0415
+
+    name = name or config.slot
+    with connect(config) as connection:
+        slot = inspection.slot(connection, name)
+        if slot is None:
+            raise GapError(f"there is no slot {name}", hint="`cdc slot show --all` lists them")
+        kept = size(slot.retained_bytes or 0)
+        if not yes:
+            confirm(f"Drop the slot {name} and the {kept} of WAL it keeps?")
+        source_setup.drop_slot(connection, name)
+    did(f"dropped the slot {name}; it released {kept} of WAL")
+    next_step("cdc teardown takes away the rest of the pipeline, cdc doctor tells what is left")

@@ -1,0 +1,71 @@
+"""`cdc status`: how far the log is, and whether all is well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, example, next_step, print_json, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.control.status import Status
+
+
+@click.command(epilog=example("cdc status", "cdc status --json | jq .lag_bytes"))
+@with_config
+@as_json
+def status(config: Config, *, as_json: bool) -> int:
+    """Tell how far the log is behind the source, and whether all is well.
+
+    Asks the log and the source; the daemon, where it answers at http.listen, adds what it is doing.
+
+    Exits 0 when all is well, 1 when no daemon reads or it is not ready, 69 or 77 when a server does
+    not answer or refuses us, 78 when the pipeline is not set up or a person is needed.
+    """
+    from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
+
+    found = read_status(config)
+    if as_json:
+        print_json(found.fields())
+        return found.exit_code
+    _print(found)
+    for problem in found.problems:
+        mark = click.style("✗", fg="red", bold=True)
+        click.echo(f"{mark} {problem.what}\n    {click.style('fix:', dim=True)} {problem.hint}")
+    if found.problems:
+        next_step("cdc doctor looks closer")
+    else:
+        click.echo(f"{click.style('✓', fg='green', bold=True)} all is well")
+        next_step("cdc tail shows what arrives")
+    return found.exit_code
+
+
+def _print(found: Status) -> None:
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+
+    fields = found.fields()
+    source, slot, resume = fields["source"], found.slot, fields["resume"]
+    frontier, daemon = found.frontier, found.daemon
+    rows: list[tuple[str, str]] = [("pipeline", found.pipeline)]
+    if source:
+        rows.append(("source", f"{source['database']}, WAL ends at {source['wal_lsn']}"))
+    if resume:
+        rows.append(("log", f"holds all up to {resume['end_lsn']}, seq {resume['seq']}"))
+        age = f"{resume['age_seconds']:.0f} s ago by {resume['owner']}"
+        rows.append(("written", age))
+    if frontier:
+        rows.append(("frontier", f"{frontier.lsn}, seq {frontier.seq}"))
+    if found.lag_bytes is not None:
+        seconds = fields["lag_seconds"]
+        late = f", {seconds:.1f} s" if seconds is not None else ""
+        rows.append(("behind", f"{size(found.lag_bytes)}{late}"))
+    if slot:
+        reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
+        kept = size(slot.retained_bytes or 0)
+        rows.append(("slot", f"{slot.name}, {slot.wal_status}, read by {reader}, keeps {kept}"))
+    if daemon:
+        rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
+    for name, value in rows:
+        click.echo(f"{click.style(f'{name:<9}', dim=True)} {value}")

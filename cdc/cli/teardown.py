@@ -1,0 +1,48 @@
+"""`cdc teardown`: take away what `cdc setup` made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, confirm, example, next_step, print_json, tell, with_config, yes
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.command(epilog=example("cdc teardown", "cdc teardown --topics --yes"))
+@with_config
+@click.option("--topics", "with_topics", is_flag=True, help="Delete the log as well.")
+@yes
+@as_json
+def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> None:
+    """Drop the slot and the publication, and with --topics every topic of the pipeline.
+
+    The slot's WAL is released, so what the log does not hold by then is gone. Asks first.
+    """
+    from cdc.control.setup import survey, tear_down  # noqa: PLC0415 - not for --help
+
+    remains = survey(config)
+    if not yes:
+        doomed = [f"the slot {config.slot}"] if remains.slot else []
+        doomed += [f"the publication {config.publication}"] if remains.publication else []
+        if with_topics and remains.topics:
+            doomed.append(f"{len(remains.topics)} topics with all their events")
+        if doomed:
+            confirm(f"Drop {', '.join(doomed)}?")
+    steps = []
+    for step in tear_down(config, remains, with_topics=with_topics):
+        steps.append(step)
+        if not as_json:
+            tell(step)
+    if as_json:
+        print_json([{"did": step.did.value, "what": step.what} for step in steps])
+        return
+    if with_topics or not remains.topics:
+        next_step("cdc setup begins a new log")
+    else:
+        next_step(
+            "cdc teardown --topics deletes the log too, so that cdc setup can begin a new one"
+        )

@@ -1,0 +1,90 @@
+"""Look at source and log, and say what would stop the pipeline, and what exactly mends it.
+
+Gathers the facts once and lets pure checks judge them. A server that does not answer is itself a
+finding; the checks of the other one still run. Changes nothing, and may be run at any time, also
+beside a daemon.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc.config import mask_dsn
+from cdc.control.doctor_log import LogFacts, check_log, check_meeting
+from cdc.control.doctor_source import SourceFacts, check_source
+from cdc.control.findings import Finding, error
+from cdc.errors import CDCError
+from cdc.log import inspection as log_inspection
+from cdc.log import reader, topics
+from cdc.source import inspection as source_inspection
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+def examine(config: Config) -> list[Finding]:
+    """Return every finding, the good ones too: source first, then log, then how they meet."""
+    findings: list[Finding] = []
+    source = _source_facts(config, findings)
+    log = _log_facts(config, source.tables if source else [], findings)
+    if source is not None:
+        source = source._replace(set_up=log is not None and log.resume is not None)
+        findings += check_source(config, source)
+    if log is not None:
+        findings += check_log(config, log)
+    if source is not None and log is not None:
+        findings += check_meeting(
+            config, source.server, source.slot, source.publication, log.resume
+        )
+    return findings
+
+
+def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None:
+    try:
+        with connect(config) as connection:
+            return SourceFacts(
+                server=source_inspection.server(connection),
+                slot=source_inspection.slot(connection, config.slot),
+                publication=source_inspection.publication(connection, config.publication),
+                tables=source_inspection.tables(connection, config.table_patterns),
+                holders=source_inspection.holders(connection),
+                set_up=False,
+            )
+    except CDCError as failure:
+        where = mask_dsn(config.source.dsn)
+        findings.append(error("postgres", f"{failure.what} ({where})", failure.hint))
+        return None
+
+
+def _log_facts(
+    config: Config, tables: list[source_inspection.Table], findings: list[Finding]
+) -> LogFacts | None:
+    try:
+        client = topics.admin(config)
+        cluster = log_inspection.cluster(client)
+        wanted = topics.internal_topics(config) + [
+            topics.data_topic(config, table.schema, table.name)
+            for table in tables
+            if table.publishable
+        ]
+        return LogFacts(
+            cluster=cluster,
+            wanted=wanted,
+            topics=log_inspection.topics(client, [topic.name for topic in wanted]),
+            transactions=_probe(config),
+            resume=reader.read_resume(config),
+        )
+    except CDCError as failure:
+        findings.append(
+            error("kafka", f"{failure.what} ({config.log.bootstrap_servers})", failure.hint)
+        )
+        return None
+
+
+def _probe(config: Config) -> str | None:
+    try:
+        log_inspection.probe_transactions(config)
+    except CDCError as failure:
+        return failure.what
+    return None

@@ -1,0 +1,247 @@
+"""The doctor's checks of the log, and of how log and source meet: pure functions from facts.
+
+The facts are gathered once (`cdc.log.inspection`, `cdc.log.reader`); nothing here connects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.control.findings import Finding, error, listed, note, ok, warning
+from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config import Config
+    from cdc.log.inspection import Cluster, TopicFacts
+    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.log.topics import Topic
+    from cdc.source.inspection import Publication, Server, Slot
+
+_DURABLE_COPIES = 2
+# Settings that Kafka answers in another form than they were given, or that may grow.
+_AT_LEAST = frozenset({"max.message.bytes"})
+
+
+class LogFacts(NamedTuple):
+    """All that the checks look at; `resume` is None before `cdc setup`."""
+
+    cluster: Cluster
+    wanted: list[Topic]  # internal topics, and one for each matched table
+    topics: dict[str, TopicFacts]
+    transactions: str | None  # what is wrong with them, or None
+    resume: tuple[ResumeIdentity, ResumePosition] | None
+
+
+def check_log(config: Config, facts: LogFacts) -> list[Finding]:
+    """Return the findings of every check of the log."""
+    return [
+        *_cluster(config, facts.cluster),
+        *_transactions(config, facts),
+        *_topics(config, facts),
+    ]
+
+
+def _cluster(config: Config, cluster: Cluster) -> Iterator[Finding]:
+    brokers = f"{cluster.brokers} broker" + "s" * (cluster.brokers != 1)
+    yield ok("kafka", f"cluster {cluster.cluster_id}, {brokers}")
+    copies = config.log.replication_factor
+    if copies > cluster.brokers:
+        yield error(
+            "replication_factor",
+            f"{copies} copies of each topic, on {brokers}",
+            f"log.replication_factor: {cluster.brokers}",
+        )
+    elif copies == 1 and cluster.brokers > 1:
+        yield warning(
+            "replication_factor",
+            f"one copy of each topic, though there are {brokers}: a lost disk loses the log",
+            f"log.replication_factor: {min(3, cluster.brokers)}, before cdc setup",
+        )
+    elif copies == 1:
+        yield note("replication_factor", "one broker, one copy: good for trying out only")
+    else:
+        yield ok("replication_factor", f"{copies} copies on {brokers}")
+    least = int(cluster.settings.get("min.insync.replicas") or 1)
+    if copies > 1 and least < _DURABLE_COPIES:
+        yield warning(
+            "min.insync.replicas",
+            f"{least}: an event counts as acknowledged while only {least} broker holds it",
+            "kafka-configs.sh --alter --entity-type brokers --entity-default "
+            "--add-config min.insync.replicas=2",
+        )
+
+
+def _transactions(config: Config, facts: LogFacts) -> Iterator[Finding]:
+    if facts.transactions is None:
+        yield ok("transactions", "the cluster takes them")
+    else:
+        yield error(
+            "transactions",
+            facts.transactions,
+            "transaction.state.log.replication.factor and .min.isr of the brokers must fit their "
+            "number; with ACLs, allow Write and Describe on the transactional ids that begin with "
+            f"{config.prefix}.{config.pipeline}",
+        )
+    ours = TRANSACTION_TIMEOUT_SECONDS * 1_000
+    wanted = int(config.log.kafka.get("transaction.timeout.ms", ours))
+    most = facts.cluster.settings.get("transaction.max.timeout.ms")
+    if most is None:
+        yield note("transaction.max.timeout.ms", "the brokers do not let us read it")
+    elif wanted > int(most):
+        yield error(
+            "transaction.max.timeout.ms",
+            f"the brokers allow {most} ms, transactions would ask for {wanted} ms",
+            f"log.kafka: {{transaction.timeout.ms: {most}}}, or raise it on the brokers",
+        )
+    else:
+        yield ok("transaction.max.timeout.ms", f"{most} ms, at most {wanted} ms are used")
+
+
+def _topics(config: Config, facts: LogFacts) -> Iterator[Finding]:
+    wanted = {topic.name: topic for topic in facts.wanted}
+    missing = [name for name in wanted if name not in facts.topics]
+    own = facts.topics.keys() & {name for name in wanted if ".cdc." in name}
+    if facts.resume is None and own:
+        yield note("topics", "the topics are there, without a resume record", "cdc setup")
+    elif missing and facts.resume is None:
+        yield note("topics", f"{len(missing)} do not exist yet", "cdc setup")
+    elif missing:
+        lost = (
+            [name for name in missing if name in facts.resume[0].partitions] if facts.resume else []
+        )
+        if lost:
+            yield error(
+                "topics",
+                f"gone, with their events: {listed(lost)}",
+                "cdc teardown --topics, cdc setup: the log starts anew",
+            )
+        else:
+            yield note("topics", f"not created yet: {listed(missing)}", "cdc setup")
+    else:
+        yield ok("topics", f"all {len(wanted)} exist")
+    pinned = facts.resume[0].partitions if facts.resume else {}
+    for name, topic in facts.topics.items():
+        yield from _topic(config, topic, wanted[name], pinned.get(name))
+
+
+def _topic(
+    config: Config, topic: TopicFacts, wanted: Topic, pinned: int | None
+) -> Iterator[Finding]:
+    if topic.leaderless:
+        what = f"{topic.name}: {topic.leaderless} partitions without a leader"
+        yield error("topic_leader", what, "start the brokers that hold them")
+    partitions = pinned if pinned is not None else wanted.partitions
+    if topic.partitions != partitions:
+        why = "the resume record pins" if pinned is not None else "expected are"
+        yield error(
+            "topic_partitions",
+            f"{topic.name} has {topic.partitions} partitions, {why} {partitions}: "
+            "keys would change their partition, and so their order",
+            "cdc teardown --topics, cdc setup: the log starts anew"
+            if pinned is not None
+            else f"log.partitions: {topic.partitions}, or delete the topic",
+        )
+    if 0 < topic.replicas < config.log.replication_factor:
+        yield warning(
+            "topic_replicas",
+            f"{topic.name} has {topic.replicas} copies, configured are "
+            f"{config.log.replication_factor}",
+            "kafka-reassign-partitions.sh adds copies to a topic that exists",
+        )
+    for setting, value in wanted.config.items():
+        actual = topic.settings.get(setting)
+        enough = setting in _AT_LEAST and actual is not None and int(actual) >= int(value)
+        if actual is not None and actual != value and not enough:
+            yield warning(
+                "topic_settings",
+                f"{topic.name}: {setting} is {actual}, expected {value}",
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
+                f"--add-config {setting}={value}",
+            )
+
+
+def check_meeting(
+    config: Config,
+    server: Server,
+    slot: Slot | None,
+    publication: Publication | None,
+    resume: tuple[ResumeIdentity, ResumePosition] | None,
+) -> list[Finding]:
+    """Return whether the log's resume record and the source continue one another."""
+    if resume is None:
+        if slot is None:
+            return []
+        return [
+            error(
+                "resume",
+                f"the slot {slot.name} exists, but the log holds no resume record: which of its "
+                "changes are in the log is unknown",
+                "if the log is new: cdc setup --adopt-slot; else drop it: "
+                f"cdc slot drop {slot.name}",
+            )
+        ]
+    identity, position = resume
+    findings = list(_same_source(config, server, identity))
+    if publication is not None and publication.oid != identity.publication.oid:
+        findings.append(
+            error(
+                "publication_identity",
+                f"{publication.name} was dropped and created anew since the log began",
+                "changes may be missing: cdc teardown --topics, cdc setup",
+            )
+        )
+    gone = (
+        sorted(set(identity.publication.tables) - publication.catalog_names) if publication else []
+    )
+    if gone:
+        findings.append(
+            error(
+                "publication_membership",
+                f"{listed(gone)} left the publication while the log went on",
+                "leave it out of source.tables, stop the daemon, cdc setup: the log goes on "
+                "without it; or start anew: cdc teardown --topics, cdc setup",
+            )
+        )
+    if slot is not None and slot.confirmed_flush_lsn is not None:
+        if slot.confirmed_flush_lsn > position.end_lsn:
+            findings.append(
+                error(
+                    "continuity",
+                    f"a gap: the slot begins at {slot.confirmed_flush_lsn}, the log ends at "
+                    f"{position.end_lsn}; somebody else read from the slot, or it was made anew",
+                    "changes are missing: cdc teardown --topics, cdc setup",
+                )
+            )
+        else:
+            findings.append(ok("continuity", f"the slot reaches back to {position.end_lsn}"))
+    return findings
+
+
+def _same_source(config: Config, server: Server, identity: ResumeIdentity) -> Iterator[Finding]:
+    differing = [
+        f"{name} {was} is now {now}"
+        for name, was, now in (
+            ("system identifier", identity.system_identifier, server.system_identifier),
+            ("database", identity.database, server.database),
+            ("slot", identity.slot, config.slot),
+            ("publication", identity.publication.name, config.publication),
+        )
+        if was != now
+    ]
+    if differing:
+        yield error(
+            "identity",
+            f"the log was written from another source: {'; '.join(differing)}",
+            "correct source, or give the new one a pipeline name and log.prefix of its own",
+        )
+    else:
+        yield ok("identity", f"the log is of this database, epoch {identity.epoch}")
+    if identity.timeline != server.timeline:
+        yield warning(
+            "timeline",
+            f"the log was written on timeline {identity.timeline}, the server is on "
+            f"{server.timeline}: it was promoted or restored",
+            "see that the new primary has everything that the log holds before you go on",
+        )

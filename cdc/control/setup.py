@@ -1,0 +1,371 @@
+"""Bring a pipeline into being, and take it away: the steps of `cdc setup` and `cdc teardown`.
+
+Setting up may be repeated: each step does what is missing and leaves the rest. The order makes a
+stop between any two steps harmless: publication, topics, slot, then at once the first resume
+record, which says that the log begins at the slot's consistent point. A slot without that record,
+or a record without its slot, is never papered over: either may hide changes that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from cdc.control.findings import listed, size
+from cdc.errors import CDCError, ConfigError, GapError
+from cdc.events import LSN
+from cdc.log import reader, resume, topics
+from cdc.log.records import ResumeIdentity, ResumePosition
+from cdc.source import catalog, inspection
+from cdc.source import setup as source_setup
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+    from confluent_kafka.admin import AdminClient
+
+    from cdc.config import Config
+
+_OLDEST_MAJOR = 14
+
+
+class Did(Enum):
+    """What a step did."""
+
+    DONE = "done"  # changed something
+    LEFT = "left"  # found it as it should be
+    WARN = "warn"  # something to know before going on
+
+
+class Step(NamedTuple):
+    """One line of the account that `cdc setup` and `cdc teardown` give."""
+
+    did: Did
+    what: str
+
+
+# --- setting up ---
+
+
+def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
+    """Do what is missing, telling each step. Raises what makes going on wrong, with its remedy."""
+    with connect(config) as connection:
+        server = inspection.server(connection)
+        _check_server(server)
+        tables = source_setup.matched_tables(connection, config)
+        slot = inspection.slot(connection, config.slot)
+        record = reader.read_resume(config)
+        _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
+        if record is not None and slot is not None:
+            yield from _membership(connection, config, slot, record, tables)
+        yield from _publication(connection, config, tables, new=record is None)
+        yield from _identities(tables)
+        client = topics.admin(config)
+        partitions: dict[str, int] = {}
+        yield from _topics(client, config, tables, partitions, new=record is None)
+        if record is not None:
+            yield Step(Did.LEFT, f"the log goes on from {record[1].end_lsn}, seq {record[1].seq}")
+        else:
+            yield from _begin(connection, config, server, slot, partitions)
+            yield from _rows(connection, tables)
+
+
+def _check_server(server: inspection.Server) -> None:
+    if server.major < _OLDEST_MAJOR:
+        raise ConfigError(
+            f"the server is Postgres {server.version_text}; 14 is the oldest supported",
+            hint="upgrade Postgres",
+        )
+    if server.in_recovery:
+        raise ConfigError(
+            "the server is a standby; publication and slot belong on the primary",
+            hint="let source.dsn name the primary",
+        )
+    if server.settings["wal_level"] != "logical":
+        raise ConfigError(
+            f"wal_level is {server.settings['wal_level']}: changes cannot be decoded",
+            hint="as a superuser: ALTER SYSTEM SET wal_level = 'logical'; then restart Postgres",
+        )
+
+
+def _check_meeting(
+    config: Config,
+    server: inspection.Server,
+    slot: inspection.Slot | None,
+    record: tuple[ResumeIdentity, ResumePosition] | None,
+    *,
+    adopt_slot: bool,
+) -> None:
+    """Raise where slot and log do not belong together, or one of them is missing."""
+    if record is not None and slot is None:
+        raise GapError(
+            f"the log ends at {record[1].end_lsn}, but the slot {config.slot} is gone, and the "
+            "changes since then with it",
+            hint="start anew with `cdc teardown --topics`, then `cdc setup`; or keep the old log "
+            "and give the new pipeline another log.prefix",
+        )
+    if slot is None:
+        return
+    if slot.plugin != source_setup.PLUGIN or slot.database != server.database:
+        raise ConfigError(
+            f"the slot {slot.name} is somebody else's (plugin {slot.plugin}, database "
+            f"{slot.database})",
+            hint="give this pipeline another source.slot",
+        )
+    if record is None and not adopt_slot:
+        raise ConfigError(
+            f"the slot {slot.name} exists, but the log has no record of it: which of its changes "
+            "were read before is unknown",
+            hint="if nobody else uses it, `cdc slot drop`, then `cdc setup`; to begin where it "
+            f"stands ({slot.confirmed_flush_lsn}), `cdc setup --adopt-slot`",
+        )
+
+
+def _membership(
+    connection: psycopg.Connection,
+    config: Config,
+    slot: inspection.Slot,
+    record: tuple[ResumeIdentity, ResumePosition],
+    tables: list[inspection.Table],
+) -> Iterator[Step]:
+    """Accept that a table has left the publication for good; refuse to put one back unnoticed."""
+    identity, position = record
+    if inspection.publication(connection, config.publication) is None:
+        return
+    now = catalog.publication(connection, config.publication)
+    gone = sorted(set(identity.publication.tables) - set(now.tables))
+    if not gone:
+        return
+    back = sorted({each.catalog_name for each in tables}.intersection(gone))
+    if back:
+        raise GapError(
+            f"{listed(back)} left the publication {config.publication} while the log went on; "
+            "changes made since then are in no stream",
+            hint="leave it out of source.tables and run `cdc setup` again to go on without it; or "
+            "start anew with `cdc teardown --topics`, then `cdc setup`",
+        )
+    if slot.active_pid is not None:
+        raise ConfigError(
+            f"{listed(gone)} left the publication, and a daemon is running",
+            hint="stop the daemon, then run `cdc setup` again to go on without it",
+        )
+    kept = msgspec.structs.replace(identity, publication=now)
+    resume.write_first(config, kept, position)
+    yield Step(Did.DONE, f"the log goes on without {listed(gone)}")
+
+
+def _publication(
+    connection: psycopg.Connection,
+    config: Config,
+    tables: list[inspection.Table],
+    *,
+    new: bool,
+) -> Iterator[Step]:
+    name = config.publication
+    publication = inspection.publication(connection, name)
+    names = listed([str(each) for each in tables])
+    if publication is None:
+        if not new:
+            raise GapError(
+                f"the publication {name} is gone; changes made since then are not in the stream",
+                hint="start anew with `cdc teardown --topics`, then `cdc setup`",
+            )
+        source_setup.create_publication(connection, name, tables)
+        yield Step(Did.DONE, f"created the publication {name} of {names}")
+        return
+    lacking = {"insert", "update", "delete", "truncate"} - publication.operations
+    if lacking:
+        raise ConfigError(
+            f"the publication {name} does not publish {', '.join(sorted(lacking))}",
+            hint=f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')",
+        )
+    missing = [each for each in tables if str(each) not in publication.members]
+    if missing:
+        source_setup.add_tables(connection, name, missing)
+        added = listed([str(each) for each in missing])
+        yield Step(Did.DONE, f"added {added} to the publication {name}")
+    else:
+        yield Step(Did.LEFT, f"the publication {name} has {names}")
+    extra = sorted(publication.members.keys() - {str(each) for each in tables})
+    if extra:
+        yield Step(Did.WARN, f"the publication also has {listed(extra)}: they are captured too")
+
+
+def _identities(tables: list[inspection.Table]) -> Iterator[Step]:
+    blind = [str(each) for each in tables if not each.identifies_rows]
+    if blind:
+        yield Step(
+            Did.WARN,
+            f"{listed(blind)}: without a key, Postgres now refuses UPDATE and DELETE there; "
+            "`cdc doctor` has the SQL that mends it",
+        )
+
+
+def _topics(
+    client: AdminClient,
+    config: Config,
+    tables: list[inspection.Table],
+    partitions: dict[str, int],
+    *,
+    new: bool,
+) -> Iterator[Step]:
+    """Create what is missing; put the data topics' partition counts into `partitions`."""
+    data = [topics.data_topic(config, each.schema, each.name) for each in tables]
+    own = topics.internal_topics(config)
+    names = [topic.name for topic in own + data]
+    before = topics.counts(client, names)
+    if new:
+        _refuse_used(config, before)
+    actual = topics.ensure(client, config, own + data)
+    partitions.update((topic.name, actual[topic.name]) for topic in data)
+    for kind, some in (("own", own), ("data", data)):
+        created = [topic.name for topic in some if topic.name not in before]
+        if created:
+            yield Step(Did.DONE, f"created {len(created)} {kind} topics: {listed(created)}")
+        else:
+            yield Step(Did.LEFT, f"the {len(some)} {kind} topics exist")
+    odd = [f"{t.name} ({actual[t.name]})" for t in data if actual[t.name] != t.partitions]
+    if odd and new:
+        want = config.log.partitions
+        yield Step(Did.WARN, f"not {want} partitions, and kept so from here on: {listed(odd)}")
+
+
+def _refuse_used(config: Config, present: dict[str, int]) -> None:
+    """Raise where a new log would begin in topics that hold records already."""
+    places = [(name, number) for name, count in present.items() for number in range(count)]
+    used = sorted({name for (name, _), end in reader.end_offsets(config, places).items() if end})
+    if used:
+        raise ConfigError(
+            f"{listed(used)}: topics that hold records already, but no resume record of the "
+            f"pipeline {config.pipeline}",
+            hint="give the pipeline a log.prefix of its own, or delete them with "
+            "`cdc teardown --topics`",
+        )
+
+
+def _begin(
+    connection: psycopg.Connection,
+    config: Config,
+    server: inspection.Server,
+    slot: inspection.Slot | None,
+    partitions: dict[str, int],
+) -> Iterator[Step]:
+    """Create the slot, or take the one that is there, and write where the log begins."""
+    if slot is None:
+        writing = inspection.holders(connection)
+        if writing:
+            yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
+        lsn = source_setup.create_slot(connection, config.slot)
+    else:
+        assert slot.confirmed_flush_lsn is not None
+        lsn = slot.confirmed_flush_lsn
+    try:
+        identity = ResumeIdentity(
+            pipeline=config.pipeline,
+            epoch=1,
+            system_identifier=server.system_identifier,
+            timeline=server.timeline,
+            database=server.database,
+            slot=config.slot,
+            publication=catalog.publication(connection, config.publication),
+            partitions=partitions,
+        )
+        resume.write_first(config, identity, first_position(lsn))
+    except CDCError:
+        # The slot would keep WAL for a pipeline that does not exist; the next try makes another.
+        if slot is None:
+            source_setup.drop_slot(connection, config.slot)
+        raise
+    how = "created the slot" if slot is None else "took over the slot"
+    yield Step(Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while nobody reads")
+    yield Step(Did.DONE, f"wrote the first resume record: the log begins at {lsn}")
+
+
+def first_position(lsn: LSN) -> ResumePosition:
+    """Return the position of a log that is empty and begins at `lsn`."""
+    return ResumePosition(
+        end_lsn=lsn,
+        commit_lsn=LSN(0),
+        ordinal=0,
+        open=False,
+        seq=0,
+        committed_at_us=0,
+        schema_id=0,
+        owner=f"{socket.gethostname()}:{os.getpid()}:setup",
+        at_us=time.time_ns() // 1_000,
+    )
+
+
+def _rows(connection: psycopg.Connection, tables: list[inspection.Table]) -> Iterator[Step]:
+    """Warn about tables whose rows are older than the log."""
+    filled, unread = [], []
+    for table in tables:
+        if not table.may_select:
+            unread.append(str(table))
+            continue
+        count, exact = inspection.count_rows(connection, table)
+        if count:
+            filled.append(f"{table} ({'' if exact else 'about '}{count:,})")
+    if filled:
+        yield Step(
+            Did.WARN,
+            f"rows that were there before the log began are not in it: {listed(filled)}; "
+            "a later UPDATE or DELETE of one is",
+        )
+    if unread:
+        yield Step(
+            Did.WARN, f"may not be read, so unknown whether they hold rows: {listed(unread)}"
+        )
+
+
+# --- taking away ---
+
+
+class Remains(NamedTuple):
+    """What `tear_down` would take away."""
+
+    slot: inspection.Slot | None
+    publication: inspection.Publication | None
+    topics: list[str]
+
+
+def survey(config: Config) -> Remains:
+    """Return what there is of the pipeline."""
+    with connect(config) as connection:
+        slot = inspection.slot(connection, config.slot)
+        publication = inspection.publication(connection, config.publication)
+    return Remains(slot, publication, sorted(topics.existing(topics.admin(config), config.prefix)))
+
+
+def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[Step]:
+    """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams."""
+    with connect(config) as connection:
+        if remains.slot is not None:
+            source_setup.drop_slot(connection, config.slot)
+            kept = size(remains.slot.retained_bytes or 0)
+            yield Step(Did.DONE, f"dropped the slot {config.slot}; it released {kept} of WAL")
+        else:
+            yield Step(Did.LEFT, f"there is no slot {config.slot}")
+        if remains.publication is not None:
+            source_setup.drop_publication(connection, config.publication)
+            yield Step(Did.DONE, f"dropped the publication {config.publication}")
+        else:
+            yield Step(Did.LEFT, f"there is no publication {config.publication}")
+    if not remains.topics:
+        yield Step(Did.LEFT, f"there are no topics {config.prefix}.*")
+    elif with_topics:
+        topics.delete(topics.admin(config), remains.topics)
+        yield Step(Did.DONE, f"deleted {len(remains.topics)} topics: {listed(remains.topics)}")
+    else:
+        yield Step(
+            Did.LEFT,
+            f"{len(remains.topics)} topics {config.prefix}.* stay; they can be read, but not be "
+            "continued: a new pipeline needs another log.prefix, or --topics",
+        )

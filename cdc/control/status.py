@@ -1,0 +1,189 @@
+"""How far the log is, and whether all is well: from the log and the source, without the daemon.
+
+The daemon is asked too, at `http.listen`, but only for what nobody else knows: what it is doing. So
+a daemon that hangs, or is gone, or was never started shows in the same report.
+"""
+
+from __future__ import annotations
+
+import time
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from cdc.control.findings import size
+from cdc.errors import CDCError, Exit
+from cdc.log import reader
+from cdc.log.inspection import newest_frontier
+from cdc.source import inspection
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
+
+_HTTP_TIMEOUT_SECONDS = 2.0
+# A daemon at work moves its resume record every few seconds, also when nothing happens.
+_STALE_SECONDS = 60.0
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and the exit code that says so."""
+
+    what: str
+    hint: str
+    exit_code: int = Exit.FAILED
+
+
+class Status(NamedTuple):
+    """What stands now; None is unknown, and then a problem says why."""
+
+    pipeline: str
+    resume: tuple[ResumeIdentity, ResumePosition] | None
+    frontier: FrontierRecord | None
+    server: inspection.Server | None
+    slot: inspection.Slot | None
+    daemon: dict[str, Any] | None  # the body of /readyz
+    problems: list[Problem]
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """Return the WAL between its end and what the log holds."""
+        if self.server is None or self.resume is None:
+            return None
+        return max(0, self.server.wal_lsn - self.resume[1].end_lsn)
+
+    @property
+    def exit_code(self) -> int:
+        return max((each.exit_code for each in self.problems), default=Exit.OK)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the status as JSON-ready values."""
+        now_us = time.time_ns() // 1_000
+        fields: dict[str, Any] = {
+            "pipeline": self.pipeline,
+            "ok": not self.problems,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.daemon.get("lag_seconds") if self.daemon else None,
+            "resume": None,
+            "frontier": None,
+            "source": None,
+            "slot": self.slot._asdict() if self.slot else None,
+            "daemon": self.daemon,
+            "problems": [each._asdict() for each in self.problems],
+        }
+        if self.resume:
+            identity, position = self.resume
+            fields["resume"] = {
+                "epoch": identity.epoch,
+                "end_lsn": position.end_lsn,
+                "seq": position.seq,
+                "open": position.open,
+                "committed_at_us": position.committed_at_us,
+                "age_seconds": round(max(0, now_us - position.at_us) / 1e6, 3),
+                "owner": position.owner,
+            }
+        if self.frontier:
+            fields["frontier"] = {
+                "lsn": self.frontier.lsn,
+                "seq": self.frontier.seq,
+                "committed_at_us": self.frontier.committed_at_us,
+            }
+        if self.server:
+            fields["source"] = {
+                "database": self.server.database,
+                "version": self.server.version_text,
+                "wal_lsn": self.server.wal_lsn,
+            }
+        return fields
+
+
+def read_status(config: Config) -> Status:
+    """Return what stands now. Servers that do not answer are problems, not exceptions."""
+    problems: list[Problem] = []
+    # The slot first: what it confirms was in the log before, so the log read later must hold it.
+    server, slot = _source(config, problems)
+    resume, frontier = _log(config, problems)
+    daemon = _daemon(config.http.listen)
+    if not problems:
+        problems += _judge(config, resume, slot, daemon)
+    return Status(config.pipeline, resume, frontier, server, slot, daemon, problems)
+
+
+def _log(
+    config: Config, problems: list[Problem]
+) -> tuple[tuple[ResumeIdentity, ResumePosition] | None, FrontierRecord | None]:
+    try:
+        resume = reader.read_resume(config)
+        return resume, newest_frontier(config) if resume else None
+    except CDCError as error:
+        problems.append(Problem(error.what, error.hint, error.exit_code))
+        return None, None
+
+
+def _source(
+    config: Config, problems: list[Problem]
+) -> tuple[inspection.Server | None, inspection.Slot | None]:
+    try:
+        with connect(config) as connection:
+            return inspection.server(connection), inspection.slot(connection, config.slot)
+    except CDCError as error:
+        problems.append(Problem(error.what, error.hint, error.exit_code))
+        return None, None
+
+
+def _daemon(listen: str) -> dict[str, Any] | None:
+    """Return what the daemon says of itself, or None where nobody answers as it would."""
+    host, _, port = listen.rpartition(":")
+    if not listen or port == "0":
+        return None
+    # What listens everywhere is reached on loopback.
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))  # noqa: S104
+    connection = HTTPConnection(host, int(port), timeout=_HTTP_TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        body = orjson.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return body if isinstance(body, dict) and "state" in body else None
+
+
+def _judge(
+    config: Config,
+    resume: tuple[ResumeIdentity, ResumePosition] | None,
+    slot: inspection.Slot | None,
+    daemon: dict[str, Any] | None,
+) -> list[Problem]:
+    """Return what is wrong with a pipeline whose servers all answered."""
+    anew = "`cdc doctor` says what can be done"
+    if resume is None and slot is None:
+        return [Problem(f"the pipeline {config.pipeline} is not set up", "cdc setup", Exit.CONFIG)]
+    if resume is None:
+        return [Problem("the slot exists, but the log has no resume record", anew, Exit.CONFIG)]
+    if slot is None:
+        what = f"the slot {config.slot} is gone, and the changes since the log's end with it"
+        return [Problem(what, anew, Exit.CONFIG)]
+    position = resume[1]
+    problems = []
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        problems.append(Problem(f"the slot {slot.name} is lost", anew, Exit.CONFIG))
+    elif slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > position.end_lsn:
+        what = f"a gap: the slot begins at {slot.confirmed_flush_lsn}, the log ends before"
+        problems.append(Problem(what, anew, Exit.CONFIG))
+    elif slot.wal_status == "unreserved":
+        problems.append(Problem(f"the slot {slot.name} is about to be lost", "cdc run, at once"))
+    if slot.active_pid is None:
+        kept = size(slot.retained_bytes or 0)
+        what = f"no daemon reads from the slot, which keeps {kept} of WAL"
+        problems.append(Problem(what, "cdc run"))
+    elif daemon is not None and not daemon.get("ready"):
+        what = f"the daemon is {daemon.get('state')}: {daemon.get('reason')}"
+        problems.append(Problem(what, "see its log; /readyz has the details"))
+    elif daemon is None and time.time() - position.at_us / 1e6 > _STALE_SECONDS:
+        age = time.time() - position.at_us / 1e6
+        what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
+        problems.append(Problem(what, "see its log, and /readyz where it serves http"))
+    return problems

@@ -1,0 +1,156 @@
+"""What stands in the Kafka cluster, as facts: brokers, topics, transactions. Nothing is changed.
+
+For people and for checks: `cdc doctor` and `cdc status`. One exception proves a thing that no
+question can: `probe_transactions` opens a transactional id of its own, which writes no record.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+# The package imports them without saying that it exports them.
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from cdc.errors import UnavailableError
+from cdc.log import names
+from cdc.log.client import settings, translate, translated
+from cdc.log.reader import consumer
+from cdc.log.records import FrontierRecord, decode
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from cdc.config import Config
+
+_TIMEOUT_SECONDS: Final = 10.0
+_PROBE_SECONDS: Final = 20.0
+_TAIL_OFFSETS: Final = 100
+
+
+class Cluster(NamedTuple):
+    """The cluster, and those settings of one broker that matter to us; `{}` where hidden."""
+
+    cluster_id: str
+    brokers: int
+    settings: dict[str, str]
+
+
+class TopicFacts(NamedTuple):
+    """A topic as it is."""
+
+    name: str
+    partitions: int
+    replicas: int  # of the partition that has fewest
+    in_sync: int  # of the partition that has fewest
+    leaderless: int  # partitions that nobody serves
+    settings: dict[str, str]
+
+
+def cluster(client: AdminClient) -> Cluster:
+    """Return the cluster's facts; raise UnavailableError where no broker answers."""
+    with translated("asking the Kafka cluster about itself"):
+        found = client.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
+    nodes = found.nodes
+    try:
+        values = _settings(client, [ConfigResource(ResourceType.BROKER, str(nodes[0].id))])
+    except KafkaException:
+        values = [{}]  # a principal may be kept from brokers' settings
+    return Cluster(found.cluster_id or "", len(nodes), values[0])
+
+
+def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
+    """Return those of `wanted` that exist."""
+    with translated("listing topics"):
+        listing = client.list_topics(timeout=_TIMEOUT_SECONDS).topics
+    present = [name for name in wanted if name in listing]
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in present]
+    try:
+        values = _settings(client, resources) if resources else []
+    except KafkaException as error:
+        raise translate(error.args[0], "reading the topics' settings") from error
+    facts = {}
+    for name, its in zip(present, values, strict=True):
+        parts = listing[name].partitions.values()
+        facts[name] = TopicFacts(
+            name=name,
+            partitions=len(parts),
+            replicas=min((len(part.replicas) for part in parts), default=0),
+            in_sync=min((len(part.isrs) for part in parts), default=0),
+            leaderless=sum(part.leader < 0 for part in parts),
+            settings=its,
+        )
+    return facts
+
+
+def _settings(client: AdminClient, resources: list[ConfigResource]) -> list[dict[str, str]]:
+    futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+    entries = [futures[each].result() for each in resources]
+    return [{name: entry.value for name, entry in each.items()} for each in entries]
+
+
+def probe_transactions(config: Config) -> None:
+    """See that transactions work, with an id that no daemon uses; raise what `translate` says."""
+    more: dict[str, str | float | bool] = {
+        "transactional.id": f"{config.prefix}.{config.pipeline}.doctor",
+        "transaction.timeout.ms": 10_000,
+    }
+    with translated("opening a transactional id"):
+        producer = Producer(settings(config) | more)
+        producer.init_transactions(_PROBE_SECONDS)
+
+
+def newest_frontier(config: Config) -> FrontierRecord | None:
+    """Return the newest frontier record, or None where there is none.
+
+    Reads only the topic's end: with the data's retention it can hold millions of records.
+    """
+    topic = names.frontier_topic(config.prefix)
+    client = consumer(config)
+    try:
+        with translated(f"looking up the end of {topic}"):
+            if topic not in client.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics:
+                return None
+            part = TopicPartition(topic, 0)
+            low, high = client.get_watermark_offsets(part, timeout=_TIMEOUT_SECONDS)
+        # Behind the last record stand only markers of transactions, unless many were aborted.
+        behind = _TAIL_OFFSETS
+        while True:
+            start = max(low, high - behind)
+            newest = _last_record(client, topic, start, high)
+            if newest is not None:
+                return decode(FrontierRecord, newest, topic)
+            if start == low:
+                return None
+            behind *= 10
+    finally:
+        client.close()
+
+
+def _last_record(client: Consumer, topic: str, start: int, end: int) -> bytes | None:
+    """Return the last committed record's value from `start` to before `end`."""
+    if start >= end:
+        return None
+    client.assign([TopicPartition(topic, 0, start)])
+    newest: bytes | None = None
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        # One at a time: `consume` would wait for its whole timeout once the end is reached.
+        message = client.poll(0.1)
+        if message is None:
+            continue
+        failure = message.error()
+        if failure is None:
+            newest = message.value()
+            if (message.offset() or 0) + 1 >= end:
+                return newest
+        elif failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+            return newest
+        else:
+            raise translate(failure, f"reading {topic}")
+    raise UnavailableError(
+        f"reading {topic}: its end was not reached in {_TIMEOUT_SECONDS:.0f} s",
+        hint="a transaction may hang in the topic, or the brokers are down",
+    )
