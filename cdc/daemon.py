@@ -44,6 +44,7 @@ class Daemon:
         self.health = Health()
         self.metrics = Metrics()
         self.stopping = False
+        self.stop_asked_at = 0.0
         self._backoff_seconds = _BACKOFF_SECONDS[0]
 
     def to(self, state: State, reason: str) -> None:
@@ -58,6 +59,7 @@ class Daemon:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
+        self.stop_asked_at = time.monotonic()
         self.worker.wake()
 
     def run(self) -> Exit:

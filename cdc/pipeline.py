@@ -17,6 +17,7 @@ import os
 import socket
 import time
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
@@ -77,9 +78,9 @@ class Pipeline:
         self.streaming = False
         self.commit: Future[None] | None = None
         self.commit_began_at = self.batch_began_at = self.moved_at = time.monotonic()
+        self._closing = ExitStack()
         self.stream = Stream(config, self.worker.wake_fd)
-        self.publisher = Publisher(config)
-        self.admin = topics.admin(config)
+        self._closing.callback(self.stream.close)
 
     # -- the start, in the order that makes it safe ------------------------------------------------
 
@@ -89,6 +90,9 @@ class Pipeline:
         system_identifier, timeline = stream.identify()
         stream.start()
         failpoints.reach("after_slot")
+        self.publisher = Publisher(config)
+        self._closing.callback(self.publisher.abandon)
+        self.admin = topics.admin(config)
         self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
         self.aside(self.publisher.open)
         failpoints.reach("after_fence")
@@ -102,6 +106,7 @@ class Pipeline:
         identity, position = resumed
         pinned = list(identity.partitions)
         self.sql = self.aside(lambda: connect(config))
+        self._closing.callback(self.sql.close)
         found = continuity.Found(
             system_identifier,
             timeline,
@@ -351,13 +356,11 @@ class Pipeline:
             self.daemon.health.beat()
             self.stream.wait(TURN_SECONDS, for_frames=False)
             self.worker.drain()
-            if self.daemon.stopping and not self.streaming:
+            grace = STOP_SECONDS if self.streaming else 0.0
+            if self.daemon.stopping and time.monotonic() > self.daemon.stop_asked_at + grace:
                 raise StoppedError
         return future.result()
 
     def close(self) -> None:
         """Give the slot back and let go of the producer; what it has not committed is replayed."""
-        self.publisher.abandon()
-        self.stream.close()
-        if hasattr(self, "sql"):
-            self.sql.close()
+        self._closing.close()

@@ -15,7 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.decode import messages, pgoutput
-from cdc.errors import CDCError, ProtocolError
+from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
 from cdc.log.encoder import KIND, Encoder
 
@@ -84,8 +84,8 @@ class Sequencer:
 
     @property
     def replaying(self) -> bool:
-        """Whether the log already holds all of the transaction that is being read."""
-        return self.in_transaction and self._skip == _WHOLE
+        """Whether the log already holds the next change of the transaction being read."""
+        return self.in_transaction and self.ordinal < self._skip
 
     @property
     def events(self) -> int:
@@ -188,12 +188,10 @@ class Sequencer:
             raise ProtocolError("a transaction begins inside another")
         self.in_transaction = True
         resume = self._resume
-        if begin.final_lsn > resume.commit_lsn:
-            self._skip = 0
-        elif begin.final_lsn == resume.commit_lsn and resume.open:
+        if resume.open and begin.final_lsn == resume.commit_lsn:
             self._skip = resume.ordinal
         else:
-            self._skip = _WHOLE
+            self._skip = _WHOLE if begin.final_lsn < resume.end_lsn else 0
         self.ordinal = 0
         self.transaction_lsn, us = begin.final_lsn, begin.commit_time_us
         times = (us // 1000, us, us)
@@ -204,13 +202,21 @@ class Sequencer:
     def _commit(self, commit: messages.Commit) -> None:
         if not self.in_transaction or commit.commit_lsn != self.transaction_lsn:
             raise ProtocolError(f"commit {commit.commit_lsn} ends no transaction that began")
-        if commit.end_lsn < self.end_lsn and not self.replaying:
-            raise ProtocolError(f"commit end {commit.end_lsn} after {self.end_lsn}")
-        if not self.replaying:
-            self.end_lsn = commit.end_lsn
-            self.commit_lsn = commit.commit_lsn
-            self.committed_at_us = commit.commit_time_us
         self.in_transaction = False
+        if self._skip == _WHOLE:
+            return
+        if self.ordinal < self._skip:
+            raise GapError(
+                f"transaction {commit.commit_lsn} ends after {self.ordinal} changes, the log holds"
+                f" {self._skip} of it",
+                hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup`"
+                " and a snapshot, begin anew",
+            )
+        if commit.end_lsn < self.end_lsn:
+            raise ProtocolError(f"commit end {commit.end_lsn} comes after {self.end_lsn}")
+        self.end_lsn = commit.end_lsn
+        self.commit_lsn = commit.commit_lsn
+        self.committed_at_us = commit.commit_time_us
 
     def _update(self, table: Table, frame: bytes) -> None:
         """Publish an update that carries an old image; a changed key is a delete and a create."""

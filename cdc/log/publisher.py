@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaException, Producer
 
-from cdc.errors import InvariantError
+from cdc.errors import ConfigError, InvariantError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
 if TYPE_CHECKING:
@@ -88,7 +88,16 @@ class Publisher:
             # One report a partition and chunk is enough: it tells the newest offset.
             messages[-1]["callback"] = self._delivered
             with translated(f"producing to {partition.topic}"):
-                queued = self._producer.produce_batch(partition.topic, messages, partition.number)
+                try:
+                    queued = self._producer.produce_batch(
+                        partition.topic, messages, partition.number
+                    )
+                except BufferError as error:
+                    raise ConfigError(
+                        "the producer's queue is full within one batch",
+                        hint="lower batch.max_events and batch.max_bytes, or take queue.buffering.*"
+                        " out of log.kafka",
+                    ) from error
             if queued != len(messages):
                 self._refused(partition.topic, messages[queued:])
         self._producer.poll(0)
