@@ -29,9 +29,7 @@ class Found(NamedTuple):
     partitions: dict[str, int]  # of the pinned topics that exist
 
 
-def check(
-    config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found
-) -> None:
+def check(config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found) -> None:
     """Raise GapError or ConfigError where the stream does not continue the log."""
     _same_writer(config, identity)
     _same_source(identity, found)
@@ -101,7 +99,7 @@ def _same_topics(identity: ResumeIdentity, found: Found) -> None:
             )
         if actual != pinned:
             raise ConfigError(
-                f"topic {topic} has {actual} partitions, the resume record pins {pinned}: keys would"
-                " change partition and lose their order",
+                f"topic {topic} has {actual} partitions, the resume record pins {pinned}: keys"
+                " would change partition and lose their order",
                 hint=_ANEW,
             )

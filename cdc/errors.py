@@ -31,7 +31,7 @@ class Exit(IntEnum):
 
 
 class CDCError(Exception):
-    """An error with a remedy. Halts unless its class says otherwise: retrying blindly hides gaps."""
+    """An error with a remedy. Halts unless its class says otherwise: a blind retry hides gaps."""
 
     policy = Policy.HALT
     exit_code = Exit.BUG

@@ -87,4 +87,6 @@ def translate(error: KafkaError, doing: str) -> CDCError:
         return OutcomeUnknownError(
             what, hint="the daemon starts over from the resume record by itself"
         )
-    return UnavailableError(what, hint="see that the brokers run and log.bootstrap_servers is right")
+    return UnavailableError(
+        what, hint="see that the brokers run and log.bootstrap_servers is right"
+    )

@@ -124,11 +124,11 @@ class RowSource:
         everything = range(len(self._labels))
         values = "".join(f"v{i}, " for i in everything)
         key = "".join(f"v{i}, " for i in self.key_columns)
-        return [
-            "    if q != len(b): raise malformed(b)",
+        result = (
             f"    return {f'KEY % ({key})' if key else 'None'}, EVENT % (before, {values}tx,"
-            " unchanged(gaps) if gaps else NOTHING, lsn, ordinal, seq, op, times)",
-        ]
+            " unchanged(gaps) if gaps else NOTHING, lsn, ordinal, seq, op, times)"
+        )
+        return ["    if q != len(b): raise malformed(b)", result]
 
     def compile(self) -> dict[str, Any]:
         """Return the functions `new`, `after` and `old`."""

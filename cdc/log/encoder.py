@@ -39,7 +39,7 @@ Values = tuple[bytes | None, ...]
 class New(Protocol):
     """Return key and event of a frame whose new tuple stands right behind the relation id."""
 
-    def __call__(  # noqa: D102, PLR0913 - positional and flat: it runs once a row
+    def __call__(
         self, b: bytes, op: bytes, seq: int, ordinal: int, tx: bytes, times: bytes, /
     ) -> tuple[bytes | None, bytes]: ...
 
@@ -84,7 +84,7 @@ class Encoder:
         columns, row = self._rows[_K]
         return row % tuple(values[i] for i in columns) if columns else None
 
-    def after(  # noqa: PLR0913 - one row's parts, flat as in `new`
+    def after(  # noqa: PLR0913, PLR0917 - one row's parts, flat as in `new`
         self, b: bytes, q: int, before: bytes, olds: Values, op: bytes, seq: int, ordinal: int,
         tx: bytes, times: bytes,
     ) -> tuple[bytes | None, bytes]:  # fmt: skip
@@ -96,7 +96,7 @@ class Encoder:
         )
         return result
 
-    def delete(  # noqa: PLR0913
+    def delete(
         self, lsn: int, before: bytes, seq: int, ordinal: int, tx: bytes, times: bytes
     ) -> bytes:
         """Return a delete event."""

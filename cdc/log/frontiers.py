@@ -63,7 +63,7 @@ class Frontiers:
         return tuple((*place, count) for place, count in sorted(self._pending.items()))
 
     def committed(self, position: ResumePosition, ends: dict[Place, int]) -> None:
-        """Note that the Kafka transaction with `position` is in the log, and its partitions' ends."""
+        """Note that the log holds `position`'s Kafka transaction; `ends` are its partitions'."""
         self._committed = position
         self._ends.update(ends)
 

@@ -24,7 +24,9 @@ def write_first(
     publisher.commit()
 
 
-def add(publisher: Publisher, config: Config, *parts: records.ResumeIdentity | records.ResumePosition) -> None:
+def add(
+    publisher: Publisher, config: Config, *parts: records.ResumeIdentity | records.ResumePosition
+) -> None:
     """Add parts of the resume record to the publisher's transaction."""
     topic = names.resume_topic(config.prefix)
     for part in parts:

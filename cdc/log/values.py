@@ -25,8 +25,8 @@ TEXT: Final = 'dumps(str(b[p:q], "utf-8"))'  # a strict decode: invalid UTF-8 ra
 BOOL: Final = "TRUE if b[p] == 116 else FALSE"
 # Only the everyday shape is rewritten in place: `YYYY-MM-DD hh:mm:ss[.f]+00`.
 INSTANT: Final = (
-    'INSTANT_FORMAT % (b[p:p + 10], b[p + 11:q - 3])'
-    ' if b[q - 3:q] == UTC and b[p + 10] == 32 else QUOTE % b[p:q]'
+    "INSTANT_FORMAT % (b[p:p + 10], b[p + 11:q - 3])"
+    " if b[q - 3:q] == UTC and b[p + 10] == 32 else QUOTE % b[p:q]"
 )
 FLOAT: Final = "floating(b[p:q])"
 BYTEA: Final = "bytea(b[p:q])"

@@ -102,4 +102,6 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
 
 
 def _place(given: dict[str, Any]) -> str:
-    return f"{given.get('host', 'local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+    return (
+        f"{given.get('host', 'local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+    )

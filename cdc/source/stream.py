@@ -108,7 +108,7 @@ class Stream:
         return frames
 
     def wait(self, seconds: float, *, for_frames: bool) -> None:
-        """Return when the wake fd is readable, `seconds` have passed, or, if asked, bytes arrive."""
+        """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 
     def confirm(self, lsn: LSN) -> None:
