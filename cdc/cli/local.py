@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from dataclasses import asdict
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _SERVERS: Final = ("postgres", "kafka", "redis", "opensearch")
 _MAJORS: Final = ("14", "15", "16", "17", "18")
 _FOLLOW_SECONDS: Final = 0.3
+_INTERRUPTED: Final = 130  # as shells say it: ended by SIGINT
 
 _home = click.option(
     "--home",
@@ -57,9 +59,14 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
 
     began = time.monotonic()
     stack = LocalStack(home, progress=Terminal())
-    ends = stack.up(
-        servers or DEFAULT_SERVERS, pg_major=None if pg_major is None else int(pg_major)
-    )
+    major = None if pg_major is None else int(pg_major)
+    try:
+        ends = stack.up(servers or DEFAULT_SERVERS, pg_major=major)
+    except KeyboardInterrupt:
+        click.echo("cdc: interrupted; what has arrived is kept", err=True)
+        next_step("`cdc local up` goes on; `cdc local down` stops what runs")
+        # At once: threads that download or wait for a server cannot be broken off.
+        os._exit(_INTERRUPTED)
     if as_json:
         print_json(asdict(ends))
         return

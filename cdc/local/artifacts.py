@@ -112,8 +112,18 @@ class ArtifactCache:
 
     @contextmanager
     def _held(self, name: str) -> Iterator[None]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with file_lock(self.root / f"{name}.lock", _LOCK_TIMEOUT_SECONDS):
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalStackError(
+                f"the download folder {self.root} cannot be made: {error.strerror}",
+                hint="choose another with LOCKSTEP_CACHE",
+            ) from error
+
+        def waiting() -> None:
+            self._progress.step(name, "waiting for another process that fetches it")
+
+        with file_lock(self.root / f"{name}.lock", _LOCK_TIMEOUT_SECONDS, waiting):
             yield
 
     def _fetch_one(self, artifact: Artifact, folder: Path) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from cdc.local.process import ProcessId
 
 _LOG_LIMIT_BYTES: Final = 10 * 1024 * 1024  # enough for a day of warnings
 _LOGS_KEPT: Final = 3
+_MOMENT_SECONDS: Final = 1.0
 _LOCK_TIMEOUT_SECONDS: Final = 300.0  # a first start downloads while it holds the lock
 
 
@@ -55,8 +56,14 @@ class Home:
         self.data = self.path / "data"
 
     def make(self) -> None:
-        for folder in (self.path, self.run, self.logs, self.data):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (self.path, self.run, self.logs, self.data):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalStackError(
+                f"the stack's folder {self.path} cannot be made: {error.strerror}",
+                hint="choose another with --home or LOCKSTEP_HOME",
+            ) from error
 
     def state(self, name: str) -> ServerState:
         try:
@@ -101,24 +108,33 @@ class Home:
         os.truncate(log, 0)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         """Hold the stack: whoever starts or stops servers here waits for whoever already does."""
         self.make()
-        with file_lock(self.path / "lock", _LOCK_TIMEOUT_SECONDS):
+        with file_lock(self.path / "lock", _LOCK_TIMEOUT_SECONDS, waiting):
             yield
 
 
 @contextmanager
-def file_lock(path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Hold an exclusive lock that the kernel drops with its holder, however that ends."""
-    deadline = time.monotonic() + timeout_seconds
+def file_lock(
+    path: Path, timeout_seconds: float, waiting: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Hold an exclusive lock that the kernel drops with its holder, however that ends.
+
+    Calls `waiting` once if someone else holds it for more than a moment.
+    """
+    began = time.monotonic()
     with path.open("ab") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - began
+                if waiting is not None and waited > _MOMENT_SECONDS:
+                    waiting()
+                    waiting = None
+                if waited > timeout_seconds:
                     raise LocalStackError(
                         f"{path} is still held by another process after {timeout_seconds:.0f} s",
                         hint=f"find it with: fuser -v {path}",

@@ -110,14 +110,28 @@ class LocalStack:
         servers = [self[name] for name in names]
         chosen = settings or {}
         versions = {} if pg_major is None else {"postgres": str(pg_major)}
-        with self.home.lock(), ThreadPoolExecutor(len(servers) or 1) as pool:
+
+        def waiting() -> None:
+            self._progress.step("stack", "waiting for another command that starts or stops it")
+
+        with self.home.lock(waiting):
             self._watch()
-            started = [
-                pool.submit(server.start, versions.get(server.name), chosen.get(server.name))
-                for server in servers
-            ]
-            for each in started:
-                each.result()
+            pool = ThreadPoolExecutor(len(servers) or 1)
+            try:
+                started = [
+                    pool.submit(server.start, versions.get(server.name), chosen.get(server.name))
+                    for server in servers
+                ]
+                for each in started:
+                    each.result()
+            except KeyboardInterrupt:
+                # Whoever interrupts is about to leave, and a download may take minutes.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            except Exception:
+                pool.shutdown()  # the others go on, so that the next `up` finds them
+                raise
+            pool.shutdown()
         return self.endpoints()
 
     def start(self, name: str) -> None:
