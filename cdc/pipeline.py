@@ -322,7 +322,11 @@ class Pipeline:
         config, sequencer = self.config, self.sequencer
         facts = self.aside(lambda: catalog.table_facts(self.sql, relation.relation_id))
         version, new = self.relations.version(
-            relation, facts, sequencer.types, sequencer.transaction_lsn, replaying=sequencer.replaying
+            relation,
+            facts,
+            sequencer.types,
+            sequencer.transaction_lsn,
+            replaying=sequencer.replaying,
         )
         count = self.identity.partitions.get(version.topic)
         if count is None:

@@ -116,7 +116,7 @@ class Sequencer:
         seq, ordinal, size, index = self.seq, self.ordinal, 0, at
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
-            for index in range(at, len(frames)):  # noqa: B007 - read by the handlers below
+            for index in range(at, len(frames)):
                 frame = frames[index]
                 tag = frame[PAYLOAD]
                 if tag == _INSERT:
@@ -141,7 +141,9 @@ class Sequencer:
                 ordinal += 1
                 size += len(value)
         except KeyError:
-            raise _located(frames[index], ProtocolError("a row of no table or transaction")) from None
+            raise _located(
+                frames[index], ProtocolError("a row of no table or transaction")
+            ) from None
         except CDCError as error:
             raise _located(frames[index], error) from error
         except (struct.error, IndexError, ValueError, OverflowError) as error:
@@ -157,7 +159,7 @@ class Sequencer:
 
     def _other(self, tag: int, frame: bytes) -> messages.Relation | None:
         """Take one message that is not a plain new row; return a relation to describe."""
-        if tag == _UPDATE or tag == _DELETE:
+        if tag == _UPDATE or tag == _DELETE:  # noqa: PLR1714, SIM109 - a tuple would be built
             table = self._known()[frame[_RELATION]]
             self.ordinal += 1
             if self.ordinal > self._skip:
@@ -209,8 +211,8 @@ class Sequencer:
             raise GapError(
                 f"transaction {commit.commit_lsn} ends after {self.ordinal} changes, the log holds"
                 f" {self._skip} of it",
-                hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup`"
-                " and a snapshot, begin anew",
+                hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc"
+                " setup` and a snapshot, begin anew",
             )
         if commit.end_lsn < self.end_lsn:
             raise ProtocolError(f"commit end {commit.end_lsn} comes after {self.end_lsn}")

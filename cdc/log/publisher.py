@@ -42,24 +42,20 @@ class Publisher:
         self._abandoned = False
         # Room for a whole batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
+        ours: dict[str, str | float | bool] = {
+            "transactional.id": f"{config.prefix}.{config.pipeline}",
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
+            "compression.type": "lz4",
+            # Batches fill while a transaction is open; its commit sends what is left.
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": max(1_000_000, 8 * config.batch.max_events),
+            "queue.buffering.max.kbytes": min(kbytes, 2_097_151),
+            "message.max.bytes": MAX_MESSAGE_BYTES,
+            "socket.nagle.disable": True,
+        }
         with translated("creating a producer"):
-            self._producer = Producer(
-                settings(
-                    config,
-                    **{
-                        "transactional.id": f"{config.prefix}.{config.pipeline}",
-                        "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
-                        "compression.type": "lz4",
-                        # Batches fill while a transaction is open; its commit sends what is left.
-                        "linger.ms": 20,
-                        "batch.size": 1_000_000,
-                        "queue.buffering.max.messages": max(1_000_000, 8 * config.batch.max_events),
-                        "queue.buffering.max.kbytes": min(kbytes, 2_097_151),
-                        "message.max.bytes": MAX_MESSAGE_BYTES,
-                        "socket.nagle.disable": True,
-                    },
-                )
-            )
+            self._producer = Producer(settings(config, **ours))
 
     def open(self) -> None:
         """Fence every older writer of this pipeline and end its open transaction. Blocks."""
@@ -151,4 +147,6 @@ class Publisher:
         errors = [m["_error"] for m in messages if "_error" in m]
         if errors:
             raise translate(errors[0], f"producing to {topic}")  # type: ignore[arg-type]
-        raise InvariantError(f"{len(messages)} messages for {topic} were neither queued nor refused")
+        raise InvariantError(
+            f"{len(messages)} messages for {topic} were neither queued nor refused"
+        )
