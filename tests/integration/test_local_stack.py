@@ -118,28 +118,26 @@ def test_redis_and_opensearch_keep_their_data_over_kill_9(stack_home: Path) -> N
 
 
 def test_the_command_brings_up_shows_and_takes_down(stack_home: Path) -> None:
-    def cdc(*arguments: str) -> tuple[int, str]:
+    def cdc(*arguments: str) -> tuple[int, str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "cdc.cli.main", "local", *arguments, "--home", stack_home],
             capture_output=True,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        return done.returncode, done.stdout, done.stderr
 
     assert cdc("status")[0] == 1
-    code, said = cdc("up", "postgres", "redis")
-    assert code == 0, said
-    assert "next:" in said
-    code, said = cdc("status", "--json")
+    code, _, told = cdc("up", "postgres", "redis")
+    assert code == 0, told
+    assert "next:" in told
+    code, said, _ = cdc("status", "--json")
     assert code == 0
     up = {each["name"]: each["url"] for each in json.loads(said) if each["running"]}
     assert up.keys() == {"postgres", "redis"}
     psycopg.connect(up["postgres"]).close()
-    code, said = cdc("logs", "postgres", "-n", "5")
-    assert "ready to accept connections" in said
-    code, said = cdc("down")
-    assert "stopped postgres, redis" in said
+    assert "ready to accept connections" in cdc("logs", "postgres", "-n", "5")[1]
+    assert "stopped postgres, redis" in cdc("down")[1]
     assert cdc("status")[0] == 1
 
 
