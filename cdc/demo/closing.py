@@ -43,10 +43,10 @@ def _chaos_lines(outcome: Outcome) -> list[str]:
     each = ", ".join(f"{count} {what}" for what, count in counts.items()) or "none"
     slowest = max((kill.recovered_seconds or 0 for kill in kills), default=0)
     held = outcome.proof is not None and outcome.proof.equal
-    verdict = "nothing lost, nothing twice, nothing out of order; " if held else ""
+    verdict = "nothing lost, twice or out of order; " if held else ""
     summary = (
         f"chaos: {len(kills)} kill -9 ({each}), seed {outcome.options.seed}: {verdict}"
-        f"flowing again after {slowest:.1f} s at most"
+        f"slowest recovery {slowest:.1f} s"
     )
     return [summary]
 

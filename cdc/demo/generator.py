@@ -7,7 +7,8 @@ with whoever holds its stdin, SIGKILL included. Each writer keeps its connection
 lives and makes a new one after Postgres was away. What a writer does follows from the seed; how the
 writers interleave, and which commits a killed server loses, does not.
 
-Prints one JSON line a second and a last one when it ends: what was committed and rolled back.
+Prints a JSON line four times a second and a last one at its end: what was committed and rolled
+back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cdc.demo.schema import ACCOUNTS, OPENING_BALANCE
 
 WRITERS: Final = 4
 _ROLLED_BACK: Final = 0.03  # share of transactions that their writer takes back
-_REPORT_SECONDS: Final = 1.0
+_REPORT_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 0.2
 _CONNECT_SECONDS: Final = 3
 # After an outage the lost time is not caught up: a burst would hide the rate asked for.

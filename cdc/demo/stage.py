@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import psutil
 import psycopg
 import yaml
 from psycopg.conninfo import make_conninfo
@@ -108,22 +109,22 @@ class Stage:
         self._progress = progress
         self._outcome = Outcome(options)
         self._interrupts = Interrupts()
-        self._entered = time.time()
+        self._entered = psutil.Process().create_time()
 
     def run(self) -> Outcome:
         with claimed(self._options.home, keep=self._options.keep) as home, ExitStack() as stack:
-            servers = LocalStack(home.path, progress=self._progress, tied=True)
             try:
-                config = self._prepare(home, servers, stack)
-                self._play(home, config, servers, stack)
+                config = self._prepare(home, stack)
+                self._play(home, config, stack)
             finally:
                 self._interrupts.ignore()
         return self._outcome
 
     # -- before the first change ------------------------------------------------------------
 
-    def _prepare(self, home: Home, servers: LocalStack, stack: ExitStack) -> Config:
+    def _prepare(self, home: Home, stack: ExitStack) -> Config:
         """Bring the servers up, the schema and the pipeline into being."""
+        servers = LocalStack(home.path, progress=self._progress, tied=True)
         up: Future[Endpoints] = Future()
         threading.Thread(
             target=_settle, args=(up, lambda: servers.up(_SERVERS)), daemon=True
@@ -154,7 +155,7 @@ class Stage:
 
     # -- while changes flow -----------------------------------------------------------------
 
-    def _play(self, home: Home, config: Config, servers: LocalStack, stack: ExitStack) -> None:
+    def _play(self, home: Home, config: Config, stack: ExitStack) -> None:
         options = self._options
         daemon = Daemon(home, home.path / "lockstep.yaml", config)
         stack.callback(daemon.stop)
@@ -166,6 +167,8 @@ class Stage:
         for thread in (listener, asker):
             stack.callback(thread.close)
             thread.start()
+        # Silent from here on: lines about restarts would tear the picture.
+        servers = LocalStack(home.path)
         chaos = Chaos(servers, daemon, flow, options.seed) if options.chaos else None
         began = time.time()
         turn = self._turn(flow, began, daemon, generator, listener, asker)

@@ -173,18 +173,16 @@ def _tables(scene: Scene) -> Table:
         grouped(flow.changes.total),
         f"{flow.changes.per_second(now):.0f}",
         style="bold",
-        end_section=True,
     )
-    shown.add_row("committed", grouped(scene.written), style="dim")
     return shown
 
 
 def _events(flow: Flow) -> Table:
-    shown = Table(box=None, padding=(0, 1), header_style="bold")
+    shown = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
     shown.add_column("seq", justify="right", min_width=7)
     shown.add_column("op", min_width=8)
     shown.add_column("table", min_width=8)
-    shown.add_column("key", no_wrap=True, overflow="ellipsis", max_width=36)
+    shown.add_column("key", no_wrap=True, overflow="ellipsis", ratio=1)
     shown.add_column("late", justify="right", min_width=8)
     for each in flow.last:
         style = _OP_STYLES.get(each.op, "")
@@ -194,21 +192,33 @@ def _events(flow: Flow) -> Table:
     return shown
 
 
-def _standing(scene: Scene) -> Table:
+def _standing(scene: Scene) -> Group:
     flow, now = scene.flow, scene.now
     late = flow.lateness_ms()
-    shown = Table.grid(padding=(0, 3))
-    who = f"pid {scene.daemon_pid}" if scene.daemon_pid else "no process"
-    again = f", start {scene.daemon_starts}" if scene.daemon_starts > 1 else ""
-    shown.add_row(
+    log = _spaced(
         _labelled("frontier", str(flow.frontier.lsn) if flow.frontier else "none yet"),
         _labelled("seq", grouped(flow.frontier.seq) if flow.frontier else "-"),
         _labelled("late", f"{late[0]:.0f} ms, p99 {late[1]:.0f} ms" if late else "-"),
         _labelled("Kafka transactions", f"{flow.transactions.per_second(now):.0f}/s"),
+    )
+    who = f"pid {scene.daemon_pid}" if scene.daemon_pid else "no process"
+    again = f", start {scene.daemon_starts}" if scene.daemon_starts > 1 else ""
+    daemon = _spaced(
         _labelled("daemon", scene.daemon, _STATE_STYLES.get(scene.daemon, "yellow"))
         + Text(f" ({who}{again})", "dim"),
+        _labelled("committed, not yet in the log", grouped(_waiting(scene))),
+        _labelled("running for", f"{now - scene.began:.0f} s"),
     )
-    return shown
+    return Group(log, daemon)
+
+
+def _waiting(scene: Scene) -> int:
+    # The generator reports four times a second, so that the log is ahead of its count at rest.
+    return max(0, scene.written - scene.flow.changes.total)
+
+
+def _spaced(*parts: Text) -> Text:
+    return Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
 
 
 def _labelled(label: str, value: str, style: str = "bold") -> Text:

@@ -1,0 +1,177 @@
+"""What the demo's view counts, and how it is shown and summed up."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import orjson
+import pytest
+from rich.console import Console
+
+from cdc.demo.closing import closing_json, closing_lines
+from cdc.demo.flow import WINDOW_SECONDS, Flow, Kill
+from cdc.demo.proof import Proof
+from cdc.demo.stage import Options, Outcome
+from cdc.demo.tail import Seen
+from cdc.demo.view import Lines, Scene, Screen, draw, line
+from cdc.events import LSN, Frontier
+from cdc.log import records
+
+NOW = 1_800_000_000.0
+FRONTIERS = "demo.cdc.frontier"
+
+
+def change(seq: int, committed: float, op: str = "c", table: str = "users") -> Seen:
+    source = {"schema": "public", "table": table, "seq": seq}
+    value = orjson.dumps({"op": op, "source": source, "ts_us": round(committed * 1e6)})
+    return Seen(f"demo.public.{table}", 0, seq, b'{"id":%d}' % seq, value, 0)
+
+
+def frontier(seq: int) -> Seen:
+    record = records.FrontierRecord(
+        pipeline="demo", epoch=1, lsn=LSN(0x3A4B5C8), seq=seq, committed_at_us=0, partitions=()
+    )
+    return Seen(FRONTIERS, 0, seq, b"{}", records.encode(record), 0)
+
+
+@pytest.fixture
+def flow() -> Flow:
+    """A hundred changes in a second, each 20 ms late, one frontier after every tenth."""
+    flow = Flow(FRONTIERS)
+    for seq in range(1, 101):
+        committed = NOW + seq / 100
+        flow.take(
+            change(seq, committed, "cud"[seq % 3], ("users", "orders")[seq % 2]), committed + 0.02
+        )
+        if seq % 10 == 0:
+            flow.take(frontier(seq), committed + 0.02)
+    return flow
+
+
+def scene(flow: Flow, now: float = NOW + 1.1) -> Scene:
+    return Scene(flow, "Lockstep demo", NOW, now, 120, "streaming", 4711, 2)
+
+
+def rendered(flow: Flow, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(draw(scene(flow), width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_changes_are_counted_by_table_and_kind(flow: Flow) -> None:
+    assert flow.changes.total == 100
+    assert flow.tables["users"].rate.total == flow.tables["orders"].rate.total == 50
+    assert sum(table.ops["d"] for table in flow.tables.values()) == 33
+    assert flow.frontier is not None
+    assert flow.frontier.seq == 100
+
+
+def test_rates_are_those_of_the_last_seconds(flow: Flow) -> None:
+    assert flow.changes.per_second(NOW + 1.1) == 100 / WINDOW_SECONDS
+    assert flow.transactions.per_second(NOW + 1.1) == 10 / WINDOW_SECONDS
+    assert flow.changes.per_second(NOW + 60) == 0
+
+
+def test_lateness_is_from_commit_to_arrival(flow: Flow) -> None:
+    late = flow.lateness_ms()
+    assert late is not None
+    assert late == pytest.approx((20, 20), abs=0.1)
+    assert flow.overall_lateness_ms() == (20, 20)
+
+
+def test_a_kill_is_recovered_from_by_what_was_committed_after_it(flow: Flow) -> None:
+    kill = Kill("broker", NOW + 2)
+    flow.kills.append(kill)
+    flow.take(change(101, NOW + 1.9), NOW + 9)
+    assert kill.recovered_seconds is None
+    flow.take(change(102, NOW + 2.5), NOW + 9.5)
+    assert kill.recovered_seconds == 7.5
+
+
+def test_tombstones_are_not_changes(flow: Flow) -> None:
+    flow.take(Seen("demo.public.users", 0, 999, b"{}", None, 0), NOW)
+    assert flow.changes.total == 100
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_picture_fits_its_terminal_and_tells_what_matters(flow: Flow, width: int) -> None:
+    flow.kills.append(Kill("Postgres", NOW + 0.5, 3.2))
+    text = rendered(flow, width)
+    assert all(len(row) <= width for row in text.splitlines())
+    for needed in ("0/3A4B5C8", "20 ms", "streaming", "kill -9 Postgres", "3.2 s", "orders"):
+        assert needed in text
+
+
+def test_a_line_tells_the_same_without_a_terminal(flow: Flow) -> None:
+    text = line(scene(flow))
+    assert "100 changes in the log" in text
+    assert "frontier 0/3A4B5C8" in text
+    assert "late 20 ms" in text
+
+
+def test_lines_wait_for_the_first_change_and_then_come_every_other_second(flow: Flow) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Lines(console) as view:
+        view.show(scene(Flow(FRONTIERS)))
+        view.show(scene(flow))
+        view.show(scene(flow))
+    assert isinstance(console.file, io.StringIO)
+    assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_a_screen_leaves_the_last_picture_behind(flow: Flow) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Screen(console) as view:
+        view.show(scene(flow))
+    assert isinstance(console.file, io.StringIO)
+    assert "in the log" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+
+
+def outcome(*findings: str, chaos: bool = False) -> Outcome:
+    options = Options(Path("home"), 60.0, chaos, seed=7, rate=300, keep=False)
+    last = Frontier(1, LSN(0x3A4B5C8), 18412, 0, ())
+    proof = Proof(not findings, 8, 5210, 18412, 18412, last, findings)
+    kills = [Kill("daemon", NOW, 1.5), Kill("broker", NOW, 7.25), Kill("daemon", NOW, 1.0)]
+    return Outcome(options, proof, 60.0, 5.4, (8, 21, 90), kills if chaos else [])
+
+
+def test_the_closing_line_tells_the_whole_outcome() -> None:
+    (told,) = closing_lines(outcome())
+    assert told == (
+        "demo: 18 412 changes in 60 s, 8 tables, 5 210 rows: the log equals the database"
+        " (frontier 0/3A4B5C8, seq 18412)"
+    )
+
+
+def test_chaos_is_told_in_one_line_more() -> None:
+    lines = closing_lines(outcome(chaos=True))
+    assert lines[0] == (
+        "chaos: 3 kill -9 (2 daemon, 1 broker), seed 7: nothing lost, twice or out of order;"
+        " slowest recovery 7.2 s"
+    )
+    assert len(lines) == 2
+
+
+def test_findings_are_told_one_a_line_and_chaos_claims_nothing() -> None:
+    lines = closing_lines(outcome("seq 7 is missing from the log", chaos=True))
+    assert "nothing lost" not in lines[0]
+    assert "does NOT equal" in lines[1]
+    assert lines[2] == "  seq 7 is missing from the log"
+
+
+def test_the_json_outcome_holds_what_programs_ask_for() -> None:
+    told = orjson.loads(closing_json(outcome("seq 7 is missing from the log", chaos=True)))
+    assert told["equal"] is False
+    assert told["findings"] == ["seq 7 is missing from the log"]
+    assert told["late"] == {"p50_ms": 8, "p99_ms": 21, "max_ms": 90}
+    assert [kill["what"] for kill in told["kills"]] == ["daemon", "broker", "daemon"]
+
+
+def test_an_outcome_without_a_proof_says_so() -> None:
+    unproven = outcome()
+    unproven.proof = None
+    assert "without a proof" in closing_lines(unproven)[0]
+    assert orjson.loads(closing_json(unproven))["equal"] is None
