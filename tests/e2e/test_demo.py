@@ -1,0 +1,110 @@
+"""`cdc demo` from an empty folder to its closing line, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def demo(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the demo in `home`; whatever becomes of it, nothing of it is left."""
+    argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), *options]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+            wait_until_nothing_runs(home)
+
+
+def outcome(home: Path, *options: str) -> dict[str, Any]:
+    with demo(home, "--json", *options) as child:
+        out, err = child.communicate(timeout=240)
+        assert child.returncode == 0, err
+        result: dict[str, Any] = json.loads(out)
+        assert left_running(home) == []
+    assert result["equal"] is True
+    assert result["findings"] == []
+    return result
+
+
+def left_running(home: Path) -> list[str]:
+    """Return the command lines of processes that work in `home`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if process.pid != os.getpid() and (
+            any(str(home) in word for word in words)
+            or (process.info["cwd"] or "").startswith(str(home))
+        ):
+            found.append(" ".join(words))
+    return found
+
+
+def wait_until_nothing_runs(home: Path) -> None:
+    deadline = time.monotonic() + 60
+    while left := left_running(home):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def read_until(child: subprocess.Popen[str], text: str) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if text in line:
+            return
+    pytest.fail(f"the demo ended before it said {text!r}")
+
+
+def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None:
+    """Eight tables, every event counted, every server gone, the folder cleared."""
+    result = outcome(tmp_path / "demo", "--for", "6s", "--seed", "7")
+    assert result["tables"] == 8
+    assert result["changes"] == result["seq"] > 300
+    assert not (tmp_path / "demo" / "data").exists()
+
+
+@pytest.mark.timeout(400)
+def test_it_still_does_after_kills_of_daemon_broker_and_postgres(tmp_path: Path) -> None:
+    result = outcome(tmp_path / "demo", "--for", "30s", "--chaos", "--seed", "11")
+    assert len(result["kills"]) >= 2
+    assert all(kill["recovered_seconds"] is not None for kill in result["kills"])
+
+
+def test_ctrl_c_ends_with_the_proof(tmp_path: Path) -> None:
+    with demo(tmp_path / "demo") as child:
+        read_until(child, "changes in the log")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+        assert "the log equals the database" in out.splitlines()[-1]
+        assert left_running(tmp_path / "demo") == []
+
+
+def test_a_killed_demo_takes_everything_with_it(tmp_path: Path) -> None:
+    """Servers, daemon and generator; and the next demo in the folder runs as if nothing was."""
+    home = tmp_path / "demo"
+    with demo(home) as child:
+        read_until(child, "changes in the log")
+        child.kill()
+        wait_until_nothing_runs(home)
+    assert (home / "data").exists()
+    outcome(home, "--for", "2s")
