@@ -61,9 +61,11 @@ class ProcessId:
 
     @property
     def alive(self) -> bool:
+        if ProcessId.of(self.pid) == self:
+            return True
         if (child := _children.get(self.pid)) is not None and child.poll() is not None:
             del _children[self.pid]
-        return ProcessId.of(self.pid) == self
+        return False
 
     def signal(self, number: signal.Signals) -> None:
         if self.alive:
