@@ -6,8 +6,11 @@ milliseconds, four times a second, so that the view does not slow down what it s
 
 from __future__ import annotations
 
+import sys
+import termios
 import time
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -100,6 +104,7 @@ class Screen(View):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._hidden = ExitStack()
         self._next = 0.0
 
     def say(self, text: str) -> None:
@@ -112,6 +117,7 @@ class Screen(View):
         with scene.flow.lock:
             picture = draw(scene, self._console.width)
         if self._live is None:
+            self._hidden.enter_context(_hidden_control_keys())
             self._live = Live(picture, console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
         else:
@@ -121,6 +127,23 @@ class Screen(View):
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._hidden.close()
+
+
+@contextmanager
+def _hidden_control_keys() -> Iterator[None]:
+    """Keep the terminal from echoing `^C` into the picture, which would push it down a line."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    changed = termios.tcgetattr(sys.stdin)
+    changed[3] &= ~termios.ECHOCTL  # the local modes
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def line(scene: Scene) -> str:
@@ -198,16 +221,16 @@ def _standing(scene: Scene) -> Group:
     log = _spaced(
         _labelled("frontier", str(flow.frontier.lsn) if flow.frontier else "none yet"),
         _labelled("seq", grouped(flow.frontier.seq) if flow.frontier else "-"),
-        _labelled("late", f"{late[0]:.0f} ms, p99 {late[1]:.0f} ms" if late else "-"),
-        _labelled("Kafka transactions", f"{flow.transactions.per_second(now):.0f}/s"),
+        _labelled("late", f"{late[0]:.0f} ms (p99 {late[1]:.0f})" if late else "-"),
+        _labelled("Kafka tx", f"{flow.transactions.per_second(now):.0f}/s"),
     )
     who = f"pid {scene.daemon_pid}" if scene.daemon_pid else "no process"
     again = f", start {scene.daemon_starts}" if scene.daemon_starts > 1 else ""
     daemon = _spaced(
         _labelled("daemon", scene.daemon, _STATE_STYLES.get(scene.daemon, "yellow"))
         + Text(f" ({who}{again})", "dim"),
-        _labelled("committed, not yet in the log", grouped(_waiting(scene))),
-        _labelled("running for", f"{now - scene.began:.0f} s"),
+        _labelled("not yet in the log", grouped(_waiting(scene))),
+        Text(f"{now - scene.began:.0f} s", "dim"),
     )
     return Group(log, daemon)
 
