@@ -50,6 +50,7 @@ lock: setup ## renew the lock files from pyproject.toml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
 
 clean: ## stop the embedded stack, remove its data and all caches; .venv stays
-	@if [ -x $(BIN)/cdc ]; then $(BIN)/cdc local down || true; fi
+	@if [ -x $(BIN)/cdc ]; then for home in .lockstep .lockstep/demo; do \
+	  $(BIN)/cdc local down --home "$$home" >/dev/null 2>&1 || true; done; fi
 	@rm -rf .lockstep .mypy_cache .pytest_cache .ruff_cache .hypothesis htmlcov dist
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
