@@ -58,9 +58,19 @@ class LazyCommands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error  # click itself would exit 1
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.line) for name, entry in COMMANDS.items()])
+
+
+class ReaderGoneError(Exception):
+    """Who read our output has seen enough, as in `cdc tail | head`: no error."""
 
 
 @click.group(
@@ -88,22 +98,31 @@ def run(arguments: list[str] | None = None) -> int:
     """Run `cdc` with `arguments` (default: the process's) and return the exit code."""
     try:
         result = cdc.main(arguments, prog_name="cdc", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return Exit.USAGE
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("cdc: interrupted", err=True)
-        return 128 + 2  # as shells say it: ended by SIGINT
-    except CDCError as error:
-        return _explain(error)
-    except BrokenPipeError:
-        # The reader of our output has seen enough, as in `cdc tail | head`. Python would complain
-        # once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
-    except Exception:  # noqa: BLE001 - the last resort turns a bug into its exit code
-        return _report_bug()
+    except Exception as error:  # noqa: BLE001 - the one place where an error becomes an exit code
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        return _exit_code(click.Abort())
     return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _exit_code(error: Exception) -> int:
+    """Say what happened, and return the exit code that stands for it."""
+    match error:
+        case click.ClickException():
+            error.show()
+            code = int(Exit.USAGE)
+        case click.Abort():
+            click.echo("cdc: interrupted", err=True)
+            code = 128 + 2  # as shells say it: ended by SIGINT
+        case ReaderGoneError():
+            # Python would complain once more when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = Exit.OK
+        case CDCError():
+            code = _explain(error)
+        case _:
+            code = _report_bug(error)
+    return code
 
 
 def _explain(error: CDCError) -> int:
@@ -112,11 +131,11 @@ def _explain(error: CDCError) -> int:
     return error.exit_code
 
 
-def _report_bug() -> int:
+def _report_bug(error: Exception) -> int:
     import platform  # noqa: PLC0415 - only a bug pays for them
     import traceback  # noqa: PLC0415
 
-    traceback.print_exc()
+    traceback.print_exception(error)
     click.echo(
         f"cdc: this is a bug in Lockstep {__version__} (Python {platform.python_version()}, "
         f"{platform.system()}). Nothing outside the log was confirmed, so nothing is lost.\n"

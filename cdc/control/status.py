@@ -108,7 +108,14 @@ def read_status(config: Config) -> Status:
     daemon = _daemon(config.http.listen)
     if not problems:
         problems += _judge(config, resume, slot, daemon)
-    return Status(config.pipeline, resume, frontier, server, slot, daemon, problems)
+    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems)
+    if not problems and daemon is None and resume is not None and status.lag_bytes:
+        # Nobody says what the daemon is doing, so its traces must.
+        age = time.time() - resume[1].at_us / 1e6
+        if age > _STALE_SECONDS:
+            what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
+            problems.append(Problem(what, "see its log, and /readyz where it serves http"))
+    return status
 
 
 def _log(
@@ -182,8 +189,4 @@ def _judge(
     elif daemon is not None and not daemon.get("ready"):
         what = f"the daemon is {daemon.get('state')}: {daemon.get('reason')}"
         problems.append(Problem(what, "see its log; /readyz has the details"))
-    elif daemon is None and time.time() - position.at_us / 1e6 > _STALE_SECONDS:
-        age = time.time() - position.at_us / 1e6
-        what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
-        problems.append(Problem(what, "see its log, and /readyz where it serves http"))
     return problems

@@ -1,0 +1,154 @@
+"""`cdc tail`: events as they arrive, one line each."""
+
+from __future__ import annotations
+
+import select
+import shutil
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc.cli.options import example, next_step, with_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.config import Config
+    from cdc.config.model import TablePattern
+    from cdc.log.tail import Arrived
+
+_COLOURS = {"c": "green", "r": "green", "u": "yellow", "d": "red", "t": "magenta", "m": "cyan"}
+_WORDS = {"c": "insert", "r": "read", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
+# Narrow enough that a few columns stand side by side.
+_VALUE_WIDTH = 24
+
+
+@click.command(epilog=example("cdc tail", "cdc tail public.users --json | jq .event.after"))
+@with_config
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--from-beginning", is_flag=True, help="Begin with what the log holds already.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many events.")
+def tail(
+    config: Config,
+    tables: tuple[str, ...],
+    *,
+    as_json: bool,
+    from_beginning: bool,
+    limit: int | None,
+) -> None:
+    """Print events as they arrive in the log, committed ones only, until Ctrl-C.
+
+    TABLE is schema.table or schema.*; none are all. A line tells the commit's time, how much later
+    it was published, the commit LSN, seq, what happened, the table, the key and the row.
+    """
+    from cdc.log.tail import tail as follow  # noqa: PLC0415 - not for --help
+
+    left = limit
+    line = _json if as_json else _line
+    batches = follow(config, _patterns(tables), from_beginning=from_beginning)
+    try:
+        for batch in batches:
+            for arrived in batch[:left]:
+                click.echo(line(arrived))
+            if batch:
+                sys.stdout.flush()
+            if left is not None:
+                left -= len(batch[:left])
+                if left == 0:
+                    break
+            if not batch and _reader_is_gone():
+                break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        batches.close()
+    if not as_json:
+        next_step("cdc status tells how far the log is")
+
+
+def _reader_is_gone() -> bool:
+    """Return whether nobody reads our output any more, as after `| head`: writing would tell late."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):
+        return False  # not a file of the system's, as in a test
+    return any(flags & select.POLLERR for _, flags in poll.poll(0))
+
+
+def _patterns(tables: Sequence[str]) -> list[TablePattern]:
+    from cdc.config.model import parse_table_pattern  # noqa: PLC0415 - not for --help
+
+    try:
+        return [parse_table_pattern(table) for table in tables]
+    except ValueError as error:
+        raise click.UsageError(f"{error}; a table is given as schema.table or schema.*") from error
+
+
+def _json(arrived: Arrived) -> str:
+    import orjson  # noqa: PLC0415 - not for --help
+
+    fields = {
+        "topic": arrived.topic,
+        "partition": arrived.partition,
+        "offset": arrived.offset,
+        "published_ms": arrived.published_ms,
+        "key": orjson.loads(arrived.key) if arrived.key else None,
+        "event": arrived.event,
+    }
+    return orjson.dumps(fields).decode()
+
+
+def _line(arrived: Arrived) -> str:
+    import orjson  # noqa: PLC0415 - not for --help
+
+    event, source = arrived.event, arrived.event["source"]
+    at = datetime.fromtimestamp(event["ts_ms"] / 1_000, UTC).astimezone()
+    late_ms = max(0, arrived.published_ms - event["ts_ms"])
+    op = event["op"]
+    key = orjson.loads(arrived.key) if arrived.key else {}
+    head = (
+        f"{at:%H:%M:%S}.{at.microsecond // 1_000:03} +{late_ms:<5}",
+        f"{source['commit_lsn']:<11} {source['seq']:>8}",
+        f"{_WORDS.get(op, op):<8}",
+        f"{source['schema']}.{source['table']}",
+        " ".join(f"{name}={_short(value)}" for name, value in key.items()),
+    )
+    row = _row(event, set(key), set(source.get("unchanged", ())))
+    # What does not fit on the terminal's line is cut; programs take --json.
+    room = shutil.get_terminal_size((160, 24)).columns - len("  ".join(head)) - 2
+    row = row if len(row) <= room or not sys.stdout.isatty() else row[: max(0, room - 1)] + "…"
+    return "  ".join(
+        (
+            click.style(head[0], dim=True),
+            click.style(head[1], dim=True),
+            click.style(head[2], fg=_COLOURS.get(op), bold=True),
+            click.style(head[3], bold=True),
+            click.style(head[4], fg="cyan"),
+            row,
+        )
+    ).rstrip()
+
+
+def _row(event: dict[str, Any], key: set[str], unchanged: set[str]) -> str:
+    """Return the row's columns beside its key; of an update, what the old row says has changed."""
+    before, after = event.get("before") or {}, event.get("after") or {}
+    parts = []
+    for name, value in (after or before).items():
+        if name in key or name in unchanged:
+            continue
+        if after and name in before and before[name] == value:
+            continue
+        parts.append(f"{name}={_short(value)}")
+    parts.extend(f"{name}=(unchanged)" for name in sorted(unchanged))
+    return " ".join(parts)
+
+
+def _short(value: object) -> str:
+    """Return `value` on one line, control characters escaped: rows may hold anything."""
+    text = value if isinstance(value, str) else "null" if value is None else str(value)
+    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: _VALUE_WIDTH + 1])
+    return text if len(text) <= _VALUE_WIDTH else text[: _VALUE_WIDTH - 1] + "…"
