@@ -8,7 +8,10 @@ can carry a lower one than the delete of the same key).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+import re
+from typing import Final, NamedTuple, Self
+
+_LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class LSN(int):
@@ -18,11 +21,11 @@ class LSN(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the LSN that `text` (`HIGH/LOW`, hexadecimal) names; raise ValueError otherwise."""
-        high, slash, low = text.partition("/")
-        if not slash or not 1 <= len(high) <= 8 or not 1 <= len(low) <= 8:
+        """Return the LSN that `text` (`HIGH/LOW`) names; raise ValueError if it names none."""
+        match = _LSN.fullmatch(text)
+        if not match:
             raise ValueError(f"not an LSN: {text!r} (expected HIGH/LOW in hexadecimal)")
-        return cls(int(high, 16) << 32 | int(low, 16))
+        return cls(int(match[1], 16) << 32 | int(match[2], 16))
 
     def __str__(self) -> str:
         return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"

@@ -192,13 +192,18 @@ class Pipeline:
             over = sequencer.events >= 2 * limits.max_events or (
                 self.batch.bytes >= 2 * limits.max_bytes
             )
-            if over or (not sequencer.open and (idle or full or aged)):
+            if over or (not sequencer.place.open and (idle or full or aged)):
                 self._cut()
         elif idle and not sequencer.in_transaction:
             self._rest()
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
+        if self.position.open:
+            # Only its own end closes a transaction that was cut: no keepalive speaks of its inside.
+            if not self.sequencer.place.open:
+                self._cut()
+            return
         now = time.monotonic()
         # All up to the keepalive's WAL end was sent, and none of it waits here.
         reached = max(self.stream.keepalive_lsn, self.sequencer.end_lsn)
@@ -229,9 +234,7 @@ class Pipeline:
         cut = Cut(sequencer.events, self.batch.bytes, frontier.lsn if frontier else None)
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
-            commit_lsn=sequencer.newest_lsn,
-            ordinal=sequencer.ordinal,
-            open=sequencer.open,
+            **sequencer.place._asdict(),
             seq=sequencer.seq,
             committed_at_us=sequencer.committed_at_us,
             schema_id=self.relations.schema_id,
@@ -347,7 +350,7 @@ class Pipeline:
                                   "schema_id": version.schema_id, "topic": version.topic}},
             )  # fmt: skip
         encoder = Encoder(version, self.identity.database, config.prefix, count)
-        table = Table.of(encoder, self.batch.topic(version.topic, encoder.partitions))
+        table = Table(encoder, self.batch.topic(version.topic, encoder.partitions))
         sequencer.describe(relation.relation_id, table)
 
     # -- the worker --------------------------------------------------------------------------------

@@ -40,12 +40,11 @@ class Relations:
     ) -> tuple[SchemaRecord, bool]:
         """Return the relation's version, and whether it is a new one.
 
-        While `replaying` what the log holds, the relation may be an older version than the newest:
-        any equal one will do, and if none is equal its rows are not published anyway.
+        While `replaying` what the log holds, the relation may be an older version than the newest,
+        and today's catalog says nothing of that time: the newest version that the stream describes
+        alike is the one, with the key it had.
         """
         versions = [v for v in self._known.values() if v.relation_id == relation.relation_id]
-        candidates = versions[::-1] if replaying else versions[-1:]
-        key = _key(relation, facts)
         columns = tuple(
             SchemaColumn(
                 name=column.name,
@@ -64,16 +63,15 @@ class Relations:
             topic=names.data_topic(self._prefix, relation.namespace, relation.name),
             replica_identity=relation.replica_identity.value,
             from_lsn=from_lsn,
-            key=key,
+            key=_key(relation, facts),
             columns=columns,
         )
-        for candidate in candidates:
-            if _described(candidate) == _described(record):
+        for candidate in reversed(versions if replaying else versions[-1:]):
+            if _same(candidate, record, key_too=not replaying):
                 return candidate, False
-        if not replaying:
-            self.schema_id = record.schema_id
-            self._known[record.schema_id] = record
-        return record, not replaying
+        self.schema_id = record.schema_id
+        self._known[record.schema_id] = record
+        return record, True
 
 
 def _key(relation: Relation, facts: TableFacts) -> tuple[str, ...]:
@@ -89,8 +87,18 @@ def _key(relation: Relation, facts: TableFacts) -> tuple[str, ...]:
     return facts.primary_key if set(facts.primary_key) == set(marked) else marked
 
 
+def _same(known: SchemaRecord, seen: SchemaRecord, *, key_too: bool) -> bool:
+    """Return whether the stream says the same of both.
+
+    A key's order is the catalog's and makes no new version. Under FULL and NOTHING the whole key
+    is, and counts only where today's catalog can speak (`key_too`).
+    """
+    marked = seen.replica_identity in (ReplicaIdentity.DEFAULT.value, ReplicaIdentity.INDEX.value)
+    return _described(known) == _described(seen) and (
+        set(known.key) == set(seen.key) or not (marked or key_too)
+    )
+
+
 def _described(record: SchemaRecord) -> tuple[object, ...]:
-    """Return what the stream said; facts of today's catalog make no new version."""
     columns = tuple((c.name, c.type_id, c.type_modifier) for c in record.columns)
-    place = (record.schema, record.table, record.topic)
-    return (*place, record.replica_identity, record.key, columns)
+    return (record.schema, record.table, record.topic, record.replica_identity, columns)

@@ -12,24 +12,29 @@ that the pipeline does) and at a commit once the batch has reached its size.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from cdc.decode import messages, pgoutput
 from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.log.encoder import KIND, Encoder
+from cdc.log.partition import partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from cdc.log.batch import Batch, Message, Partition
+    from cdc.log.encoder import Encoder, New
     from cdc.log.records import ResumePosition
 
 # Where the pgoutput payload begins in an XLogData frame: 'w', start LSN, end LSN, server clock.
 PAYLOAD: Final = 25
 _RELATION: Final = slice(PAYLOAD + 1, PAYLOAD + 5)
+# Relation id, kind of tuple and column count: they tell a new row from one with an old image, and
+# a row of the described columns from any other, in one look-up.
+_ROW: Final = slice(PAYLOAD + 1, PAYLOAD + 8)
 
-_INSERT, _UPDATE, _DELETE, _COMMIT, _NEW = b"IUDCN"
+_INSERT, _UPDATE, _DELETE, _COMMIT = b"IUDC"
+_NEW_ROWS: Final = frozenset(b"IU")
 _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
 _start_lsn = struct.Struct(">Q").unpack_from
 
@@ -40,20 +45,30 @@ _TX: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"txId":%d,"epoch":%d,"commit_
 _TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000'
 
 
+class Place(NamedTuple):
+    """The last change sequenced; `open` when its transaction goes on behind it."""
+
+    commit_lsn: LSN
+    ordinal: int
+    open: bool
+
+
 class Table(NamedTuple):
-    """A relation as the stream last described it, flat for the row path."""
+    """A relation as the stream last described it: how its rows are encoded, where they go."""
 
     encoder: Encoder
-    new: Callable[[bytes, bytes, int, int, bytes, bytes], tuple[bytes | None, bytes]]
-    partition: Callable[[bytes | None], int]
-    appends: tuple[Callable[[Message], None], ...]
     partitions: list[Partition]
 
-    @classmethod
-    def of(cls, encoder: Encoder, partitions: list[Partition]) -> Table:
-        """Return the table whose encoder's records go to `partitions`."""
-        appends = tuple(partition.append for partition in partitions)
-        return cls(encoder, encoder.new, encoder.partition, appends, partitions)
+    def send(self, key: bytes | None, value: bytes) -> Partition:
+        """Put a record into its key's partition, and return that."""
+        number = 0 if key is None else partition_of(key, len(self.partitions))
+        partition = self.partitions[number]
+        partition.append({"key": key, "value": value})
+        return partition
+
+
+# The same, flat: new rows' encoder, the partitions' appends, their number.
+Row: TypeAlias = "tuple[New, tuple[Callable[[Message], None], ...], int]"
 
 
 class Sequencer:
@@ -61,26 +76,30 @@ class Sequencer:
 
     def __init__(self, resume: ResumePosition, epoch: int, batch: Batch, max_events: int) -> None:
         self.end_lsn = resume.end_lsn  # of the newest whole transaction
-        self.commit_lsn = resume.commit_lsn  # of the newest whole transaction
         self.committed_at_us = resume.committed_at_us
-        self.ordinal = resume.ordinal
+        self.ordinal = 0  # of the newest change in the transaction being read
         self.seq = resume.seq
         self.cut_seq = resume.seq  # where the batch began
         self.in_transaction = False
         self.types: dict[int, str] = {}  # names of types that are not built in
+        # Open until the transaction that the resume record cuts has been read to its end.
+        self._place = Place(resume.commit_lsn, resume.ordinal, resume.open)
         self._epoch = epoch
         self._resume = resume
         self._batch = batch
         self._max_events = max_events
         self._tables: dict[bytes, Table] = {}
+        self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self.transaction_lsn = LSN(0)  # the commit LSN of the transaction being read
         self._skip = 0  # so many of this transaction's changes are in the log already
         self._tx = self._times = b""
 
     @property
-    def open(self) -> bool:
-        """Whether the batch holds part of a transaction that goes on."""
-        return self.in_transaction and self.ordinal > self._skip
+    def place(self) -> Place:
+        """Where the records sequenced so far end, for the resume record beside them."""
+        if self.in_transaction and self.ordinal > self._skip:
+            return Place(self.transaction_lsn, self.ordinal, open=True)
+        return self._place
 
     @property
     def replaying(self) -> bool:
@@ -92,18 +111,19 @@ class Sequencer:
         """How many events the batch holds."""
         return self.seq - self.cut_seq
 
-    @property
-    def newest_lsn(self) -> LSN:
-        """The commit LSN of the newest change in the batch or before it."""
-        return self.transaction_lsn if self.open else self.commit_lsn
-
     def cut(self) -> None:
         """Begin the next batch here."""
         self.cut_seq = self.seq
 
     def describe(self, relation_id: int, table: Table) -> None:
         """Make `table` what the relation's row messages mean from here on."""
-        self._tables[relation_id.to_bytes(4, "big")] = table
+        relation = relation_id.to_bytes(4, "big")
+        self._tables[relation] = table
+        for known in [row for row in self._rows if row.startswith(relation)]:
+            del self._rows[known]
+        columns = len(table.encoder.schema.columns).to_bytes(2, "big")
+        appends = tuple(partition.append for partition in table.partitions)
+        self._rows[relation + b"N" + columns] = (table.encoder.new, appends, len(table.partitions))
 
     def feed(self, frames: list[bytes], at: int = 0) -> tuple[int, messages.Relation | None]:
         """Sequence `frames[at:]`; return where it stopped, and the relation to describe first.
@@ -111,56 +131,56 @@ class Sequencer:
         Raises ProtocolError, with the LSN, on bytes that do not match the grammar or the order of
         messages; nothing of the frame it names was sequenced.
         """
-        tables = self._known()
-        tx, times, skip = self._tx, self._times, self._skip
+        rows, tx, times, skip = self._known_rows(), self._tx, self._times, self._skip
         seq, ordinal, size, index = self.seq, self.ordinal, 0, at
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
             for index in range(at, len(frames)):
                 frame = frames[index]
                 tag = frame[PAYLOAD]
-                if tag == _INSERT:
-                    op = _CREATED
-                elif tag == _UPDATE and frame[KIND] == _NEW:
-                    op = _UPDATED
-                else:
+                row = rows.get(frame[_ROW]) if tag in _NEW_ROWS else None
+                if row is None:
                     self.seq, self.ordinal = seq, ordinal
                     relation = self._other(tag, frame)
                     seq, ordinal, skip = self.seq, self.ordinal, self._skip
-                    tables, tx, times = self._known(), self._tx, self._times
+                    rows, tx, times = self._known_rows(), self._tx, self._times
                     if relation or (tag == _COMMIT and self.events >= self._max_events):
                         return index + 1, relation
-                    continue
-                table = tables[frame[_RELATION]]
-                if ordinal < skip:
+                elif ordinal < skip:
                     ordinal += 1
-                    continue
-                key, value = table.new(frame, op, seq + 1, ordinal + 1, tx, times)
-                table.appends[table.partition(key)]({"key": key, "value": value})
-                seq += 1
-                ordinal += 1
-                size += len(value)
-        except KeyError:
-            raise _located(
-                frames[index], ProtocolError("a row of no table or transaction")
-            ) from None
+                else:
+                    new, appends, partitions = row
+                    op = _CREATED if tag == _INSERT else _UPDATED
+                    key, value = new(frame, op, seq + 1, ordinal + 1, tx, times)
+                    number = 0 if key is None else partition_of(key, partitions)
+                    appends[number]({"key": key, "value": value})
+                    seq += 1
+                    ordinal += 1
+                    size += len(value)
         except CDCError as error:
             raise _located(frames[index], error) from error
         except (struct.error, IndexError, ValueError, OverflowError) as error:
-            raise _located(frames[index], ProtocolError(f"malformed message: {error}")) from error
+            # Only the kind of error: its text may quote the row.
+            kind = type(error).__name__
+            raise _located(frames[index], ProtocolError(f"malformed message ({kind})")) from error
         finally:
             self.seq, self.ordinal = seq, ordinal
             self._batch.bytes += size
         return len(frames), None
 
-    def _known(self) -> Mapping[bytes, Table]:
-        # Outside a transaction no row has a place, so no table is known there.
-        return self._tables if self.in_transaction else {}
+    def _known_rows(self) -> dict[bytes, Row]:
+        # Outside a transaction no row has a place, so none is known there.
+        return self._rows if self.in_transaction else {}
+
+    def _table(self, relation_id: bytes) -> Table:
+        if not self.in_transaction or relation_id not in self._tables:
+            raise ProtocolError("a row of no transaction, or of a table that was not described")
+        return self._tables[relation_id]
 
     def _other(self, tag: int, frame: bytes) -> messages.Relation | None:
         """Take one message that is not a plain new row; return a relation to describe."""
         if tag == _UPDATE or tag == _DELETE:  # noqa: PLR1714, SIM109 - a tuple would be built
-            table = self._known()[frame[_RELATION]]
+            table = self._table(frame[_RELATION])
             self.ordinal += 1
             if self.ordinal > self._skip:
                 (self._update if tag == _UPDATE else self._delete)(table, frame)
@@ -192,8 +212,15 @@ class Sequencer:
         resume = self._resume
         if resume.open and begin.final_lsn == resume.commit_lsn:
             self._skip = resume.ordinal
+        elif begin.final_lsn < resume.end_lsn:
+            self._skip = _WHOLE
+        elif self._place.open:
+            raise _apart(
+                f"transaction {begin.final_lsn} begins, though the log holds only the first"
+                f" {self._place.ordinal} changes of {self._place.commit_lsn}"
+            )
         else:
-            self._skip = _WHOLE if begin.final_lsn < resume.end_lsn else 0
+            self._skip = 0
         self.ordinal = 0
         self.transaction_lsn, us = begin.final_lsn, begin.commit_time_us
         times = (us // 1000, us, us)
@@ -208,16 +235,14 @@ class Sequencer:
         if self._skip == _WHOLE:
             return
         if self.ordinal < self._skip:
-            raise GapError(
+            raise _apart(
                 f"transaction {commit.commit_lsn} ends after {self.ordinal} changes, the log holds"
-                f" {self._skip} of it",
-                hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc"
-                " setup` and a snapshot, begin anew",
+                f" {self._skip} of it"
             )
         if commit.end_lsn < self.end_lsn:
             raise ProtocolError(f"commit end {commit.end_lsn} comes after {self.end_lsn}")
         self.end_lsn = commit.end_lsn
-        self.commit_lsn = commit.commit_lsn
+        self._place = Place(commit.commit_lsn, self.ordinal, open=False)
         self.committed_at_us = commit.commit_time_us
 
     def _update(self, table: Table, frame: bytes) -> None:
@@ -232,7 +257,7 @@ class Sequencer:
             key, value = encoder.after(frame, q, _NULL, olds, _CREATED, self.seq + 1, *place)
         self.seq += 1
         self._batch.bytes += len(value)
-        table.appends[table.partition(key)]({"key": key, "value": value})
+        table.send(key, value)
 
     def _delete(self, table: Table, frame: bytes) -> None:
         q, before, olds = table.encoder.old(frame)
@@ -247,23 +272,30 @@ class Sequencer:
         place = (self.seq, self.ordinal, self._tx, self._times)
         value = table.encoder.delete(lsn, before, *place)
         self._batch.bytes += len(value)
-        partition = table.partitions[table.partition(key)]
-        partition.append({"key": key, "value": value})
+        partition = table.send(key, value)
         if key is not None:
             partition.append({"key": key, "value": None})
             partition.tombstones += 1
 
     def _truncate(self, truncate: messages.Truncate, frame: bytes) -> None:
         lsn = _start_lsn(frame, 1)[0]
-        for relation_id in truncate.relation_ids:
-            table = self._known()[relation_id.to_bytes(4, "big")]
+        tables = [self._table(each.to_bytes(4, "big")) for each in truncate.relation_ids]
+        for table in tables:
             self.ordinal += 1
             if self.ordinal <= self._skip:
                 continue
             self.seq += 1
             value = table.encoder.truncate(lsn, self.seq, self.ordinal, self._tx, self._times)
             self._batch.bytes += len(value)
-            table.appends[0]({"key": None, "value": value})
+            table.send(None, value)
+
+
+def _apart(what: str) -> GapError:
+    return GapError(
+        what,
+        hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup` and a"
+        " snapshot, begin anew",
+    )
 
 
 def _type_name(message: messages.Type) -> str:

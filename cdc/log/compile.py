@@ -17,7 +17,7 @@ from cdc.errors import ProtocolError
 from cdc.log.values import NAMESPACE, form
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from cdc.log.records import SchemaRecord
 
@@ -27,6 +27,8 @@ PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
 
 # A column that has this many columns behind it is followed by four bytes whatever they hold.
 _ROOM: Final = 4
+
+_END: Final = "    if q != len(b): raise malformed(b)"
 
 
 class RowSource:
@@ -47,7 +49,9 @@ class RowSource:
         parts = (_literal(self._labels[i]) + b":%b" for i in columns)
         return b"{" + b",".join(parts) + b"}"
 
-    def event_format(self, before: bytes, after: bytes, op: bytes) -> bytes:
+    def event_format(
+        self, before: bytes, after: bytes, op: bytes, *, unchanged: bytes = b"%b"
+    ) -> bytes:
         """Return the envelope's format; takes tx, unchanged, lsn, ordinal, seq, times between."""
         source = {
             "version": __version__,
@@ -61,47 +65,67 @@ class RowSource:
         }
         head = _literal(dumps(source)[:-1])
         return (
-            b'{"before":' + before + b',"after":' + after + b',"source":' + head
-            + b',%b%b,"lsn":%d,"ordinal":%d,"seq":%d},"op":"' + op + b'",%b,"transaction":null}'
+            b'{"before":' + before + b',"after":' + after
+            + b',"source":' + head + b",%b" + unchanged + b',"lsn":%d,"ordinal":%d,"seq":%d}'
+            + b',"op":"' + op + b'",%b,"transaction":null}'
         )  # fmt: skip
 
     def unchanged(self, columns: tuple[int, ...]) -> bytes:
         """Return the `unchanged` member of `source` for the columns Postgres did not send."""
+        if not columns:
+            return b""
         return b',"unchanged":[%b]' % b",".join(self._labels[i] for i in columns)
 
     # -- source text ------------------------------------------------------------------------------
 
     def new(self) -> str:
-        """Return the function for a new tuple right behind the relation id, at a fixed place."""
-        head = [
-            "def new(b, op, seq, ordinal, tx, times):",
-            "    lsn, kind, n = HEAD(b, 1)",
-            f"    if kind != 78 or n != {len(self._labels)}: raise malformed(b)",
-            "    olds = NO_OLDS; before = NULL; gaps = (); q = 33",
-        ]
-        return "\n".join([*head, *self._walk(gaps=True), *self._finish()])
+        """Return the function for a new tuple right behind the relation id, in the everyday shape.
+
+        Who calls it has seen kind and column count. What is not everyday goes the way of `after`.
+        """
+        head = ["def new(b, op, seq, ordinal, tx, times):", "    q = 33"]
+        other = ["    else: return after(b, 31, NULL, NO_OLDS, op, seq, ordinal, tx, times)"]
+        values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
+        result = (
+            f"    return {f'KEY % ({key})' if key else 'None'},"
+            f" NEW % ({values}tx, LSN(b, 1)[0], ordinal, seq, op, times)"
+        )
+        return "\n".join([*head, *self._walk(other), _END, result])
 
     def after(self) -> str:
         """Return the function for a new tuple at `q`, behind an old one."""
         head = [
             "def after(b, q, before, olds, op, seq, ordinal, tx, times):",
-            "    lsn = LSN(b, 1)[0]; gaps = ()",
+            "    gaps = ()",
             f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
             "    q += 2",
         ]
-        return "\n".join([*head, *self._walk(gaps=True), *self._finish()])
+        gap = [
+            "    elif k == 117:",
+            "        v{i} = olds[{i}]; q += 1",
+            "        if v{i} is None: v{i} = gap(b, {i}); gaps += ({i},)",
+            "    else: raise malformed(b)",
+        ]
+        values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
+        result = (
+            f"    return {f'KEY % ({key})' if key else 'None'}, EVENT % (before, {values}tx,"
+            " unchanged(gaps), LSN(b, 1)[0], ordinal, seq, op, times)"
+        )
+        return "\n".join([*head, *self._walk(gap), _END, result])
 
     def old(self) -> str:
         """Return the function for an old tuple at `q`: its end and its encoded values."""
-        values = "".join(f"v{i}, " for i in range(len(self._labels)))
         head = [
             "def old(b, q):",
             f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
             "    q += 2",
         ]
-        return "\n".join([*head, *self._walk(gaps=False), f"    return q, ({values})"])
+        values = self._names(range(len(self._labels)))
+        other = ["    else: raise malformed(b)"]
+        return "\n".join([*head, *self._walk(other), f"    return q, ({values})"])
 
-    def _walk(self, *, gaps: bool) -> list[str]:
+    def _walk(self, other: list[str]) -> list[str]:
+        """Return the lines that read every column; `other` takes the kinds but text and NULL."""
         lines = []
         for i, column in enumerate(self._schema.columns):
             if len(self._labels) - i > _ROOM:
@@ -113,45 +137,40 @@ class RowSource:
             value = form(column.type_id, column.type_modifier)
             lines.append(f"    if k == 116: {step}; v{i} = {value}")
             lines.append(f"    elif k == 110: v{i} = NULL; q += 1")
-            if gaps:
-                lines.append("    elif k == 117:")
-                lines.append(f"        v{i} = olds[{i}]; q += 1")
-                lines.append(f"        if v{i} is None: v{i} = PLACEHOLDER; gaps += ({i},)")
-            lines.append("    else: raise malformed(b)")
+            lines.extend(line.replace("{i}", str(i)) for line in other)
         return lines
 
-    def _finish(self) -> list[str]:
-        everything = range(len(self._labels))
-        values = "".join(f"v{i}, " for i in everything)
-        key = "".join(f"v{i}, " for i in self.key_columns)
-        result = (
-            f"    return {f'KEY % ({key})' if key else 'None'}, EVENT % (before, {values}tx,"
-            " unchanged(gaps) if gaps else NOTHING, lsn, ordinal, seq, op, times)"
-        )
-        return ["    if q != len(b): raise malformed(b)", result]
+    @staticmethod
+    def _names(columns: Iterable[int]) -> str:
+        return "".join(f"v{i}, " for i in columns)
 
     def compile(self) -> dict[str, Any]:
         """Return the functions `new`, `after` and `old`."""
         columns = range(len(self._labels))
         namespace: dict[str, Any] = {
             **NAMESPACE,
-            "HEAD": struct.Struct(">Q21xBH").unpack_from,
             "LSN": struct.Struct(">Q").unpack_from,
             "COUNT": struct.Struct(">H").unpack_from,
             "VALUE": struct.Struct(">BI").unpack_from,
             "SIZE": struct.Struct(">I").unpack_from,
             "NULL": NULL,
-            "NOTHING": b"",
-            "PLACEHOLDER": PLACEHOLDER,
+            "gap": self._gap,
             "NO_OLDS": (None,) * len(columns),
             "KEY": self.row_format(self.key_columns),
             "EVENT": self.event_format(b"%b", self.row_format(columns), b"%b"),
+            "NEW": self.event_format(b"null", self.row_format(columns), b"%b", unchanged=b""),
             "unchanged": self.unchanged,
             "malformed": self._malformed,
         }
-        for source in (self.new(), self.after(), self.old()):
+        for source in (self.after(), self.new(), self.old()):
             exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
         return namespace
+
+    def _gap(self, b: bytes, column: int) -> bytes:
+        """Return what stands for a value not sent; a key not sent raises: its row has no place."""
+        if column in self.key_columns:
+            raise self._malformed(b)
+        return PLACEHOLDER
 
     def _malformed(self, b: bytes) -> ProtocolError:
         table = f"{self._schema.schema}.{self._schema.table}"

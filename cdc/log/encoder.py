@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from cdc.errors import ProtocolError
 from cdc.log.compile import RowSource
-from cdc.log.partition import partition_of
 
 if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
@@ -105,7 +104,3 @@ class Encoder:
     def truncate(self, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes) -> bytes:
         """Return a truncate event."""
         return self._truncate % (tx, b"", lsn, ordinal, seq, times)
-
-    def partition(self, key: bytes | None) -> int:
-        """Return the partition of a record key."""
-        return 0 if key is None else partition_of(key, self.partitions)

@@ -9,8 +9,7 @@ https://github.com/confluentinc/librdkafka/blob/master/src/rdkafka.h (partitione
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final
 
 from confluent_kafka import cimpl
 
@@ -19,15 +18,20 @@ _library = ctypes.PyDLL(cimpl.__file__)
 _murmur2 = _library.rd_kafka_msg_partitioner_murmur2
 _murmur2.restype = ctypes.c_int32
 
-# No `argtypes`: converting to declared types doubles the cost of a call. So the only argument whose
-# width is not an int's is passed ready-made; longer keys take the slower way of making it anew.
-_SIZES: Final = [ctypes.c_size_t(n) for n in range(512)]
-_LONG: Final = len(_SIZES)
-_call = cast("Callable[..., Any]", _murmur2)
+
+class _Sizes(dict[int, ctypes.c_size_t]):
+    """Lengths in the width that the function takes, made once each."""
+
+    def __missing__(self, length: int) -> ctypes.c_size_t:
+        self[length] = ctypes.c_size_t(length)
+        return self[length]
+
+
+# No `argtypes`: converting to declared types doubles the cost of a call. So the one argument whose
+# width is not an int's is passed ready-made.
+_SIZES: Final = _Sizes()
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Return `murmur2(key)` modulo `partitions`: (topic, key, length, count, opaque, opaque)."""
-    n = len(key)
-    size = _SIZES[n] if n < _LONG else ctypes.c_size_t(n)
-    return _call(None, key, size, partitions, None, None)  # type: ignore[no-any-return]
+    return _murmur2(None, key, _SIZES[len(key)], partitions, None, None)  # type: ignore[no-any-return]

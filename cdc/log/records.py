@@ -148,4 +148,4 @@ def _plain(record: Record) -> dict[str, object]:
 def _lsn(kind: type, value: object) -> object:
     if kind is LSN and isinstance(value, str):
         return LSN.parse(value)
-    raise NotImplementedError(kind)
+    raise TypeError(f"not an LSN: {value!r}" if kind is LSN else kind.__name__)

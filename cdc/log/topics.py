@@ -27,6 +27,16 @@ _COMPACTED: Final = {
 }
 
 
+_REFUSED: Final = {
+    KafkaError.INVALID_REPLICATION_FACTOR: "set log.replication_factor to what the cluster has"
+    " brokers for",
+    KafkaError.INVALID_CONFIG: "the cluster's policy refuses the topic's settings; create the topic"
+    " by hand with what it allows",
+    KafkaError.TOPIC_EXCEPTION: "Kafka keeps apart no two topics that differ only in `.` and `_`:"
+    " leave one of the two tables out of source.tables",
+}
+
+
 class Topic(NamedTuple):
     """A topic to be there: its name and settings."""
 
@@ -88,10 +98,9 @@ def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str
             code = error.args[0].code()
             if code == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
-            if code in (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG):
+            if code in _REFUSED:
                 raise ConfigError(
-                    f"creating topic {name}: {error.args[0].str()}",
-                    hint="set log.replication_factor to what the cluster has brokers for",
+                    f"creating topic {name}: {error.args[0].str()}", hint=_REFUSED[code]
                 ) from error
             raise translate(error.args[0], f"creating topic {name}") from error
     return present | {topic.name: topic.partitions for topic in missing}

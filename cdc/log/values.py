@@ -21,12 +21,12 @@ _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - Postgres' timestamp has n
 # Form: an expression giving JSON bytes from b[p:q].
 NUMBER: Final = "b[p:q]"  # digits, straight into the JSON
 QUOTED: Final = "QUOTE % b[p:q]"  # ASCII without quotes or backslashes, by the type's grammar
-TEXT: Final = 'dumps(str(b[p:q], "utf-8"))'  # a strict decode: invalid UTF-8 raises
+TEXT: Final = "dumps(b[p:q].decode())"  # a strict decode: invalid UTF-8 raises
 BOOL: Final = "TRUE if b[p] == 116 else FALSE"
 # Only the everyday shape is rewritten in place: `YYYY-MM-DD hh:mm:ss[.f]+00`.
 INSTANT: Final = (
-    "INSTANT_FORMAT % (b[p:p + 10], b[p + 11:q - 3])"
-    " if b[q - 3:q] == UTC and b[p + 10] == 32 else QUOTE % b[p:q]"
+    "INSTANT_FORMAT % b[p:q - 3].replace(SPACE, T)"
+    " if b[q - 3] == 43 and b[p + 10] == 32 else QUOTE % b[p:q]"
 )
 FLOAT: Final = "floating(b[p:q])"
 BYTEA: Final = "bytea(b[p:q])"
@@ -112,8 +112,9 @@ NAMESPACE: Final = {
     "QUOTE": b'"%b"',
     "TRUE": b"true",
     "FALSE": b"false",
-    "UTC": b"+00",
-    "INSTANT_FORMAT": b'"%bT%bZ"',
+    "SPACE": b" ",
+    "T": b"T",
+    "INSTANT_FORMAT": b'"%bZ"',
     "dumps": dumps,
     "floating": floating,
     "bytea": bytea,
