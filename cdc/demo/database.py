@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 import psycopg
@@ -17,12 +17,11 @@ from psycopg import sql
 
 from cdc.events import LSN
 from cdc.log.fold import Row
+from cdc.source.connection import connect, translated
 
-# What the daemon's session pins, so that Postgres' own texts are the same here.
-_SESSION: Final = (
-    "-c TimeZone=UTC -c DateStyle=ISO -c IntervalStyle=postgres -c bytea_output=hex"
-    " -c extra_float_digits=1 -c lc_monetary=C"
-)
+if TYPE_CHECKING:
+    from cdc.config import Config
+
 _BATCH_ROWS: Final = 5000
 _MS_PRECISION: Final = 3  # timestamps of up to three digits are milliseconds
 
@@ -96,12 +95,13 @@ class Table(NamedTuple):
 
 
 @contextmanager
-def snapshot(dsn: str) -> Iterator[psycopg.Connection]:
-    """Open a connection that sees one moment of the database."""
-    with psycopg.connect(dsn, options=_SESSION) as connection:
+def snapshot(config: Config) -> Iterator[psycopg.Connection]:
+    """Open a connection that sees one moment of the database: that of its first query."""
+    with connect(config) as connection, translated("reading the database"):
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
-        yield connection
+        with connection.transaction():
+            yield connection
 
 
 def published(connection: psycopg.Connection, publication: str) -> list[Table]:
@@ -119,20 +119,20 @@ def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
             yield dict(zip(table.columns, orjson.loads(values), strict=True))
 
 
-def wal_end(dsn: str) -> LSN:
+def wal_end(config: Config) -> LSN:
     """Return how far the WAL has been written: behind every commit so far."""
-    with psycopg.connect(dsn) as connection:
-        return _lsn(connection, "SELECT pg_current_wal_lsn()")
+    return _lsn(config, "SELECT pg_current_wal_lsn()")
 
 
-def confirmed(connection: psycopg.Connection, slot: str) -> LSN:
+def confirmed(config: Config) -> LSN:
     """Return up to where the slot's reader has confirmed; 0/0 for a slot that is not there."""
     query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    return _lsn(connection, query, slot)
+    return _lsn(config, query, config.slot)
 
 
-def _lsn(connection: psycopg.Connection, query: str, *values: str) -> LSN:
-    row = connection.execute(query.encode(), values).fetchone()
+def _lsn(config: Config, query: str, *values: str) -> LSN:
+    with connect(config) as connection, translated("asking how far the WAL is"):
+        row = connection.execute(query.encode(), values).fetchone()
     return LSN.parse(row[0]) if row and row[0] else LSN(0)
 
 

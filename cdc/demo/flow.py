@@ -133,13 +133,13 @@ class Flow:
 
     def _note_lateness(self, now: float, late_ms: float) -> None:
         self._late.append((now, late_ms))
-        while self._late[0][0] < now - WINDOW_SECONDS:
-            self._late.popleft()
         self._all_late[round(late_ms)] += 1
         self.worst_late_ms = max(self.worst_late_ms, late_ms)
 
-    def lateness_ms(self) -> tuple[float, float] | None:
+    def lateness_ms(self, now: float) -> tuple[float, float] | None:
         """Return median and 99th percentile of the window; None when nothing came."""
+        while self._late and self._late[0][0] < now - WINDOW_SECONDS:
+            self._late.popleft()
         if not self._late:
             return None
         ordered = sorted(late for _, late in self._late)

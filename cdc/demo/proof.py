@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS: Final = 60.0
 _READ_SECONDS: Final = 0.05
+# How long the ends that were looked up are read towards before slot and ends are looked up again.
+_LOOK_SECONDS: Final = 2.0
 _NAMED: Final = 3  # key hashes in one sentence
 
 # Key columns with their values, in the order of the columns' names.
@@ -52,42 +54,41 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
 
     Raises what the clients raise when a server is away; a log that never catches up is a finding.
     """
-    with database.snapshot(config.source.dsn) as connection:
-        findings = Findings()
-        end = database.wal_end(config.source.dsn)
-        folded = _read_log(config, end, wait_seconds, findings)
-        for sentence in folded.findings:
-            findings.add(sentence)
-        states = dict(folded.tables)
+    findings = Findings()
+    folded = _read_log(config, database.wal_end(config), wait_seconds, findings)
+    for sentence in folded.findings:
+        findings.add(sentence)
+    states = dict(folded.tables)
+    rows = 0
+    with database.snapshot(config) as connection:
         published = database.published(connection, config.publication)
-        if not published:
-            findings.add(f"the publication {config.publication} holds no table")
-        rows = 0
         for table in published:
             topic = names.data_topic(config.prefix, table.schema, table.table)
             state = states.pop(topic, TableState(topic, table.schema, table.table))
             rows += compare(state, table, connection, findings)
-        for state in states.values():
-            findings.add(f"the log holds {state.name}, which the publication does not")
+    if not published:
+        findings.add(f"the publication {config.publication} holds no table")
+    for state in states.values():
+        findings.add(f"the log holds {state.name}, which the publication does not")
     told = findings.told()
     return Proof(not told, len(published), rows, folded.events, folded.seq, folded.frontier, told)
 
 
 def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings) -> Folded:
-    """Fold the log up to `end`; a finding when it does not get there in time."""
+    """Fold the log up to `end`; a finding when for so long nothing comes and it is not there."""
     fold = Fold()
     tail = Tail(config)
     try:
-        tail.find_topics()
-        deadline = time.monotonic() + wait_seconds
+        events, deadline = -1, 0.0
         while not _holds(config, end, fold, tail):
-            if time.monotonic() > deadline:
+            if fold.events > events:
+                events, deadline = fold.events, time.monotonic() + wait_seconds
+            elif time.monotonic() > deadline:
                 findings.add(
                     f"the log did not reach {end} within {wait_seconds:.0f} s: "
                     + _standing(config, fold)
                 )
                 break
-            tail.find_topics()
     finally:
         tail.close()
     return fold.finish()
@@ -95,10 +96,11 @@ def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings)
 
 def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
     """Read what there is; return whether all of it up to `end` was read, frontier included."""
-    confirmed = _confirmed(config)
+    confirmed = database.confirmed(config)
     # Looked up after the slot: what was confirmed by then lies below these ends.
+    tail.find_topics()
     ends = tail.ends()
-    deadline = time.monotonic() + 1.0
+    until = time.monotonic() + _LOOK_SECONDS
     while True:
         for seen in tail.read(_READ_SECONDS):
             if seen.topic != tail.frontier_topic:
@@ -106,26 +108,20 @@ def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
             elif seen.value is not None:
                 record = records.decode(records.FrontierRecord, seen.value, seen.topic)
                 fold.add_frontier(record.frontier())
-                deadline = time.monotonic() + 1.0
         if tail.caught_up(ends):
             break
-        if time.monotonic() > deadline:
+        if time.monotonic() > until:
             return False
     newest = fold.frontiers[-1] if fold.frontiers else None
     reached = confirmed >= end or (newest is not None and newest.lsn >= end)
     return reached and (newest.seq if newest else 0) == fold.seq
 
 
-def _confirmed(config: Config) -> LSN:
-    with database.snapshot(config.source.dsn) as connection:
-        return database.confirmed(connection, config.slot)
-
-
 def _standing(config: Config, fold: Fold) -> str:
     newest = fold.frontiers[-1].lsn if fold.frontiers else "none"
     return (
-        f"slot {config.slot} confirmed {_confirmed(config)}, frontier {newest}, newest event seq"
-        f" {fold.seq}; see that the daemon runs"
+        f"slot {config.slot} confirmed {database.confirmed(config)}, the frontier is {newest} and"
+        f" the newest event seq {fold.seq}; see that the daemon runs"
     )
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _PIPELINE: Final = "demo"
 _SERVERS: Final = ("postgres", "kafka")
 _TURN_SECONDS: Final = 0.05
+_INTERRUPTED: Final = 130  # as shells say it
 
 
 @dataclass(frozen=True)
@@ -131,19 +132,20 @@ class Stage:
         ).start()
         stack.callback(servers.down)
         dsn = ""
-        while not up.done() or not dsn:
-            if up.done():
-                up.result()
-            elif self._interrupts.asked.is_set():
+        while not up.done():
+            if self._interrupts.asked.is_set():
                 # Downloads can't be broken off. The stack is tied to this process and goes with it.
+                self._view.say("demo: interrupted; the servers that were starting are stopped")
                 self._view.close()
-                os._exit(130)
+                os._exit(_INTERRUPTED)
             url = servers.endpoints().postgres_dsn
             if url and not dsn:
+                # Not up yet, or not quite; once all servers are, this is tried for the last time.
                 with suppress(psycopg.OperationalError):
                     dsn = _make_schema(url)
             time.sleep(_TURN_SECONDS)
         ends = up.result()
+        dsn = dsn or _make_schema(str(ends.postgres_dsn))
         config = _configure(home, dsn, str(ends.kafka_bootstrap))
         for _ in set_up(config):
             self._check_interrupt()

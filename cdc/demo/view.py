@@ -82,11 +82,19 @@ class Lines(View):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next = 0.0
+        self._told: set[str] = set()
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, scene: Scene) -> None:
+        for kill in scene.flow.kills:
+            about = f"{kill.at - scene.began:6.1f} s  kill -9 {kill.what}"
+            if kill.recovered_seconds is not None:
+                about += f": {recovery(kill, scene.now)}"
+            if about not in self._told:
+                self._told.add(about)
+                self.say(about)
         if scene.flow.first_at is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LINE_SECONDS
@@ -149,7 +157,7 @@ def _hidden_control_keys() -> Iterator[None]:
 def line(scene: Scene) -> str:
     """Return the moment as one line."""
     flow, now = scene.flow, scene.now
-    late = flow.lateness_ms()
+    late = flow.lateness_ms(now)
     return (
         f"{now - scene.began:6.1f} s  {grouped(flow.changes.total)} changes in the log"
         f"  {flow.changes.per_second(now):.0f}/s"
@@ -217,7 +225,7 @@ def _events(flow: Flow) -> Table:
 
 def _standing(scene: Scene) -> Group:
     flow, now = scene.flow, scene.now
-    late = flow.lateness_ms()
+    late = flow.lateness_ms(now)
     log = _spaced(
         _labelled("frontier", str(flow.frontier.lsn) if flow.frontier else "none yet"),
         _labelled("seq", grouped(flow.frontier.seq) if flow.frontier else "-"),

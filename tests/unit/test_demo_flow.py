@@ -76,7 +76,7 @@ def test_rates_are_those_of_the_last_seconds(flow: Flow) -> None:
 
 
 def test_lateness_is_from_commit_to_arrival(flow: Flow) -> None:
-    late = flow.lateness_ms()
+    late = flow.lateness_ms(NOW + 1.1)
     assert late is not None
     assert late == pytest.approx((20, 20), abs=0.1)
     assert flow.overall_lateness_ms() == (20, 20)
@@ -120,6 +120,29 @@ def test_lines_wait_for_the_first_change_and_then_come_every_other_second(flow: 
         view.show(scene(flow))
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_lines_tell_each_kill_and_each_recovery_once(flow: Flow) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    kill = Kill("broker", NOW + 0.5)
+    with Lines(console) as view:
+        view.show(scene(flow))
+        flow.kills.append(kill)
+        view.show(scene(flow))
+        view.show(scene(flow))
+        kill.recovered_seconds = 6.5
+        view.show(scene(flow))
+        view.show(scene(flow))
+    assert isinstance(console.file, io.StringIO)
+    assert [row.strip() for row in console.file.getvalue().splitlines()[1:]] == [
+        "0.5 s  kill -9 broker",
+        "0.5 s  kill -9 broker: flowing again after 6.5 s",
+    ]
+
+
+def test_lateness_is_unknown_while_nothing_comes(flow: Flow) -> None:
+    assert flow.lateness_ms(NOW + 60) is None
+    assert "late -" in line(scene(flow, NOW + 60))
 
 
 def test_a_screen_leaves_the_last_picture_behind(flow: Flow) -> None:
