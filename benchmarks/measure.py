@@ -64,15 +64,15 @@ def parse_peak_rss_mb(status: str) -> float:
 
 
 def machine_busy_seconds() -> float:
-    """Return the CPU seconds of everything on the machine: user, nice, system, interrupts."""
+    """Return the CPU seconds of everything on the machine, and what its host gave to others."""
     with (_PROC / "stat").open() as file:
-        fields = [int(field) for field in file.readline().split()[1:8]]
-    user, nice, system, _idle, _iowait, irq, softirq = fields
-    return (user + nice + system + irq + softirq) / _TICKS_PER_SECOND
+        fields = [int(field) for field in file.readline().split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_SECOND
 
 
 class Foreign:
-    """How many cores others used while something was measured: the doubt on a figure."""
+    """How many cores others took while something was measured: the doubt on a figure."""
 
     def __init__(self, own: Callable[[], float]) -> None:
         """Start measuring; `own` returns the CPU seconds of all that belongs to the run."""
