@@ -70,7 +70,7 @@ def tail(
 
 
 def _reader_is_gone() -> bool:
-    """Return whether nobody reads our output any more, as after `| head`: writing would tell late."""
+    """Return whether nobody reads our output any more, as after `| head`."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from cdc.config.layers import Broken, Given, known_paths, read_layers, variable_of
-from cdc.config.meaning import findings
+from cdc.config.meaning import complaints
 from cdc.config.model import Config
 from cdc.config.show import is_secret
 from cdc.errors import ConfigError
@@ -79,26 +79,20 @@ def _build(
         if here in known.sections:
             values[field.name] = _build(field.type, here, given, path, problems)
         elif here in known.open:
+            below = {each: value for each, value in given.items() if each[:-1] == here}
             values[field.name] = {
-                each[-1]: _plain(each, value, str | int | float | bool, problems)
-                for each, value in given.items()
-                if each[:-1] == here
+                each[-1]: _checked(each, value, str | int | float | bool, values, problems)
+                for each, value in below.items()
             }
         elif here in given and not _is_empty_optional(given[here], field):
-            values[field.name] = _plain(here, given[here], field.type, problems)
+            values[field.name] = _checked(here, given[here], field.type, values, problems)
         elif field.required:
             problems.append(
                 f"{path}: {'.'.join(here)}: missing; expected {expected(field.type)}, "
                 f"here or in {variable_of(here)}"
             )
-    if len(problems) > before:
-        return None
-    section = struct(**values)
-    for name, complaint in findings(section):
-        leaf = (*at, *name.split(".", 1))
-        place = given[leaf].place if leaf in given else path
-        problems.append(f"{place}: {'.'.join(leaf)}: {complaint}")
-    return section if len(problems) == before else None
+    broken = any(isinstance(value.value, Broken) for value in given.values())
+    return struct(**values) if len(problems) == before and not broken else None
 
 
 def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
@@ -106,15 +100,23 @@ def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
     return given.value is None and not field.required
 
 
-def _plain(at: tuple[str, ...], given: Given, kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 - types as values
+def _checked(
+    at: tuple[str, ...],
+    given: Given,
+    kind: Any,  # noqa: ANN401 - a type as a value
+    beside: Mapping[str, Any],
+    problems: list[str],
+) -> Any:  # noqa: ANN401 - of that type, or None after a problem
+    name = ".".join(at)
     if isinstance(given.value, Broken):
         return None  # told already
     try:
-        return msgspec.convert(given.value, kind, strict=not given.as_text)
+        value = msgspec.convert(given.value, kind, strict=not given.as_text)
     except msgspec.ValidationError:
-        name = ".".join(at)
         problems.append(f"{given.place}: {name}: {_what(at, given)}; expected {expected(kind)}")
         return None
+    problems.extend(f"{given.place}: {name}: {each}" for each in complaints(at, value, beside))
+    return value
 
 
 def _what(at: tuple[str, ...], given: Given) -> str:
@@ -150,10 +152,10 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
             few = ", not empty" if info.min_length else ""
             return f"a list of {_words(info.item_type)}{few}"
         case inspect.DictType():
-            return f"names with {_words(info.value_type)}"
+            return f"names, each with {_words(info.value_type)}"
         case inspect.UnionType():
             kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
-            return " or ".join(_words(each) for each in kinds)
+            return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
         case _:
             raise AssertionError(f"no words for {info}")
 

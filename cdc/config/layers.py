@@ -22,7 +22,7 @@ import yaml
 from cdc.config.model import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 ENVIRONMENT = "LOCKSTEP_"
@@ -268,12 +268,3 @@ class _References:
         if name not in self._env:
             raise LookupError(f"the environment variable {name} is not set")
         return self._env[name]
-
-
-def describe_paths() -> Iterator[tuple[str, str]]:
-    """Yield each field's path and its environment variable, in the model's order."""
-    known = known_paths()
-    for path in known.leaves:
-        yield ".".join(path), variable_of(path)
-    for path in known.open:
-        yield ".".join(path), variable_of((*path, "<NAME>"), opened=True)

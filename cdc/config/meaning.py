@@ -1,7 +1,6 @@
 """Refuse values of the right type that Postgres, Kafka or Lockstep could not work with.
 
-One function a section; each yields the field's name and the complaint. They see a section only
-after its types are right.
+One function a field; each sees a value whose type is right, and yields complaints.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cdc.config.model import Config, Http, Log, Source, parse_table_pattern
+from cdc.config.model import parse_table_pattern
 from cdc.config.show import MASK, has_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import msgspec
+    from collections.abc import Callable, Iterator, Mapping
 
 # What exactly-once rests on; whoever sets one of these gets it from us, not from the file.
 OWNED_KAFKA_SETTINGS = frozenset(
@@ -47,97 +44,101 @@ _MAX_PORT = 65_535
 _MAX_IDENTIFIER_BYTES = 63
 
 
-def findings(section: msgspec.Struct) -> Iterator[tuple[str, str]]:
-    """Yield a field's name and what is wrong with its value, for each such field of `section`."""
-    match section:
-        case Config():
-            if not _PIPELINE.fullmatch(section.pipeline):
-                name = repr(section.pipeline)
-                yield "pipeline", f"{name} cannot name a pipeline; expected 1 to 54 of a-z 0-9 _"
-        case Source():
-            yield from _source(section)
-        case Log():
-            yield from _log(section)
-        case Http():
-            if section.listen and (wrong := _wrong_host_port(section.listen, least=0)):
-                yield "listen", wrong
+def complaints(at: tuple[str, ...], value: Any, beside: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - any field's
+    """Yield what is wrong with `value` as the field `at`; `beside` are its section's fields."""
+    if at[:-1] == ("log", "kafka"):
+        if at[-1] in OWNED_KAFKA_SETTINGS:
+            yield "is set by Lockstep: exactly-once rests on it; remove it"
+    elif value is not None and at in _CHECKS:
+        yield from _CHECKS[at](value, beside)
 
 
-def _source(source: Source) -> Iterator[tuple[str, str]]:
-    dsn = source.dsn.strip()
+def _pipeline(name: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if not _PIPELINE.fullmatch(name):
+        yield f"{name!r} cannot name a pipeline; expected 1 to 54 of a-z 0-9 _"
+
+
+def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
+    dsn = dsn.strip()
     if not dsn.startswith(("postgresql://", "postgres://")) and "=" not in dsn:
-        yield (
-            "dsn",
-            "neither a URL (postgresql://user@host:port/db) nor keywords (host=… dbname=… user=…)",
-        )
+        yield "neither a URL (postgresql://user@host:port/db) nor keywords (host=… dbname=… user=…)"
     elif re.search(r"\breplication\s*=", dsn):
-        yield "dsn", "must not set `replication`: Lockstep does, where it streams"
-    if source.slot is not None and not _SLOT.fullmatch(source.slot):
-        yield (
-            "slot",
-            f"{source.slot!r} cannot name a slot; expected 1 to 63 of a-z 0-9 _",
-        )
-    name = source.publication
-    if name is not None and not _is_identifier(name):
-        yield "publication", f"{name!r} cannot name a publication; 1 to 63 bytes"
-    for text in source.tables:
-        if complaint := _wrong_table(text):
-            yield "tables", complaint
-    if source.password_file is not None:
-        if has_password(dsn):
-            yield "password_file", "the dsn has a password already; keep one of them"
+        yield "must not set `replication`: Lockstep does, where it streams"
+
+
+def _slot(name: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if not _SLOT.fullmatch(name):
+        yield f"{name!r} cannot name a slot; expected 1 to 63 of a-z 0-9 _"
+
+
+def _publication(name: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if not 0 < len(name.encode()) <= _MAX_IDENTIFIER_BYTES or "\0" in name:
+        yield f"{name!r} cannot name a publication; expected 1 to 63 bytes"
+
+
+def _tables(patterns: tuple[str, ...], _: Mapping[str, Any]) -> Iterator[str]:
+    for text in patterns:
         try:
-            Path(source.password_file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            yield "password_file", f"cannot read {source.password_file}: {why}"
-
-
-def _is_identifier(name: str) -> bool:
-    return 0 < len(name.encode()) <= _MAX_IDENTIFIER_BYTES and "\0" not in name
-
-
-def _wrong_table(text: str) -> str | None:
-    try:
-        pattern = parse_table_pattern(text)
-    except ValueError:
-        return (
-            f"{text!r} names no table; expected schema.table or schema.*, with "
-            'double quotes around a name that holds dots or spaces: public."odd.name"'
-        )
-    if pattern.schema in ("pg_catalog", "information_schema"):
-        return f"{text!r}: Postgres does not publish its catalogs"
-    return None
-
-
-def _log(log: Log) -> Iterator[tuple[str, str]]:
-    for server in log.bootstrap_servers.split(","):
-        if wrong := _wrong_host_port(server.strip(), least=1):
-            yield "bootstrap_servers", wrong
-    if log.prefix is not None and not _PREFIX.fullmatch(log.prefix):
-        yield (
-            "prefix",
-            f"{log.prefix!r} cannot start a topic's name; expected 1 to 100 of A-Z a-z 0-9 _ -",
-        )
-    if log.retention_hours == 0 or not math.isfinite(log.retention_hours):
-        yield (
-            "retention_hours",
-            f"{log.retention_hours}: 0 would delete events at once; negative keeps them for ever",
-        )
-    for name in log.kafka:
-        if name in OWNED_KAFKA_SETTINGS:
+            pattern = parse_table_pattern(text)
+        except ValueError:
             yield (
-                f"kafka.{name}",
-                "is set by Lockstep: exactly-once rests on it; remove it",
+                f"{text!r} names no table; expected schema.table or schema.*, with "
+                'double quotes around a name that holds dots or spaces: public."odd.name"'
             )
+        else:
+            if pattern.schema in ("pg_catalog", "information_schema"):
+                yield f"{text!r}: Postgres does not publish its catalogs"
 
 
-def _wrong_host_port(text: str, *, least: int) -> str | None:
-    """Return what is wrong with `text` as `host:port`, or None; `least` is the lowest port."""
+def _password_file(name: str, beside: Mapping[str, Any]) -> Iterator[str]:
+    if has_password(beside.get("dsn") or ""):
+        yield "the dsn has a password already; keep one of them"
+    try:
+        Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        yield f"cannot read {name}: {why}"
+
+
+def _bootstrap_servers(servers: str, _: Mapping[str, Any]) -> Iterator[str]:
+    for server in servers.split(","):
+        yield from _host_port(server.strip(), least=1)
+
+
+def _prefix(prefix: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if not _PREFIX.fullmatch(prefix):
+        yield f"{prefix!r} cannot start a topic's name; expected 1 to 100 of A-Z a-z 0-9 _ -"
+
+
+def _retention_hours(hours: float, _: Mapping[str, Any]) -> Iterator[str]:
+    if hours == 0 or not math.isfinite(hours):
+        yield f"{hours}: 0 would delete events at once; negative keeps them for ever"
+
+
+def _listen(listen: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if listen:
+        yield from _host_port(listen, least=0)
+
+
+def _host_port(text: str, *, least: int) -> Iterator[str]:
+    """Yield what is wrong with `text` as `host:port`; `least` is the lowest port."""
     match = _HOST_PORT.fullmatch(text)
     if match is None:
         shown = repr(text) if "@" not in text else MASK
-        return f"{shown} is no address; expected host:port, such as localhost:9092"
-    if not least <= int(match[2]) <= _MAX_PORT:
-        return f"{text!r}: a port is a number from {least} to {_MAX_PORT}"
-    return None
+        yield f"{shown} is no address; expected host:port, such as localhost:9092"
+    elif not least <= int(match[2]) <= _MAX_PORT:
+        yield f"{text!r}: a port is a number from {least} to {_MAX_PORT}"
+
+
+_CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]] = {
+    ("pipeline",): _pipeline,
+    ("source", "dsn"): _dsn,
+    ("source", "slot"): _slot,
+    ("source", "publication"): _publication,
+    ("source", "tables"): _tables,
+    ("source", "password_file"): _password_file,
+    ("log", "bootstrap_servers"): _bootstrap_servers,
+    ("log", "prefix"): _prefix,
+    ("log", "retention_hours"): _retention_hours,
+    ("http", "listen"): _listen,
+}

@@ -37,6 +37,8 @@ def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]
             yield f"\n# {(field.type.__doc__ or '').strip()}\n{field.name}:"
             yield from _lines(field.type, f"{at}.", values)
             continue
+        if path == "":
+            yield ""
         description, examples = described(field.type)
         yield from (f"{indent}# {line}" for line in textwrap.wrap(description.replace("`", ""), 90))
         if at in values:

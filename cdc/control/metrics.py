@@ -111,7 +111,7 @@ class Metrics(Collector):
     def lag_bytes(self) -> int:
         return max(0, self.wal_end_lsn - self.published_lsn)
 
-    def turn(  # noqa: PLR0913 - one value a gauge
+    def turn(
         self,
         *,
         wal_end: int,

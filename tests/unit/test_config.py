@@ -1,0 +1,302 @@
+"""The configuration says exactly what is wrong with it, all at once, and never a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import Config, load, mask_dsn, read, show
+from cdc.config.layers import known_paths, variable_of
+from cdc.config.model import parse_table_pattern
+from cdc.config.template import render
+from cdc.errors import ConfigError, Exit
+
+MINIMAL = """\
+pipeline: shop
+source:
+  dsn: postgresql://me@localhost/shop
+log:
+  bootstrap_servers: localhost:9092
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lockstep.yaml"
+
+
+def loaded(path: Path, text: str = MINIMAL, **env: str) -> Config:
+    path.write_text(text, encoding="utf-8")
+    return load(path, env)
+
+
+def refusal(path: Path, text: str = MINIMAL, **env: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(path, text, **env)
+    assert caught.value.exit_code is Exit.CONFIG
+    return caught.value.what
+
+
+def test_names_follow_the_pipeline_unless_given(path: Path) -> None:
+    config = loaded(path)
+    assert (config.slot, config.publication, config.prefix) == (
+        "lockstep_shop",
+        "lockstep_shop",
+        "shop",
+    )
+    config = loaded(path, LOCKSTEP_SOURCE_SLOT="s", LOCKSTEP_LOG_PREFIX="p")
+    assert (config.slot, config.prefix) == ("s", "p")
+
+
+def test_every_finding_is_told_at_once_with_its_line(path: Path) -> None:
+    what = refusal(
+        path,
+        """\
+pipeline: My-Shop
+source:
+  dsn: postgresql://me@localhost/shop
+  slto: x
+  tables: public.*
+  slot: Bad
+log:
+  bootstrap_servers: localhost
+  partitions: many
+  kafka:
+    acks: 1
+batch:
+  max_events: 0
+log_level: loud
+""",
+        LOCKSTEP_BATCH_MAX_WAIT="5",
+    )
+    for line in (
+        "lockstep.yaml has 10 errors",
+        ":4: source.slto: unknown name; did you mean slot?",
+        ":5: source.tables: given text, 'public.*'; expected a list of text, not empty",
+        ":8: log.bootstrap_servers: 'localhost' is no address; expected host:port",
+        ":9: log.partitions: given text, 'many'; expected a whole number from 1 to 10000",
+        ":11: log.kafka.acks: is set by Lockstep",
+        ":13: batch.max_events: given a whole number, '0'; expected a whole number from 1",
+        ":14: log_level: given text, 'loud'; expected one of debug, error, info, warning",
+        "LOCKSTEP_BATCH_MAX_WAIT: the environment sets no such field",
+        "did you mean LOCKSTEP_BATCH_MAX_WAIT_MS?",
+    ):
+        assert line in what
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("LOCKSTEP_PIPELINE", "My-Shop", "cannot name a pipeline; expected 1 to 54 of a-z 0-9 _"),
+        ("LOCKSTEP_PIPELINE", "x" * 55, "cannot name a pipeline"),
+        ("LOCKSTEP_SOURCE_DSN", "", "expected text, not empty"),
+        ("LOCKSTEP_SOURCE_DSN", "localhost", "neither a URL"),
+        ("LOCKSTEP_SOURCE_DSN", "host=x replication=database", "must not set `replication`"),
+        ("LOCKSTEP_SOURCE_SLOT", "Bad", "cannot name a slot; expected 1 to 63 of a-z 0-9 _"),
+        ("LOCKSTEP_SOURCE_PUBLICATION", "x" * 64, "cannot name a publication"),
+        ("LOCKSTEP_SOURCE_TABLES", "", "expected a list of text, not empty"),
+        ("LOCKSTEP_SOURCE_TABLES", "users", "'users' names no table; expected schema.table"),
+        ("LOCKSTEP_SOURCE_TABLES", "a.b.c", "names no table"),
+        ("LOCKSTEP_SOURCE_TABLES", "pg_catalog.*", "does not publish its catalogs"),
+        ("LOCKSTEP_LOG_BOOTSTRAP_SERVERS", "a:1,b", "'b' is no address"),
+        ("LOCKSTEP_LOG_BOOTSTRAP_SERVERS", "a:0", "a port is a number from 1 to 65535"),
+        ("LOCKSTEP_LOG_PREFIX", "a.b", "cannot start a topic's name"),
+        ("LOCKSTEP_LOG_PARTITIONS", "0", "expected a whole number from 1 to 10000"),
+        ("LOCKSTEP_LOG_RETENTION_HOURS", "0", "0 would delete events at once"),
+        ("LOCKSTEP_LOG_RETENTION_HOURS", "nan", "0 would delete events at once"),
+        ("LOCKSTEP_BATCH_MAX_BYTES", "1", "expected a whole number from 65536"),
+        ("LOCKSTEP_HTTP_LISTEN", "8080", "'8080' is no address"),
+        ("LOCKSTEP_HTTP_LISTEN", "localhost:70000", "a port is a number from 0 to 65535"),
+        ("LOCKSTEP_LOG_KAFKA__TRANSACTIONAL_ID", "x", "exactly-once rests on it"),
+    ],
+)
+def test_what_postgres_and_kafka_would_refuse_is_refused_here(
+    path: Path, variable: str, value: str, says: str
+) -> None:
+    what = refusal(path, **{variable: value})
+    assert variable in what
+    assert says in what
+    assert "one error" in what
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "expected"),
+    [
+        ("LOCKSTEP_LOG_PARTITIONS", "12", "log.partitions", 12),
+        ("LOCKSTEP_LOG_RETENTION_HOURS", "-1", "log.retention_hours", -1.0),
+        ("LOCKSTEP_LOG_LEVEL", "debug", "log_level", "debug"),
+        ("LOCKSTEP_SOURCE_TABLES", "a.b, c.*", "source.tables", ["a.b", "c.*"]),
+        ("LOCKSTEP_HTTP_LISTEN", "", "http.listen", ""),
+        ("LOCKSTEP_HTTP_LISTEN", "[::1]:0", "http.listen", "[::1]:0"),
+        ("LOCKSTEP_LOG_KAFKA__SECURITY_PROTOCOL", "ssl", "log.kafka.security.protocol", "ssl"),
+    ],
+)
+def test_the_environment_wins_over_the_file(
+    path: Path, variable: str, value: str, field: str, expected: object
+) -> None:
+    path.write_text(MINIMAL, encoding="utf-8")
+    rows = {at: (shown, origin) for at, shown, origin in show(read(path, {variable: value}))}
+    assert rows[field] == (expected, variable)
+
+
+def test_each_field_has_a_variable_of_its_own() -> None:
+    known = known_paths()
+    variables = [variable_of(at) for at in known.leaves]
+    assert len(set(variables)) == len(variables)
+    prefixes = tuple(variable_of((*at, ""), opened=True) for at in known.open)
+    assert not [each for each in variables if each.startswith(prefixes)]
+
+
+def test_other_variables_of_ours_are_not_fields(path: Path) -> None:
+    loaded(path, LOCKSTEP_CONFIG="x", LOCKSTEP_HOME="y", LOCKSTEP_FAILPOINT="z")
+
+
+def test_references_are_filled_in_anywhere_in_a_text(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("pw\n", encoding="utf-8")
+    config = loaded(
+        path,
+        """\
+pipeline: shop
+source:
+  dsn: "postgresql://me:${file:secret}@${HOST}/$${x}"
+log:
+  bootstrap_servers: localhost:9092
+  partitions: ${COUNT}
+""",
+        HOST="db",
+        COUNT="7",
+    )
+    assert config.source.dsn == "postgresql://me:pw@db/${x}"
+    assert config.log.partitions == 7
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("${NOPE}", "the environment variable NOPE is not set"),
+        ("${file:nope}", "cannot read ${file:nope}: No such file or directory"),
+        ("${a b}", "is neither ${VARIABLE} nor ${file:PATH}"),
+    ],
+)
+def test_a_reference_to_nothing_is_one_finding(path: Path, reference: str, says: str) -> None:
+    what = refusal(path, MINIMAL.replace("localhost:9092", f'"{reference}"'))
+    assert says in what
+    assert "one error" in what
+
+
+def test_no_secret_is_shown(path: Path) -> None:
+    text = MINIMAL.replace("me@localhost", "me:hunter2@localhost/x?sslpassword=hunter2")
+    text += "  kafka: {sasl.password: hunter2, ssl.key.pem: hunter2, sasl.username: me}\n"
+    path.write_text(text, encoding="utf-8")
+    assert "hunter2" not in str(show(read(path, {})))
+    for wrong in ("partitions: 0", "kafka: {sasl.password: [hunter2]}"):
+        assert "hunter2" not in refusal(path, text.split("  kafka:")[0] + f"  {wrong}\n")
+    assert "hunter2" not in refusal(path, LOCKSTEP_SOURCE_DSN="password:hunter2")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "masked"),
+    [
+        ("postgresql://me:p:w@h:1/d", "postgresql://me:***@h:1/d"),
+        ("postgresql://me@h/d?password=pw&x=y", "postgresql://me@h/d?password=***&x=y"),
+        ("host=h password=pw user=me", "host=h password=*** user=me"),
+        (r"password = 'p\'w x' host=h", "password = *** host=h"),
+        ("postgresql://me@h/d", "postgresql://me@h/d"),
+    ],
+)
+def test_passwords_in_a_dsn_are_masked(dsn: str, masked: str) -> None:
+    assert mask_dsn(dsn) == masked
+
+
+def test_the_password_file_is_read_anew_and_found_beside_the_configuration(
+    path: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("one\n", encoding="utf-8")
+    config = loaded(path, LOCKSTEP_SOURCE_PASSWORD_FILE="secret")
+    assert config.password == "one"
+    secret.write_text("two\n", encoding="utf-8")
+    assert config.password == "two"
+    secret.unlink()
+    with pytest.raises(ConfigError, match=r"cannot read source\.password_file"):
+        _ = config.password
+
+
+def test_a_password_is_given_once(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("pw", encoding="utf-8")
+    text = MINIMAL.replace("me@", "me:pw@")
+    assert "has a password already" in refusal(path, text, LOCKSTEP_SOURCE_PASSWORD_FILE="secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pipeline: [", "lockstep.yaml:1:12: not YAML"),
+        ("pipeline: a\npipeline: b", ":2: pipeline: given twice"),
+        ("- a", ":1: the file: expected names with values below it"),
+        ("source: x", ":1: source: expected names with values below it"),
+        ("pipeline: &a [*a]", "pipeline: given something else"),
+        ("pipeline: 2026-01-01", "pipeline: given something else, '2026-01-01'; expected text"),
+        ("pipeline: !!python/object:os.system x", "pipeline: given something else"),
+        ("", "pipeline: missing; expected text, here or in LOCKSTEP_PIPELINE"),
+        ("\0", "not YAML"),
+        ("sauce: x", "sauce: unknown name; did you mean source?"),
+    ],
+)
+def test_what_is_not_a_configuration_is_a_finding_not_a_crash(
+    path: Path, text: str, says: str
+) -> None:
+    assert says in refusal(path, text)
+
+
+def test_an_absent_file_says_how_to_get_one(path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration") as caught:
+        load(path, {})
+    assert "cdc init" in caught.value.hint
+
+
+def test_an_empty_value_of_an_optional_field_is_its_default(path: Path) -> None:
+    config = loaded(path, MINIMAL.replace("log:", "  slot:\nlog:\n  prefix: null"))
+    assert (config.slot, config.prefix) == ("lockstep_shop", "shop")
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "table"),
+    [
+        ("public.users", "public", "users"),
+        ("public.*", "public", None),
+        ('"a.b"."c ""d"""', "a.b", 'c "d"'),
+        ("Été.Straße", "Été", "Straße"),
+        ('public."*"', "public", "*"),
+    ],
+)
+def test_table_patterns_name_what_the_catalog_holds(
+    text: str, schema: str, table: str | None
+) -> None:
+    pattern = parse_table_pattern(text)
+    assert pattern == (schema, table)
+    assert pattern.matches(schema, table or "anything")
+    assert not pattern.matches("other", table or "anything")
+
+
+def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> None:
+    values = {
+        "pipeline": "shop",
+        "source.dsn": "postgresql://me@localhost/shop",
+        "log.bootstrap_servers": "localhost:9092",
+    }
+    text = render(values)
+    assert loaded(path, text) == loaded(path)
+    for at in known_paths().leaves + known_paths().open:
+        assert f"{at[-1]}:" in text
+    # Every commented field is one that can be switched on as it stands.
+    switched = "\n".join(
+        line.replace("# ", "", 1) if ": " in line and line.lstrip().startswith("# ") else line
+        for line in text.splitlines()
+        if not line.lstrip().startswith("# ") or line.lstrip("# ").split(":")[0].isidentifier()
+    )
+    secret = path.parent / "postgres"
+    secret.write_text("pw", encoding="utf-8")
+    switched = switched.replace("/run/secrets/postgres", str(secret))
+    assert loaded(path, switched, KAFKA_PASSWORD="pw").slot == "lockstep_shop"
