@@ -170,7 +170,7 @@ class Fold:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""
         self._apply_past_gaps()
         if self._position is not _START:
-            self._ends.add(self._last_seq, self._position.commit_lsn)
+            self._ends.add(self._last_seq, *self._position[:2])
         for (topic, partition), home in self._partitions.items():
             self._expect_no_tombstone(home, f"the end of {topic}/{partition}")
         seqs = {place: home.events for place, home in self._partitions.items()}
@@ -274,7 +274,7 @@ class Fold:
         position = Position(source.epoch, self._lsn[1], source.ordinal)
         before = self._position
         if before is not _START and position[:2] != before[:2]:
-            self._ends.add(self._last_seq, before.commit_lsn)
+            self._ends.add(self._last_seq, *before[:2])
         # A changed key is a delete and a create with one ordinal; nothing else shares one.
         if position < before or (position == before and (self._op, event.op) != ("d", "c")):
             self._tell(

@@ -56,14 +56,20 @@ class PartitionSeqs:
 
 @dataclass(slots=True)
 class TransactionEnds:
-    """Where each source transaction ends: its last seq and its commit LSN, ascending."""
+    """Where each source transaction ends: its last seq, its epoch and commit LSN, ascending."""
 
     seqs: array[int] = field(default_factory=lambda: array("q"))
+    epochs: array[int] = field(default_factory=lambda: array("q"))
     lsns: array[int] = field(default_factory=lambda: array("Q"))
 
-    def add(self, seq: int, commit_lsn: LSN) -> None:
+    def add(self, seq: int, epoch: int, commit_lsn: LSN) -> None:
         self.seqs.append(seq)
+        self.epochs.append(epoch)
         self.lsns.append(commit_lsn)
+
+    def place(self, index: int) -> tuple[int, LSN]:
+        """Return epoch and commit LSN, which compare as one."""
+        return self.epochs[index], LSN(self.lsns[index])
 
 
 def check_cuts(
@@ -135,13 +141,14 @@ def _check_whole(findings: Findings, ends: TransactionEnds, frontier: Frontier) 
     if index == len(ends.seqs) or ends.seqs[index] != frontier.seq:
         findings.add(f"the frontier {_named(frontier)} cuts through a source transaction")
         return
-    commit_lsn = LSN(ends.lsns[index])
-    if commit_lsn >= frontier.lsn:
-        findings.add(f"the frontier {_named(frontier)} is not behind its commit at {commit_lsn}")
-    if index + 1 < len(ends.lsns) and ends.lsns[index + 1] < frontier.lsn:
+    here = (frontier.epoch, frontier.lsn)
+    commit = ends.place(index)
+    if commit >= here:
+        findings.add(f"the frontier {_named(frontier)} is not behind its commit at {commit[1]}")
+    if index + 1 < len(ends.seqs) and (later := ends.place(index + 1)) < here:
         findings.add(
-            f"the frontier {_named(frontier)} claims the commit at {LSN(ends.lsns[index + 1])},"
-            " whose events come later"
+            f"the frontier {_named(frontier)} claims the commit at {later[1]}, whose events come"
+            " later"
         )
 
 

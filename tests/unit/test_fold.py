@@ -164,3 +164,57 @@ def test_a_thousand_findings_are_counted_and_a_hundred_told() -> None:
     told = fold.finish().findings
     assert len(told) == MAX_FINDINGS + 1
     assert told[-1] == "and 900 more findings"
+
+
+def test_a_frontier_that_goes_back_is_told() -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
+    fold.add_frontier(Frontier(1, LSN(0x130), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
+    fold.add_frontier(Frontier(1, LSN(0x120), 1, 0, ()))
+    assert fold.finish().findings == ("the frontier goes back from 0/130 (seq 1) to 0/120 (seq 1)",)
+
+
+def test_a_frontier_lies_behind_its_commit() -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
+    fold.add_frontier(Frontier(1, LSN(0x100), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
+    assert fold.finish().findings == (
+        "the frontier 0/100 (seq 1) is not behind its commit at 0/100",
+    )
+
+
+def test_a_new_epoch_may_begin_at_a_lower_lsn() -> None:
+    """Another server's WAL has its own addresses: only within an epoch do they compare."""
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}, commit_lsn="5/100"))
+    fold.add_frontier(Frontier(1, LSN.parse("5/130"), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
+    fold.add(T, 0, 2, b"2", event("c", 2, {"id": 2}, commit_lsn="0/100", epoch=2))
+    fold.add_frontier(Frontier(2, LSN.parse("0/130"), 2, 0, (PartitionEnd(T, 0, 3, 1),)))
+    assert fold.finish().findings == ()
+
+
+def test_records_must_be_fed_in_offset_order() -> None:
+    fold = Fold()
+    fold.add(T, 0, 5, b"1", event("c", 1, {"id": 1}))
+    fold.add(T, 0, 5, b"2", event("c", 2, {"id": 2}))
+    assert findings(fold) == ["shop.public.users/0 offset 5 was read after offset 5"]
+
+
+def test_a_topic_holds_one_table() -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
+    fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}, table="orders"))
+    assert any("is of public.orders, not of public.users" in each for each in findings(fold))
+
+
+@pytest.mark.parametrize("op", ["u", "d"])
+def test_a_keyless_change_must_tell_the_old_row(op: str) -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, None, event(op, 1, {"url": "/"}))
+    assert any("without telling the old one" in each for each in findings(fold))
+
+
+def test_a_keyless_row_that_is_not_there_cannot_be_deleted() -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, None, event("d", 1, before={"url": "/"}))
+    assert any("keyless row that is not there" in each for each in findings(fold))
