@@ -31,5 +31,5 @@ def run(config: Config, log_format: str) -> int:
     from cdc import daemon  # noqa: PLC0415 - heavy, and not for --help
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
-    setup_logging(config.log_level, json={"json": True, "text": False}.get(log_format))
+    setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
     return daemon.run(config)

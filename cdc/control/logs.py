@@ -8,12 +8,11 @@ further than data may.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
-
-import orjson
 
 from cdc.errors import CDCError
 from cdc.events import LSN
@@ -22,17 +21,17 @@ _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critica
 
 
 def setup_logging(
-    level: str = "info", *, json: bool | None = None, stream: TextIO | None = None
+    level: str = "info", *, as_json: bool | None = None, stream: TextIO | None = None
 ) -> None:
-    """Send every `cdc.*` logger's records to stderr; `json` None decides by the terminal.
+    """Send every `cdc.*` logger's records to stderr; `as_json` None decides by the terminal.
 
     Calling it again replaces what the call before set up.
     """
     stream = stream or sys.stderr
-    if json is None:
-        json = not stream.isatty()
+    if as_json is None:
+        as_json = not stream.isatty()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if json else LineFormatter())
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger("cdc")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -52,7 +51,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        # The standard library's: a log line must come out whatever a field holds.
+        return json.dumps(line, default=str, ensure_ascii=False)
 
 
 class LineFormatter(logging.Formatter):

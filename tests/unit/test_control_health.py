@@ -1,0 +1,125 @@
+"""Health never says that all is well while the log stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.control.health import LIVE_SECONDS, STALL_SECONDS, Health, State
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    return Health(now=clock)
+
+
+@pytest.mark.parametrize(
+    ("state", "ready"),
+    [
+        (State.STARTING, False),
+        (State.STANDBY, True),
+        (State.STREAMING, True),
+        (State.RECONNECTING, False),
+        (State.HALTED, False),
+    ],
+)
+def test_ready_is_streaming_or_standing_by(health: Health, state: State, *, ready: bool) -> None:
+    health.to(state, "because")
+    report = health.report()
+    assert (report.ready, report.live, report.state, report.reason) == (
+        ready,
+        True,
+        state,
+        "because",
+    )
+
+
+def test_a_loop_that_does_not_turn_is_dead_and_not_ready(health: Health, clock: Clock) -> None:
+    health.to(State.STREAMING)
+    clock.seconds += LIVE_SECONDS
+    assert health.report().live
+    clock.seconds += 1
+    report = health.report()
+    assert not report.live
+    assert not report.ready
+    assert report.reason == "the main loop has not turned for 31 s"
+    health.beat()
+    assert health.report().ready
+
+
+def passed(health: Health, clock: Clock, *, wal_end: int, published: int, seq: int) -> None:
+    """Let the stall's time go by, with a loop that turns."""
+    for _ in range(4):
+        clock.seconds += STALL_SECONDS / 3
+        health.beat()
+        health.progress(wal_end, published, seq)
+
+
+def test_a_log_that_stands_still_while_wal_grows_is_not_ready(health: Health, clock: Clock) -> None:
+    health.to(State.STREAMING)
+    health.progress(100, 100, 7)
+    passed(health, clock, wal_end=200, published=100, seq=7)
+    report = health.report()
+    assert report.live
+    assert not report.ready
+    assert report.lag_bytes == 100
+    assert "nothing was published for" in report.reason
+    health.progress(300, 150, 8)
+    assert health.report().ready
+
+
+def test_an_idle_database_is_not_a_stall(health: Health, clock: Clock) -> None:
+    health.to(State.STREAMING)
+    passed(health, clock, wal_end=100, published=100, seq=7)
+    assert health.report().ready
+
+
+def test_a_huge_transaction_is_not_a_stall_while_its_changes_flow(
+    health: Health, clock: Clock
+) -> None:
+    health.to(State.STREAMING)
+    for seq in range(1, 10):
+        clock.seconds += STALL_SECONDS / 2
+        health.beat()
+        health.progress(1_000_000, 100, seq * 50_000)
+    assert health.report().ready
+
+
+def test_a_stall_before_a_reconnect_is_not_held_against_the_next_session(
+    health: Health, clock: Clock
+) -> None:
+    health.to(State.STREAMING)
+    passed(health, clock, wal_end=200, published=100, seq=7)
+    health.to(State.RECONNECTING, "cut")
+    health.to(State.STREAMING, "again")
+    assert health.report().ready
+
+
+def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
+    health.to(State.STREAMING, "ok")
+    health.progress(0x16B3748 + 5, 0x16B3748, 3)
+    clock.seconds += 1.23456
+    assert health.report().body() == {
+        "live": True,
+        "ready": True,
+        "state": "streaming",
+        "reason": "ok",
+        "since_seconds": 1.235,
+        "beat_age_seconds": 1.235,
+        "lag_bytes": 5,
+        "published_lsn": "0/16B3748",
+        "wal_end_lsn": "0/16B374D",
+        "seq": 3,
+    }

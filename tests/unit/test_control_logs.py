@@ -1,0 +1,75 @@
+"""Logs are one JSON object a line, or a line for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from cdc.control.logs import setup_logging
+from cdc.errors import UnavailableError
+from cdc.events import LSN
+
+log = logging.getLogger("cdc.tests")
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger("cdc")
+    before = root.handlers[:], root.level, root.propagate
+    yield io.StringIO()
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
+
+
+def test_a_record_is_one_json_line_with_its_fields(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.info("slot\ntaken", extra={"fields": {"slot": "s", "at": LSN(0x16B3748), "count": 3}})
+    (line,) = stream.getvalue().splitlines()
+    record = json.loads(line)
+    assert list(record) == ["ts", "level", "logger", "event", "fields"]
+    assert record["event"] == "slot\ntaken"
+    assert record["level"] == "info"
+    assert record["logger"] == "cdc.tests"
+    assert record["fields"] == {"slot": "s", "at": "0/16B3748", "count": 3}
+    assert record["ts"].endswith("Z")
+
+
+def test_an_error_of_ours_is_logged_with_its_remedy(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.warning("gone", extra={"fields": {"error": UnavailableError("no broker", hint="wait")}})
+    fields = json.loads(stream.getvalue())["fields"]
+    assert fields["error"] == {"class": "UnavailableError", "what": "no broker", "hint": "wait"}
+
+
+def test_what_json_has_no_form_for_does_not_break_the_log(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.info("odd", extra={"fields": {"a": {1, 2}, "b": object(), "c": 2**70}})
+    assert json.loads(stream.getvalue())["event"] == "odd"
+
+
+def test_a_traceback_stays_on_its_line(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    try:
+        int("x")
+    except ValueError:
+        log.exception("bug")
+    assert "ValueError" in json.loads(stream.getvalue())["traceback"]
+
+
+def test_the_level_holds_and_setting_up_again_does_not_double(stream: io.StringIO) -> None:
+    setup_logging("debug", stream=stream)
+    setup_logging("warning", stream=stream)
+    log.info("quiet")
+    log.warning("loud")
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_people_get_a_line_with_names_and_values(stream: io.StringIO) -> None:
+    setup_logging("info", as_json=False, stream=stream)
+    log.info("slot taken", extra={"fields": {"slot": "s"}})
+    assert "slot taken" in stream.getvalue()
+    assert "slot=\x1b[0ms" in stream.getvalue()

@@ -1,0 +1,82 @@
+"""Metrics are plain attributes until somebody reads them, and say what they measure."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.control.health import State
+from cdc.control.metrics import Metrics
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    return {
+        sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+
+
+def test_attributes_come_out_as_samples() -> None:
+    metrics = Metrics(now=lambda: 50.0)
+    metrics.wal_end_lsn, metrics.published_lsn = 300, 100
+    metrics.feedback_at = 47.5
+    metrics.state = State.STREAMING
+    metrics.events += 5
+    metrics.reconnected("UnavailableError")
+    metrics.reconnected("UnavailableError")
+    metrics.commit_seconds.observe(0.01)
+    found = samples(metrics)
+    assert found["lockstep_lag_bytes"] == 200
+    assert found["lockstep_feedback_age_seconds"] == 2.5
+    assert found["lockstep_state[streaming]"] == 1
+    assert found["lockstep_state[halted]"] == 0
+    assert found["lockstep_events_total"] == 5
+    assert found["lockstep_reconnects_total[UnavailableError]"] == 2
+    assert found["lockstep_kafka_commit_seconds_count"] == 1
+    assert found["process_resident_memory_bytes"] > 0
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_lag() -> None:
+    metrics = Metrics()
+    metrics.lag_seconds = -3600.0
+    metrics.wal_end_lsn, metrics.published_lsn = 100, 200
+    found = samples(metrics)
+    assert found["lockstep_lag_seconds"] == 0
+    assert found["lockstep_lag_bytes"] == 0
+
+
+def test_what_is_not_known_is_absent() -> None:
+    found = samples(Metrics())
+    assert "lockstep_slot_retained_bytes" not in found
+    assert "lockstep_feedback_age_seconds" not in found
+
+
+def test_pipelines_in_one_process_do_not_meet() -> None:
+    one, other = Metrics(), Metrics()
+    one.events = 1
+    assert samples(other)["lockstep_events_total"] == 0
+
+
+def test_names_are_ours_and_end_in_their_unit() -> None:
+    families = [
+        family.name
+        for family in text_string_to_metric_families(Metrics().text().decode())
+        if not family.name.startswith(("python_", "process_"))
+    ]
+    unit = re.compile(
+        r"lockstep_\w*(_lsn|_bytes|_seconds|_events|_transactions|_reconnects|_created)"
+    )
+    unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
+    unitless.add("lockstep_reconnects")
+    assert families
+    assert not [name for name in families if not unit.fullmatch(name) and name not in unitless]
+
+
+@pytest.mark.parametrize("reason", ["UnavailableError", "FencedError"])
+def test_reconnects_are_counted_by_a_fixed_word(reason: str) -> None:
+    metrics = Metrics()
+    metrics.reconnected(reason)
+    assert metrics.reconnects == {reason: 1}
