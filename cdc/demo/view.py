@@ -30,7 +30,8 @@ _FRAMES_PER_SECOND: Final = 4
 _LINE_SECONDS: Final = 2.0
 _KILLS_SHOWN: Final = 5
 # Tables and events stand side by side from this width on.
-_WIDE_COLUMNS: Final = 100
+_WIDE_COLUMNS: Final = 110
+_FIXED_ROWS: Final = 11
 _OP_STYLES: Final = {"insert": "green", "update": "yellow", "delete": "red", "truncate": "magenta"}
 _COUNTED: Final = (("c", "insert"), ("u", "update"), ("d", "delete"))
 _STATE_STYLES: Final = {"streaming": "green", "down": "bold red"}
@@ -123,7 +124,7 @@ class Screen(View):
             return
         self._next = time.monotonic() + 1 / _FRAMES_PER_SECOND
         with scene.flow.lock:
-            picture = draw(scene, self._console.width)
+            picture = draw(scene, self._console.width, self._console.height)
         if self._live is None:
             self._hidden.enter_context(_hidden_control_keys())
             self._live = Live(picture, console=self._console, auto_refresh=False)
@@ -168,20 +169,25 @@ def line(scene: Scene) -> str:
     )
 
 
-def draw(scene: Scene, width: int) -> RenderableType:
-    """Return the moment as a picture."""
-    body: list[RenderableType] = []
+def draw(scene: Scene, width: int, height: int) -> RenderableType:
+    """Return the moment as a picture for a terminal of that size."""
+    kills = [_kill(scene, kill) for kill in scene.flow.kills[-_KILLS_SHOWN:]]
+    tables, body = _tables(scene), list[RenderableType]()
     if width >= _WIDE_COLUMNS:
         columns = Table.grid(padding=(0, 3), expand=True)
         columns.add_column()
         columns.add_column(ratio=1)
-        columns.add_row(_tables(scene), _events(scene.flow))
+        columns.add_row(tables, _events(scene.flow, scene.flow.last.maxlen or 0))
         body.append(columns)
     else:
-        body.append(_tables(scene))
+        # The border, the tables' and events' headers, the blanks and the two lines below.
+        room = height - tables.row_count - len(kills) - _FIXED_ROWS
+        body.append(tables)
+        if room > 0:
+            body += [Text(), _events(scene.flow, room)]
     body += [Text(), _standing(scene)]
-    if scene.flow.kills:
-        body += [Text(), *(_kill(scene, kill) for kill in scene.flow.kills[-_KILLS_SHOWN:])]
+    if kills:
+        body += [Text(), *kills]
     return Panel(Group(*body), title=scene.title, title_align="left", border_style="cyan")
 
 
@@ -208,14 +214,14 @@ def _tables(scene: Scene) -> Table:
     return shown
 
 
-def _events(flow: Flow) -> Table:
+def _events(flow: Flow, count: int) -> Table:
     shown = Table(box=None, padding=(0, 1), header_style="bold", expand=True)
     shown.add_column("seq", justify="right", min_width=7)
     shown.add_column("op", min_width=8)
     shown.add_column("table", min_width=8)
     shown.add_column("key", no_wrap=True, overflow="ellipsis", ratio=1)
     shown.add_column("late", justify="right", min_width=8)
-    for each in flow.last:
+    for each in list(flow.last)[-count:]:
         style = _OP_STYLES.get(each.op, "")
         shown.add_row(
             str(each.seq), Text(each.op, style), each.table, each.key, f"{each.late_ms:.0f} ms"
