@@ -7,6 +7,7 @@ FOR ?=
 CHAOS ?=
 NAME ?=
 PEER ?= 1
+KILLS ?= 50
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -43,8 +44,8 @@ check: setup ## format, lint, types and unit tests, in under a minute
 bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)
 	@$(BIN)/python -m benchmarks $(NAME) $(if $(filter 0,$(PEER)),--no-peer) $(ARGS)
 
-campaign: setup ## kill -9 at random points under load, with the seed printed (ARGS='--kills 50')
-	@$(BIN)/python -m tests.faults.campaign $(ARGS)
+campaign: setup ## kill -9 at random points under load (KILLS=50; LOCKSTEP_SEED=… repeats one)
+	@LOCKSTEP_KILLS=$(KILLS) $(BIN)/python -m pytest -q tests/faults -m campaign $(ARGS)
 
 lock: setup ## renew the lock files from pyproject.toml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
