@@ -64,6 +64,14 @@ def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
         yield "neither a URL (postgresql://user@host:port/db) nor keywords (host=… dbname=… user=…)"
     elif re.search(r"\breplication\s*=", dsn):
         yield "must not set `replication`: Lockstep does, where it streams"
+    else:
+        from cdc.source.dsn import is_readable  # noqa: PLC0415 - loads libpq, for this field only
+
+        if not is_readable(dsn):
+            yield (
+                "libpq cannot read it; expected postgresql://user@host:port/db?name=value or "
+                "name=value pairs, with quotes around values that hold spaces"
+            )
 
 
 def _slot(name: str, _: Mapping[str, Any]) -> Iterator[str]:

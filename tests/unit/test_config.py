@@ -92,6 +92,9 @@ log_level: loud
         ("LOCKSTEP_PIPELINE", "x" * 55, "cannot name a pipeline"),
         ("LOCKSTEP_SOURCE_DSN", "", "expected text, not empty"),
         ("LOCKSTEP_SOURCE_DSN", "localhost", "neither a URL"),
+        ("LOCKSTEP_SOURCE_DSN", "host=x hunter2", "libpq cannot read it"),
+        ("LOCKSTEP_SOURCE_DSN", "postgresql://h/%zz", "libpq cannot read it"),
+        ("LOCKSTEP_SOURCE_DSN", "nosuch=1", "libpq cannot read it"),
         ("LOCKSTEP_SOURCE_DSN", "host=x replication=database", "must not set `replication`"),
         ("LOCKSTEP_SOURCE_SLOT", "Bad", "cannot name a slot; expected 1 to 63 of a-z 0-9 _"),
         ("LOCKSTEP_SOURCE_PUBLICATION", "x" * 64, "cannot name a publication"),
@@ -118,6 +121,7 @@ def test_what_postgres_and_kafka_would_refuse_is_refused_here(
     assert variable in what
     assert says in what
     assert "one error" in what
+    assert "hunter2" not in what
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Health and metrics over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from cdc.control.health import Health, State
+from cdc.control.http import MAX_CONNECTIONS, Server, serve
+from cdc.control.metrics import Metrics
+from cdc.errors import ConfigError, Exit
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[Server]:
+    server = serve("127.0.0.1:0", health, Metrics())
+    assert server is not None
+    yield server
+    server.close()
+
+
+def get(server: Server, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read()
+    finally:
+        connection.close()
+
+
+def test_ready_follows_the_state_and_says_why(server: Server, health: Health) -> None:
+    status, kind, body = get(server, "/readyz")
+    assert (status, kind) == (503, "application/json")
+    assert json.loads(body)["state"] == "starting"
+    assert get(server, "/livez")[0] == 200
+    health.to(State.STREAMING, "all is well")
+    status, _, body = get(server, "/readyz?verbose")
+    assert status == 200
+    assert json.loads(body)["reason"] == "all is well"
+    assert json.loads(body)["lag_seconds"] == 0
+
+
+def test_metrics_are_prometheus_text(server: Server) -> None:
+    status, kind, body = get(server, "/metrics")
+    assert status == 200
+    assert kind.startswith("text/plain")
+    assert b"lockstep_published_lsn 0.0" in body
+
+
+def test_other_paths_name_the_right_ones(server: Server) -> None:
+    status, _, body = get(server, "/")
+    assert status == 404
+    assert b"/livez /readyz /metrics" in body
+    assert get(server, "/metrics", "HEAD")[2] == b""
+    assert get(server, "/metrics", "POST")[0] == 501
+
+
+def test_silent_clients_cannot_use_up_the_server(server: Server, health: Health) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
+    try:
+        # One more is closed at once instead of waiting for a thread.
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as one_more:
+            assert one_more.recv(1) == b""
+    finally:
+        for each in silent:
+            each.close()
+
+
+def test_an_address_in_use_is_an_error_of_the_configuration(server: Server) -> None:
+    with pytest.raises(ConfigError, match=r"cannot serve HTTP on http\.listen") as caught:
+        serve(f"127.0.0.1:{server.port}", Health(), Metrics())
+    assert caught.value.exit_code is Exit.CONFIG
+
+
+def test_an_empty_address_serves_nothing() -> None:
+    assert serve("", Health(), Metrics()) is None
+
+
+def test_closing_twice_is_harmless_and_frees_the_port(health: Health) -> None:
+    server = serve("127.0.0.1:0", health, Metrics())
+    assert server is not None
+    server.close()
+    server.close()
+    again = serve(f"127.0.0.1:{server.port}", health, Metrics())
+    assert again is not None
+    again.close()

@@ -1,0 +1,314 @@
+"""Each thing that would stop the pipeline is found, and comes with what mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.config import Config, Log, Source
+from cdc.control.doctor_log import LogFacts, check_log, check_meeting
+from cdc.control.doctor_source import SourceFacts, check_source
+from cdc.control.findings import Finding, Severity, size, worst
+from cdc.events import LSN
+from cdc.log.inspection import Cluster, TopicFacts
+from cdc.log.records import Publication as PinnedPublication
+from cdc.log.records import ResumeIdentity, ResumePosition
+from cdc.log.topics import data_topic, internal_topics
+from cdc.source.inspection import Holder, Publication, Server, Slot, Table
+
+CONFIG = Config(
+    pipeline="shop",
+    source=Source(dsn="postgresql://me@localhost/shop"),
+    log=Log(bootstrap_servers="localhost:9092"),
+)
+SETTINGS = {
+    "wal_level": "logical",
+    "max_replication_slots": "10",
+    "max_wal_senders": "10",
+    "max_slot_wal_keep_size": "4096",
+    "wal_sender_timeout": "60000",
+}
+SERVER = Server(
+    version=170011,
+    version_text="17.11",
+    in_recovery=False,
+    system_identifier="7",
+    timeline=1,
+    wal_lsn=LSN(1000),
+    database="shop",
+    role="me",
+    superuser=False,
+    may_replicate=True,
+    may_create=True,
+    settings=SETTINGS,
+    slots_in_use=1,
+    senders_in_use=1,
+)
+SLOT = Slot(
+    name="lockstep_shop",
+    plugin="pgoutput",
+    database="shop",
+    active_pid=None,
+    restart_lsn=LSN(400),
+    confirmed_flush_lsn=LSN(500),
+    wal_status="reserved",
+    safe_wal_bytes=None,
+    invalidation_reason=None,
+    two_phase=False,
+    retained_bytes=600,
+)
+TABLE = Table(
+    oid=1,
+    schema="public",
+    name="users",
+    kind="r",
+    persistence="p",
+    replica_identity="d",
+    has_primary_key=True,
+    has_identity_index=False,
+    owner="me",
+    owned=True,
+    may_select=True,
+    row_security=False,
+    estimated_rows=0,
+    catalog_name="public.users",
+)
+PUBLICATION = Publication(
+    name="lockstep_shop",
+    oid=99,
+    owner="me",
+    operations=frozenset({"insert", "update", "delete", "truncate"}),
+    via_root=True,
+    all_tables=False,
+    members={"public.users": False},
+    catalog_names=frozenset({"public.users"}),
+)
+FACTS = SourceFacts(SERVER, SLOT, PUBLICATION, [TABLE], [], set_up=True)
+
+
+def found(findings: list[Finding], check: str) -> Finding:
+    return next(each for each in findings if each.check == check)
+
+
+def test_a_source_in_order_gives_no_complaint() -> None:
+    assert worst(check_source(CONFIG, FACTS)) is Severity.OK
+
+
+def server(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    return {"server": SERVER._replace(**changes)}
+
+
+def setting(name: str, value: str) -> dict[str, Any]:
+    return server(settings=SETTINGS | {name: value})
+
+
+def slot(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    return {"slot": SLOT._replace(**changes)}
+
+
+def publication(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    return {"publication": PUBLICATION._replace(**changes)}
+
+
+def table(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    return {"tables": [TABLE._replace(**changes)]}
+
+
+SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
+    (server(version=130020), "version", "error", "upgrade Postgres"),
+    (server(version=190000), "version", "warning", "newer Lockstep"),
+    (server(in_recovery=True), "primary", "error", "target_session_attrs"),
+    (setting("wal_level", "replica"), "wal_level", "error", "SET wal_level = 'logical'"),
+    (setting("wal_sender_timeout", "5000"), "wal_sender_timeout", "warning", "'60s'"),
+    (setting("max_slot_wal_keep_size", "-1"), "max_slot_wal_keep_size", "warning", "ALTER SYSTEM"),
+    (
+        setting("idle_replication_slot_timeout", "60"),
+        "idle_replication_slot_timeout",
+        "warning",
+        "= 0",
+    ),
+    (
+        server(slots_in_use=10) | {"slot": None, "set_up": False},
+        "max_replication_slots",
+        "error",
+        "= 20",
+    ),
+    (server(senders_in_use=10), "max_wal_senders", "error", "= 20"),
+    (server(may_replicate=False), "replication", "error", 'ALTER ROLE "me" REPLICATION;'),
+    (
+        server(may_create=False) | {"publication": None, "set_up": False},
+        "create",
+        "error",
+        'GRANT CREATE ON DATABASE "shop" TO "me";',
+    ),
+    (table(may_select=False), "select", "warning", 'GRANT SELECT ON "public"."users" TO "me";'),
+    ({"tables": []}, "tables", "error", "source.tables"),
+    (table(persistence="u"), "unlogged", "note", 'ALTER TABLE "public"."users" SET LOGGED;'),
+    (table(has_primary_key=False), "replica_identity", "warning", "REPLICA IDENTITY FULL"),
+    (table(replica_identity="n"), "replica_identity", "warning", "REPLICA IDENTITY DEFAULT"),
+    (table(replica_identity="i"), "replica_identity", "warning", "REPLICA IDENTITY DEFAULT"),
+    (table(replica_identity="f"), "replica_identity_full", "note", ""),
+    ({"publication": None}, "publication", "error", "cdc teardown --topics"),
+    ({"publication": None, "set_up": False}, "publication", "note", "cdc setup"),
+    (
+        publication(operations=frozenset({"insert"})),
+        "publish",
+        "error",
+        "SET (publish = 'insert, update, delete, truncate')",
+    ),
+    (publication(members={"public.users": True}), "publication_filters", "warning", "filters"),
+    (publication(members={}), "publication_tables", "warning", 'ADD TABLE "public"."users";'),
+    (
+        publication(members={"public.users": False, "x.y": False}),
+        "publication_extra",
+        "note",
+        "",
+    ),
+    ({"slot": None}, "slot", "error", "cdc teardown --topics"),
+    ({"slot": None, "set_up": False}, "slot", "note", "cdc setup"),
+    (slot(plugin="test_decoding"), "slot", "error", "pg_drop_replication_slot"),
+    (slot(database="other"), "slot", "error", "source.slot"),
+    (slot(wal_status="lost"), "slot", "error", "cdc teardown --topics"),
+    (slot(invalidation_reason="wal_removed"), "slot", "error", "cdc teardown --topics"),
+    (slot(wal_status="unreserved"), "slot", "error", "cdc run"),
+    (slot(safe_wal_bytes=1000), "slot", "warning", "cdc run"),
+    (slot(two_phase=True), "slot_two_phase", "error", "cdc teardown --topics"),
+    ({"holders": [Holder(7, None, 4000.0)]}, "open_transaction", "warning", "backend(7)"),
+    ({"holders": [Holder(None, "it's", 4000.0)]}, "prepared", "warning", "COMMIT PREPARED 'it''s'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "check", "severity", "fix"), SOURCE_CASES)
+def test_what_is_wrong_with_the_source_is_found(
+    changes: dict[str, Any], check: str, severity: str, fix: str
+) -> None:
+    finding = found(check_source(CONFIG, FACTS._replace(**changes)), check)
+    assert finding.severity.value == severity
+    assert fix in finding.fix
+
+
+def test_a_transaction_of_a_minute_is_no_finding() -> None:
+    facts = FACTS._replace(holders=[Holder(7, None, 60.0)])
+    assert worst(check_source(CONFIG, facts)) is Severity.OK
+
+
+WANTED = [*internal_topics(CONFIG), data_topic(CONFIG, "public", "users")]
+TOPICS = {
+    topic.name: TopicFacts(topic.name, topic.partitions, 1, 1, 0, topic.config) for topic in WANTED
+}
+IDENTITY = ResumeIdentity(
+    pipeline="shop",
+    epoch=1,
+    system_identifier="7",
+    timeline=1,
+    database="shop",
+    slot="lockstep_shop",
+    publication=PinnedPublication("lockstep_shop", 99, ("public.users",)),
+    partitions={"shop.public.users": 4},
+)
+POSITION = ResumePosition(
+    end_lsn=LSN(500),
+    commit_lsn=LSN(490),
+    ordinal=1,
+    open=False,
+    seq=3,
+    committed_at_us=0,
+    schema_id=1,
+    owner="x",
+    at_us=0,
+)
+LOG = LogFacts(
+    cluster=Cluster("c", 1, {"transaction.max.timeout.ms": "900000"}),
+    wanted=WANTED,
+    topics=TOPICS,
+    transactions=None,
+    resume=(IDENTITY, POSITION),
+)
+
+
+def users(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    name = "shop.public.users"
+    return {"topics": TOPICS | {name: TOPICS[name]._replace(**changes)}}
+
+
+LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"transactions": "denied"}, "transactions", "error", "transactional ids"),
+    (
+        {"cluster": Cluster("c", 1, {"transaction.max.timeout.ms": "1000"})},
+        "transaction.max.timeout.ms",
+        "error",
+        "transaction.timeout.ms: 1000",
+    ),
+    ({"cluster": Cluster("c", 3, {})}, "replication_factor", "warning", "replication_factor: 3"),
+    ({"topics": {}}, "topics", "error", "cdc teardown --topics"),
+    ({"topics": {}, "resume": None}, "topics", "note", "cdc setup"),
+    (users(partitions=6), "topic_partitions", "error", "cdc teardown --topics"),
+    (users(partitions=6) | {"resume": None}, "topic_partitions", "error", "log.partitions: 6"),
+    (users(leaderless=1), "topic_leader", "error", "brokers"),
+    (
+        users(settings={"cleanup.policy": "compact"}),
+        "topic_settings",
+        "warning",
+        "--add-config cleanup.policy=delete",
+    ),
+]
+
+
+def test_a_log_in_order_gives_no_complaint() -> None:
+    assert worst(check_log(CONFIG, LOG)) in (Severity.OK, Severity.NOTE)
+
+
+@pytest.mark.parametrize(("changes", "check", "severity", "fix"), LOG_CASES)
+def test_what_is_wrong_with_the_log_is_found(
+    changes: dict[str, Any], check: str, severity: str, fix: str
+) -> None:
+    finding = found(check_log(CONFIG, LOG._replace(**changes)), check)
+    assert finding.severity.value == severity
+    assert fix in finding.fix
+
+
+def meeting(**changes: Any) -> list[Finding]:  # noqa: ANN401 - any of the four
+    given: dict[str, Any] = {
+        "server": SERVER,
+        "slot": SLOT,
+        "publication": PUBLICATION,
+        "resume": (IDENTITY, POSITION),
+    }
+    return check_meeting(CONFIG, **given | changes)
+
+
+def test_a_slot_that_reaches_back_to_the_log_continues_it() -> None:
+    assert worst(meeting()) is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity"),
+    [
+        (slot(confirmed_flush_lsn=LSN(501)), "continuity", "error"),
+        (server(system_identifier="8"), "identity", "error"),
+        (server(database="other"), "identity", "error"),
+        (server(timeline=2), "timeline", "warning"),
+        (publication(oid=100), "publication_identity", "error"),
+        (publication(catalog_names=frozenset({"a.b"})), "publication_membership", "error"),
+        ({"resume": None}, "resume", "error"),
+    ],
+)
+def test_a_gap_between_source_and_log_is_found(
+    changes: dict[str, Any], check: str, severity: str
+) -> None:
+    finding = found(meeting(**changes), check)
+    assert finding.severity.value == severity
+    assert finding.fix
+
+
+def test_nothing_there_yet_is_no_gap() -> None:
+    assert meeting(slot=None, resume=None) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB")],
+)
+def test_sizes_are_readable(count: int, text: str) -> None:
+    assert size(count) == text
