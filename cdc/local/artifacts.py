@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +93,7 @@ class ArtifactCache:
         with self._held(section):
             folder.mkdir(parents=True, exist_ok=True)
             missing = _missing(folder, artifacts)
+            _need_clients()
             self._progress.expect(sum(each.size for each in missing))
             with ThreadPoolExecutor(_PARALLEL) as pool:
                 for _ in pool.map(lambda each: self._fetch_one(each, folder), missing):
@@ -146,8 +148,7 @@ class ArtifactCache:
 
     def _download(self, artifact: Artifact, part: Path) -> None:
         """Append what is missing. Anything odd about what is there: begin anew."""
-        # The clients cost 0.1 s to import, and most starts find everything in the cache.
-        import requests  # noqa: PLC0415
+        import requests  # noqa: PLC0415 - costs 0.1 s, and most starts find all in the cache
 
         have = part.stat().st_size if part.exists() else 0
         headers = {"Range": f"bytes={have}-"} if 0 < have < artifact.size else {}
@@ -162,6 +163,15 @@ class ArtifactCache:
                 for piece in reply.iter_content(_PIECE_BYTES):
                     file.write(piece)
                     self._progress.got(len(piece))
+
+
+def _need_clients() -> None:
+    absent = [name for name in ("requests", "maven_artifact") if find_spec(name) is None]
+    if absent:
+        raise LocalStackError(
+            f"the embedded stack needs {' and '.join(absent)} to fetch its servers",
+            hint="pip install 'lockstep-cdc[local]'",
+        )
 
 
 def _url(artifact: Artifact) -> str:

@@ -138,6 +138,15 @@ def test_two_who_want_one_file_fetch_it_once(repository: Repository, tmp_path: P
     assert repository.asked == [None]
 
 
+def test_an_install_without_the_extra_is_told_which(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "find_spec", lambda _: None)
+    with pytest.raises(LocalStackError, match="needs requests and maven_artifact") as caught:
+        ArtifactCache(tmp_path, Progress()).fetch("one")
+    assert "lockstep-cdc[local]" in caught.value.hint
+
+
 def test_a_derived_folder_is_whole_or_absent(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path, Progress())
 
