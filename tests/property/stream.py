@@ -1,0 +1,119 @@
+"""A session's frames, and the daemon's pure middle without its I/O."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import NamedTuple
+
+from cdc.decode.messages import Begin, Commit, Message, Relation
+from cdc.events import LSN
+from cdc.log.batch import Batch
+from cdc.log.encoder import Encoder
+from cdc.log.records import ResumePosition, SchemaRecord
+from cdc.relations import Relations
+from cdc.sequence import Sequencer, Table
+from cdc.source.catalog import TableFacts
+from tests.property.pgoutput_writer import encode
+
+PREFIX, DATABASE, EPOCH, PARTITIONS = "shop", "shop_db", 3, 4
+TIME_US = 1_767_323_045_123_456
+MANY = 1 << 40  # more events than any batch of these tests
+
+
+def frame(message: Message | bytes, lsn: int = 0x1000) -> bytes:
+    """Return an XLogData frame around a message or a payload."""
+    payload = message if isinstance(message, bytes) else encode(message)
+    return pack(">cQQq", b"w", lsn, lsn, 0) + payload
+
+
+def begin(final_lsn: int = 0x2000, xid: int = 771, time_us: int = TIME_US) -> bytes:
+    return frame(Begin(LSN(final_lsn), time_us, xid), final_lsn - 1)
+
+
+def commit(commit_lsn: int = 0x2000, end_lsn: int = 0, time_us: int = TIME_US) -> bytes:
+    return frame(Commit(LSN(commit_lsn), LSN(end_lsn or commit_lsn + 8), time_us), commit_lsn)
+
+
+def position(  # as `cdc setup` writes it, but for what is given
+    *,
+    end_lsn: int = 0x100,
+    commit_lsn: int = 0,
+    ordinal: int = 0,
+    is_open: bool = False,
+    seq: int = 0,
+    schema_id: int = 0,
+    pending: tuple[tuple[str, int, int], ...] = (),
+) -> ResumePosition:
+    return ResumePosition(
+        end_lsn=LSN(end_lsn),
+        commit_lsn=LSN(commit_lsn),
+        ordinal=ordinal,
+        open=is_open,
+        seq=seq,
+        committed_at_us=0,
+        schema_id=schema_id,
+        pending=pending,
+        owner="test",
+        at_us=0,
+    )
+
+
+class Published(NamedTuple):
+    """One message of the batch, and where it goes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Session:
+    """The sequencer as the pipeline drives it: describe at relation messages, take at cuts."""
+
+    def __init__(
+        self,
+        resume: ResumePosition,
+        keys: dict[int, tuple[str, ...]],
+        *,
+        known: list[SchemaRecord] | None = None,
+        max_events: int = MANY,
+    ) -> None:
+        """`keys` are the primary keys that the catalog tells, by relation id."""
+        self.batch = Batch()
+        self.keys = keys
+        self.relations = Relations(PREFIX, known or [], resume.schema_id)
+        self.sequencer = Sequencer(resume, EPOCH, self.batch, max_events)
+        self.new_versions: list[SchemaRecord] = []
+
+    def feed(self, frames: list[bytes]) -> None:
+        """Feed all frames, stopping where the sequencer asks."""
+        at = 0
+        while at < len(frames):
+            at, relation = self.sequencer.feed(frames, at)
+            if relation:
+                self.describe(relation)
+
+    def describe(self, relation: Relation) -> SchemaRecord:
+        sequencer = self.sequencer
+        facts = TableFacts(self.keys.get(relation.relation_id, ()), {})
+        version, new = self.relations.version(
+            relation,
+            facts,
+            sequencer.types,
+            sequencer.transaction_lsn,
+            replaying=sequencer.replaying,
+        )
+        if new:
+            self.new_versions.append(version)
+        encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS)
+        table = Table(encoder, self.batch.topic(version.topic, encoder.partitions))
+        sequencer.describe(relation.relation_id, table)
+        return version
+
+    def waiting(self) -> list[Published]:
+        """Take what waits, each partition's in order."""
+        return [
+            Published(partition.topic, partition.number, message["key"], message["value"])
+            for partition in self.batch.waiting()
+            for message in partition.take()
+        ]
