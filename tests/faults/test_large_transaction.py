@@ -1,0 +1,72 @@
+"""A source transaction far larger than a batch: cut, killed in the middle, and whole in the end."""
+
+from __future__ import annotations
+
+import signal
+
+from cdc.log import reader
+from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.witness import Witness, data_records
+
+_ROWS = 300_000
+_TABLE = "CREATE TABLE users (id int PRIMARY KEY, n int NOT NULL, note text)"
+_INSERT = f"INSERT INTO users SELECT i, 1, repeat('x', 60) FROM generate_series(1, {_ROWS}) i"
+_BATCH = {"max_events": 5_000, "max_wait_ms": 100}
+_LIMIT_MB = 150
+
+
+def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(_TABLE, batch=_BATCH)
+    # Keepalives come, and want an answer, while a restarted walsender decodes all of it again.
+    line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '600ms'")
+    witness = Witness(line)
+    daemon = line.start("after_commit:12").wait_ready()
+    line.database.execute(
+        "INSERT INTO users VALUES (-1, 1, 'before')",
+        _INSERT,
+        "INSERT INTO users VALUES (-2, 1, 'after')",
+    )
+    assert daemon.wait_exit() == -signal.SIGKILL
+    position = line.resume()[1]
+    assert position.open
+    assert 10_000 < position.seq < _ROWS, "it died before or after the transaction"
+    daemon = line.start("before_commit:7")
+    assert daemon.wait_exit() == -signal.SIGKILL
+    assert line.resume()[1].seq > position.seq
+    daemon = line.start()
+    wait_until(lambda: line.resume()[1].seq == _ROWS + 2, "it does not arrive", pause=0.3)
+    peak_mb = daemon.peak_rss_mb
+    proof = witness.check()
+    assert proof.events == _ROWS + 2
+    # The whole transaction lies between two frontiers, in however many Kafka transactions.
+    assert {1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in reader.read_frontiers(line.config)}
+    assert peak_mb <= _LIMIT_MB
+
+
+def test_rolled_back_it_leaves_nothing(pipeline: NewPipeline) -> None:
+    line = pipeline(_TABLE, batch=_BATCH)
+    daemon = line.start().wait_ready()
+    with line.database.connect() as connection, connection.transaction(force_rollback=True):
+        connection.execute(_INSERT.encode())
+    line.database.execute("INSERT INTO users VALUES (1, 1, 'kept')")
+    wait_until(lambda: line.resume()[1].seq == 1, "it does not arrive")
+    assert len(data_records(line)) == 1
+    assert daemon.metric("lockstep_events_total") == 1
+
+
+def test_stopped_in_its_middle_it_is_not_published_again(pipeline: NewPipeline) -> None:
+    rows = 100_000
+    line = pipeline(_TABLE, batch=_BATCH)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    line.database.execute(_INSERT.replace(str(_ROWS), str(rows)))
+    wait_until(lambda: daemon.metric("lockstep_seq") > 20_000, "nothing moves", pause=0.02)
+    assert daemon.term() == 0
+    stopped_at = line.resume()[1].seq
+    assert stopped_at > 20_000
+    daemon = line.start()
+    wait_until(lambda: line.resume()[1].seq == rows, "it does not arrive", pause=0.3)
+    assert daemon.metric("lockstep_events_total") == rows - stopped_at
+    witness.check()

@@ -1,0 +1,119 @@
+"""The network between Postgres and the daemon: cut, silent, slow, in crumbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.load import TABLES, Load
+from tests.fixtures.proxy import Proxy
+from tests.fixtures.witness import Witness
+
+NewProxy = Callable[[str, int], Proxy]
+
+# A walsender whose peer is silent for so long gives up; the daemon learns of it from nobody.
+_WAL_SENDER_TIMEOUT_SECONDS = 3
+# To notice a dead peer: a few times the server's own patience.
+_NOTICE_SECONDS = 40.0
+_SMALL = {"max_events": 200, "max_wait_ms": 50}
+
+
+class Behind:
+    """A pipeline whose daemon reaches Postgres through a proxy only."""
+
+    def __init__(self, new: NewPipeline, new_proxy: NewProxy) -> None:
+        self.pipeline: PipelineUnderTest = new(*TABLES, batch=_SMALL)
+        database = self.pipeline.database
+        timeout = f"SET wal_sender_timeout = '{_WAL_SENDER_TIMEOUT_SECONDS}s'"
+        database.execute(f"ALTER DATABASE {database.name} {timeout}")
+        self.witness = Witness(self.pipeline)
+        with database.connect() as connection:
+            self.proxy = new_proxy(connection.info.host, connection.info.port)
+        dsn = psycopg.conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=self.proxy.port)
+        self.daemon = self.pipeline.start(
+            config_file=self.pipeline.write("behind.yaml", source__dsn=dsn)
+        )
+
+    def moves(self, events: int = 50, seconds: float = 60.0) -> float:
+        """Wait until so many further events are published; return the seconds."""
+        seen = self.daemon.metric("lockstep_events_total")
+        return wait_until(
+            lambda: self.daemon.metric("lockstep_events_total") >= seen + events,
+            f"nothing moves, the daemon is {self.daemon.state}",
+            seconds,
+        )
+
+    def reconnects(self, times: int) -> None:
+        """Wait until it has left so many connections."""
+        wait_until(
+            lambda: self.daemon.metric("lockstep_reconnects_total") >= times, "it does not notice"
+        )
+
+
+@pytest.fixture
+def behind(pipeline: NewPipeline, new_proxy: NewProxy) -> Behind:
+    return Behind(pipeline, new_proxy)
+
+
+def test_connections_that_are_reset_again_and_again_lose_nothing(behind: Behind) -> None:
+    behind.daemon.wait_ready()
+    with Load(behind.pipeline.database.dsn, seed=1):
+        for number in range(1, 6):
+            behind.moves()
+            behind.proxy.cut()
+            behind.reconnects(number)
+        behind.moves()
+    behind.witness.check()
+
+
+def test_a_network_that_is_away_is_waited_for(behind: Behind) -> None:
+    behind.daemon.wait_ready()
+    with Load(behind.pipeline.database.dsn, seed=2):
+        behind.moves()
+        behind.proxy.refusing = True
+        behind.proxy.cut()
+        behind.daemon.wait_state("reconnecting")
+        tries = behind.proxy.accepted
+        wait_until(lambda: behind.proxy.accepted >= tries + 2, "it gave up")
+        assert behind.daemon.health()["status"] == 503
+        behind.proxy.refusing = False
+        behind.moves()
+    behind.witness.check()
+
+
+def test_a_half_open_connection_is_noticed_and_left(behind: Behind) -> None:
+    """The peer is gone without a word: no reset ever comes, so silence itself must tell."""
+    behind.daemon.wait_ready()
+    with Load(behind.pipeline.database.dsn, seed=3, steps_per_second=200):
+        behind.moves()
+        behind.proxy.freeze()
+        behind.moves(seconds=_NOTICE_SECONDS)
+    behind.witness.check()
+
+
+def test_silence_shorter_than_the_timeout_costs_nothing(behind: Behind) -> None:
+    behind.daemon.wait_ready()
+    with Load(behind.pipeline.database.dsn, seed=4, steps_per_second=200) as load:
+        behind.moves()
+        behind.proxy.freeze()
+        seen = load.commits
+        wait_until(lambda: load.commits > seen + 20, "no load")
+        behind.proxy.thaw()
+        behind.moves()
+    behind.witness.check()
+    assert behind.daemon.metric("lockstep_reconnects_total") == 0
+
+
+@pytest.mark.parametrize("way", ["crumbs", "slow", "late"])
+def test_a_bad_line_is_only_slow(way: str, behind: Behind) -> None:
+    """One byte at a time; 60 kB a second; every chunk 100 ms late."""
+    setting = {"crumbs": ("fragment_bytes", 1), "slow": ("bytes_per_second", 60_000)}
+    setattr(behind.proxy, *setting.get(way, ("delay_seconds", 0.1)))
+    behind.daemon.wait_ready()
+    with Load(behind.pipeline.database.dsn, seed=5, steps_per_second=100):
+        behind.moves(150)
+    behind.witness.check()
+    assert behind.daemon.metric("lockstep_reconnects_total") == 0

@@ -1,0 +1,117 @@
+"""Two daemons: one works, one waits and takes over; a zombie's writing is never seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.load import TABLES, Load
+from tests.fixtures.witness import Witness, data_records, records_of
+
+_SMALL = {"max_events": 200, "max_wait_ms": 50}
+# A standby asks twice a second; the rest is the start itself, on a busy machine.
+_TAKEOVER_SECONDS = 10.0
+# The broker must see that a transaction of its own is fenced, or none was open.
+_ZOMBIE_SECONDS = 30.0
+
+
+def _moves(daemon: Daemon, events: int = 30) -> None:
+    seen = daemon.metric("lockstep_events_total")
+    wait_until(lambda: daemon.metric("lockstep_events_total") >= seen + events, "nothing moves")
+
+
+def _release_slot(line: PipelineUnderTest) -> None:
+    """End the walsender of a daemon that is stopped, as its timeout would in the end."""
+    pid = line.slot("active_pid")
+    assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
+
+
+def test_a_standby_waits_and_never_fences_the_daemon_that_works(pipeline: NewPipeline) -> None:
+    line = pipeline(*TABLES, batch=_SMALL)
+    witness = Witness(line)
+    first = line.start().wait_ready()
+    with Load(line.database.dsn, seed=1):
+        second = line.start()
+        second.wait_state("standby")
+        assert second.health()["status"] == 200
+        assert second.get("/livez")[0] == 200
+        for _ in range(5):  # as long as it stands by, the first one works undisturbed
+            _moves(first)
+            assert (first.state, second.state) == ("streaming", "standby")
+    assert first.metric("lockstep_reconnects_total") == 0
+    assert second.metric("lockstep_events_total") == 0
+    witness.check()
+    assert second.term(5) == 0, "a standby has nothing to finish"
+    assert first.term() == 0
+
+
+def test_started_at_once_one_works_and_the_other_takes_over_when_it_is_killed(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(*TABLES, batch=_SMALL)
+    witness = Witness(line)
+    with Load(line.database.dsn, seed=2):
+        pair = [line.start(), line.start()]
+        wait_until(
+            lambda: sorted(each.state for each in pair) == ["standby", "streaming"], "no roles"
+        )
+        pair.sort(key=lambda each: each.state, reverse=True)
+        for _ in range(2):  # the one that is killed comes back as the other's standby
+            working, waiting = pair
+            _moves(working)
+            working.kill()
+            waiting.wait_state("streaming", _TAKEOVER_SECONDS)
+            pair = [waiting, line.start()]
+            pair[1].wait_state("standby")
+        _moves(pair[0])
+    witness.check()
+
+
+def test_what_a_zombie_was_writing_never_becomes_visible(pipeline: NewPipeline) -> None:
+    """Stopped in the middle of its work, replaced, and woken again: it may not even disturb."""
+    line = pipeline(*TABLES, batch={"max_events": 500, "max_wait_ms": 50})
+    witness = Witness(line)
+    pair = [line.start().wait_ready(), line.start()]
+    pair[1].wait_state("standby")
+    bulk = "INSERT INTO lines SELECT i, 1, 'z', NULL FROM generate_series(1, 30000) i"
+    with Load(line.database.dsn, seed=3, steps_per_second=300):
+        for _ in range(3):
+            zombie, heir = pair
+            seen = zombie.metric("lockstep_events_total")
+            line.database.execute(bulk)
+            # In the midst of a source transaction that spans many Kafka transactions.
+            wait_until(
+                lambda: zombie.metric("lockstep_events_total") > seen + 1_000,  # noqa: B023 - at once
+                "nothing moves",
+                pause=0.01,
+            )
+            zombie.freeze()
+            _release_slot(line)
+            heir.wait_state("streaming", _TAKEOVER_SECONDS)
+            _moves(heir)
+            zombie.thaw()
+            wait_until(
+                lambda: zombie.process.poll() is not None or zombie.state == "standby",  # noqa: B023
+                "the zombie does not notice",
+                _ZOMBIE_SECONDS,
+            )
+            _moves(heir)
+            assert heir.state == "streaming"
+            pair = [heir, zombie if zombie.process.poll() is None else line.start()]
+    witness.check()
+    written = records_of(line, line.is_data, isolation="read_uncommitted")
+    assert len(written) > len(data_records(line)), "no zombie was caught with anything in flight"
+
+
+def test_a_stopped_daemon_that_nobody_replaced_goes_on(pipeline: NewPipeline) -> None:
+    line = pipeline(*TABLES, batch=_SMALL)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=4):
+        _moves(daemon)
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        _release_slot(line)
+        daemon.thaw()
+        _moves(daemon)
+    witness.check()
