@@ -36,6 +36,8 @@ _FEEDBACK: Final = struct.Struct(">cQQQqB")
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 # The walsender's default timeout is 60 s; ten seconds are due to us in any case.
 _FEEDBACK_SECONDS: Final = 10.0
+# Where the server sets no timeout; its own default.
+_SILENCE_SECONDS: Final = 60.0
 
 
 class Stream:
@@ -50,12 +52,15 @@ class Stream:
         self._poll, self._poll_wake = select.poll(), select.poll()
         self._poll.register(wake_fd, select.POLLIN)
         self._poll_wake.register(wake_fd, select.POLLIN)
-        self._feedback_seconds = self._feedback_interval()
+        timeout_seconds = self._sender_timeout() or _SILENCE_SECONDS
+        self._feedback_seconds = min(_FEEDBACK_SECONDS, timeout_seconds / 3)
+        # Asked for a reply three times, a walsender that lives has sent something by then.
+        self._silence_seconds = timeout_seconds
         self.received_lsn = LSN(0)  # end of the newest frame
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
         self.reply_requested = False
         self.confirmed_lsn = LSN(0)
-        self.feedback_at = time.monotonic()
+        self.feedback_at = self._heard_at = time.monotonic()
 
     def identify(self) -> tuple[str, int]:
         """Return the server's system identifier and timeline."""
@@ -103,13 +108,27 @@ class Stream:
             raise translate(error, "reading the replication stream") from error
         if self._fatal:
             raise self._fatal
+        self._listen(heard=bool(frames))
         if frames:
             self.received_lsn = max(self.received_lsn, LSN.from_bytes(frames[-1][9:17], "big"))
         return frames
 
     def wait(self, seconds: float, *, for_frames: bool) -> None:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
+        if not for_frames:
+            self._heard_at = time.monotonic()  # silence counts only while we listen
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
+
+    def _listen(self, *, heard: bool) -> None:
+        """Notice a peer that is gone though the connection stands, as behind a dead proxy."""
+        now = time.monotonic()
+        if heard:
+            self._heard_at = now
+        elif now - self._heard_at > self._silence_seconds:
+            raise UnavailableError(
+                f"Postgres has been silent for {now - self._heard_at:.0f} s, though it was asked",
+                hint="something between here and there drops packets; the daemon connects again",
+            )
 
     def confirm(self, lsn: LSN) -> None:
         """Tell Postgres that it may forget WAL below `lsn`. Never goes back."""
@@ -118,20 +137,20 @@ class Stream:
             self._feedback()
 
     def tick(self) -> None:
-        """Send feedback if it is due."""
+        """Send feedback if it is due, and ask for a sign of life."""
         if time.monotonic() - self.feedback_at >= self._feedback_seconds:
-            self._feedback()
+            self._feedback(ask=True)
 
     def close(self) -> None:
         """Give the slot back."""
         self._connection.close()
 
-    def _feedback(self) -> None:
+    def _feedback(self, *, ask: bool = False) -> None:
         clock = time.time_ns() // 1_000 - _POSTGRES_EPOCH_US
         written, confirmed = max(self.received_lsn, self.confirmed_lsn), self.confirmed_lsn
         try:
             self._pgconn.put_copy_data(
-                _FEEDBACK.pack(b"r", written, confirmed, confirmed, clock, 0)
+                _FEEDBACK.pack(b"r", written, confirmed, confirmed, clock, ask)
             )
             self._pgconn.flush()
         except psycopg.Error as error:
@@ -141,6 +160,7 @@ class Stream:
     def _keepalive(self, frame: bytes) -> None:
         _, wal_end, _, reply = _KEEPALIVE.unpack(frame)
         self.keepalive_lsn = LSN(wal_end)
+        self._heard_at = time.monotonic()
         if reply:
             self.reply_requested = True
             self._feedback()
@@ -165,12 +185,10 @@ class Stream:
                 " `cdc setup`, then re-snapshot its tables",
             )
 
-    def _feedback_interval(self) -> float:
-        """Return a third of the server's wal_sender_timeout, ten seconds at most."""
+    def _sender_timeout(self) -> float:
+        """Return the server's wal_sender_timeout in seconds; 0 where it is switched off."""
         with translated("reading wal_sender_timeout"):
-            result = self._execute(b"SHOW wal_sender_timeout")
-        timeout_seconds = _seconds(_text(result, 0))
-        return min(_FEEDBACK_SECONDS, timeout_seconds / 3) if timeout_seconds else _FEEDBACK_SECONDS
+            return _seconds(_text(self._execute(b"SHOW wal_sender_timeout"), 0))
 
     def _execute(
         self, command: bytes, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK
