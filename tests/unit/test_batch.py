@@ -1,0 +1,62 @@
+"""A batch counts events, not tombstones, by partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.log.batch import Batch, Message
+
+
+def message(key: bytes, value: bytes | None) -> Message:
+    return {"key": key, "value": value}
+
+
+def test_taken_messages_are_counted_once_and_tombstones_not_at_all() -> None:
+    batch = Batch()
+    first, second = batch.topic("t", 2)
+    for value in (b"1", b"2", None):
+        first.append(message(b"k", value))
+    first.tombstones += 1
+    second.append(message(b"l", b"3"))
+    assert batch.waiting() == [first, second]
+    assert [m["value"] for m in first.take()] == [b"1", b"2", None]
+    assert batch.waiting() == [second]
+    first.append(message(b"k", b"4"))
+    first.take()
+    second.take()
+    assert batch.close() == {("t", 0): 3, ("t", 1): 1}
+    assert batch.close() == {}
+
+
+def test_what_is_taken_is_not_emptied_by_what_follows() -> None:
+    """The producer keeps the list it was given; the row path keeps appending to its own."""
+    batch = Batch()
+    [partition] = batch.topic("t", 1)
+    append = partition.append
+    append(message(b"k", b"1"))
+    taken = partition.take()
+    append(message(b"k", b"2"))
+    assert [m["value"] for m in taken] == [b"1"]
+    assert [m["value"] for m in partition.take()] == [b"2"]
+
+
+def test_a_topics_partitions_are_made_once_and_may_become_more() -> None:
+    batch = Batch()
+    one = batch.topic("t", 1)
+    assert batch.topic("t", 3)[0] is one[0]
+    assert [(p.topic, p.number) for p in batch.topic("t", 2)] == [("t", 0), ("t", 1), ("t", 2)]
+    assert batch.topic("u", 1)[0] is not one[0]
+
+
+def test_a_batch_does_not_close_over_messages_that_wait() -> None:
+    batch = Batch()
+    batch.topic("t", 1)[0].append(message(b"k", b"1"))
+    with pytest.raises(AssertionError, match="last message was taken"):
+        batch.close()
+
+
+def test_closing_begins_the_next_batchs_size() -> None:
+    batch = Batch()
+    batch.bytes = 5
+    batch.close()
+    assert batch.bytes == 0
