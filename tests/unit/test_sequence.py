@@ -230,6 +230,18 @@ def test_a_truncate_is_one_event_a_table_in_partition_0_without_a_key() -> None:
     assert fresh.sequencer.ordinal == 2
 
 
+def test_a_table_without_a_key_keeps_its_order_in_partition_0() -> None:
+    """No key, so no tombstone: none could say whose it is."""
+    fresh = session()
+    whole = Relation(2, "public", "logs", ReplicaIdentity.FULL, (NAME,))
+    old = OldTuple((b"a",))
+    rows = [Insert(2, (b"a",)), Update(2, old, (b"b",)), Delete(2, old)]
+    fresh.feed([frame(whole), *map(frame, rows)])
+    published = fresh.waiting()
+    assert ops(published) == [(1, "c"), (2, "u"), (3, "d")]
+    assert {(one.partition, one.key) for one in published} == {(0, None)}
+
+
 def test_a_new_description_holds_from_there_on() -> None:
     fresh = session()
     wider = Relation(1, "public", "users", USERS.replica_identity, (ID, NAME, NAME))

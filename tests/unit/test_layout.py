@@ -1,0 +1,121 @@
+"""Which layer knows which, and which module owns which foreign client.
+
+Sizes, docstrings and imports between packages are held in test_house_rules; this is what lies
+within `cdc`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "cdc").rglob("*.py"))
+}
+
+# Who may hold a client in the hand. Everybody else asks these modules, which also translate the
+# client's errors; a module more on a line is a decision, with its reason.
+OWNERS = {
+    "psycopg": {
+        "cdc/source",
+        "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
+        "cdc/control/setup.py",  # names the connection's type
+        "cdc/demo",  # an application: it writes to the source as any other would
+    },
+    "confluent_kafka": {
+        "cdc/log",
+        "cdc/control/setup.py",  # names the admin client's type
+        "cdc/demo/tail.py",  # a reader of its own, so that the view does not share the writer's
+    },
+    "prometheus_client": {"cdc/control/http.py", "cdc/control/metrics.py"},
+    "requests": {"cdc/local/artifacts.py"},
+    "maven_artifact": {"cdc/local/artifacts.py"},
+    "click": {"cdc/cli"},
+    "rich": {"cdc/cli/demo.py", "cdc/demo/view.py"},
+    "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a configuration of its own
+}
+
+# What each part may import of ours when it runs; names of types alone are free.
+LAYERS = {
+    "cdc/events.py": set[str](),
+    "cdc/errors.py": set[str](),
+    "cdc/failpoints.py": set[str](),
+    "cdc/worker.py": set[str](),
+    "cdc/decode": {"cdc.decode", "cdc.errors", "cdc.events"},
+    "cdc/log": {"cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events"},
+    "cdc/source": {"cdc.source", "cdc.log", "cdc.errors", "cdc.events"},
+    "cdc/sequence.py": {"cdc.decode", "cdc.log", "cdc.errors", "cdc.events"},
+    "cdc/relations.py": {"cdc.decode", "cdc.log"},
+    "cdc/continuity.py": {"cdc.errors"},
+}
+# The daemon runs without these: tools around it, not parts of it.
+AROUND = {"cdc.cli", "cdc.demo", "cdc.local"}
+CORE = ("cdc/pipeline.py", "cdc/daemon.py", "cdc/control", *LAYERS)
+
+
+def modules(node: ast.AST) -> set[str]:
+    """Return the modules that an import statement names, as `cdc.part` where they are ours."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module:
+        if node.module == "cdc":  # `from cdc import continuity` names a part, or a fact of cdc
+            named = {alias.name for alias in node.names}
+            return {f"cdc.{name}" if not name.startswith("__") else "cdc" for name in named}
+        return {".".join(node.module.split(".")[:2])}
+    return set()
+
+
+def imports(tree: ast.Module, *, types_too: bool) -> set[str]:
+    """Return what a module imports; `types_too` also under TYPE_CHECKING."""
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types_too
+        for inner in ast.walk(node)
+    }
+    return {name for node in ast.walk(tree) if id(node) not in skipped for name in modules(node)}
+
+
+@pytest.mark.parametrize("client", OWNERS)
+def test_a_foreign_client_has_few_owners(client: str) -> None:
+    owners = tuple(OWNERS[client])
+    users = {
+        name
+        for name, tree in SOURCES.items()
+        if client in {found.split(".")[0] for found in imports(tree, types_too=True)}
+    }
+    assert {name for name in users if not name.startswith(owners)} == set()
+    # An owner that has let go of the client leaves the line.
+    assert {owner for owner in owners if not any(name.startswith(owner) for name in users)} == set()
+
+
+@pytest.mark.parametrize("part", LAYERS)
+def test_a_layer_knows_only_those_below(part: str) -> None:
+    for name, tree in SOURCES.items():
+        if name.startswith(part):
+            ours = {found for found in imports(tree, types_too=False) if found.startswith("cdc")}
+            assert ours <= LAYERS[part], name
+
+
+def test_the_daemon_runs_without_the_tools_around_it() -> None:
+    for name, tree in SOURCES.items():
+        if name.startswith(CORE):
+            assert not imports(tree, types_too=True) & AROUND, name
+
+
+def test_no_file_names_a_persons_home() -> None:
+    """A path that holds on one machine only."""
+    home = re.compile(rb"/(?:home|Users)/[a-z]|/root/")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and path != Path(__file__):
+            assert not home.search(path.read_bytes()), name
