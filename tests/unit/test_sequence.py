@@ -235,8 +235,8 @@ def test_a_table_without_a_key_keeps_its_order_in_partition_0() -> None:
     fresh = session()
     whole = Relation(2, "public", "logs", ReplicaIdentity.FULL, (NAME,))
     old = OldTuple((b"a",))
-    rows = [Insert(2, (b"a",)), Update(2, old, (b"b",)), Delete(2, old)]
-    fresh.feed([frame(whole), *map(frame, rows)])
+    rows: list[Message] = [Insert(2, (b"a",)), Update(2, old, (b"b",)), Delete(2, old)]
+    fresh.feed([frame(whole), *(frame(row) for row in rows)])
     published = fresh.waiting()
     assert ops(published) == [(1, "c"), (2, "u"), (3, "d")]
     assert {(one.partition, one.key) for one in published} == {(0, None)}
