@@ -53,10 +53,19 @@ T = TypeVar("T")
 # batches. The walsender is two to three times as fast when it is not woken for every row.
 BACKLOG_FRAMES: Final = 100
 LAZY_SECONDS: Final = 0.001
+# While a commit is in flight, what arrives is read so often: seldom enough to cost little, often
+# enough that a backlog shows.
+GATHER_SECONDS: Final = 0.005
 # What may be encoded while a commit is in flight, as a share of a batch: bounds memory.
 AHEAD: Final = 4
 # A frontier record gets a Kafka transaction of its own when nothing follows for so long.
 FRONTIER_SECONDS: Final = 0.02
+# Otherwise it rides in a transaction of data, and not in each of a hundred a second: each partition
+# more costs a small transaction most of a millisecond, and a frontier covers all before it.
+FRONTIER_EVERY_SECONDS: Final = 0.05
+# A commit is answered before its markers are written. A transaction that begins sooner is refused
+# once (CONCURRENT_TRANSACTIONS), and librdkafka tries again only 20 ms later.
+MARKER_SECONDS: Final = 0.001
 # How often an idle pipeline moves its resume record, and the slot with it, to the WAL's end.
 IDLE_SECONDS: Final = 10.0
 # The longest the loop sleeps: feedback and health are looked after in between.
@@ -78,6 +87,7 @@ class Pipeline:
         self.streaming = False
         self.commit: Future[None] | None = None
         self.commit_began_at = self.batch_began_at = self.moved_at = time.monotonic()
+        self.settled_at = self.frontier_at = 0.0
         self._closing = ExitStack()
         self.stream = Stream(config, self.worker.wake_fd)
         self._closing.callback(self.stream.close)
@@ -177,7 +187,7 @@ class Pipeline:
 
     def _publish(self, *, idle: bool) -> None:
         """Hand what waits to the producer, and commit when the batch is due."""
-        if self.commit is not None:
+        if self.commit is not None or not self._markers_written():
             return
         sequencer, limits = self.sequencer, self.config.batch
         if sequencer.events:
@@ -196,6 +206,10 @@ class Pipeline:
                 self._cut()
         elif idle and not sequencer.in_transaction:
             self._rest()
+
+    def _markers_written(self) -> bool:
+        """Whether the last Kafka transaction has probably been finished by its coordinator."""
+        return time.monotonic() - self.settled_at >= MARKER_SECONDS
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
@@ -221,8 +235,12 @@ class Pipeline:
     def _cut(self, idle_lsn: LSN | None = None) -> None:
         """Close the batch with its records and send the commit on its way."""
         config, publisher, sequencer = self.config, self.publisher, self.sequencer
-        frontier = self.frontiers.take(idle_lsn)
+        frontier = None
+        now = time.monotonic()
+        if not sequencer.events or now - self.frontier_at >= FRONTIER_EVERY_SECONDS:
+            frontier = self.frontiers.take(idle_lsn)
         if frontier:
+            self.frontier_at = now
             publisher.add(
                 names.frontier_topic(config.prefix),
                 records.frontier_key(config.pipeline),
@@ -266,7 +284,7 @@ class Pipeline:
         # Only now: confirming before the commit would lose what a crash leaves uncommitted.
         self.stream.confirm(position.end_lsn)
         failpoints.reach("after_confirm")
-        self.moved_at = time.monotonic()
+        self.moved_at = self.settled_at = time.monotonic()
         self.daemon.metrics.committed(
             position, self.committing_cut, self.moved_at - self.commit_began_at
         )
@@ -293,11 +311,14 @@ class Pipeline:
             return
         if received >= BACKLOG_FRAMES and not self._ahead():
             time.sleep(LAZY_SECONDS)
+        elif self.commit is not None:
+            # Nothing can go out before the commit has ended, so nobody is woken row by row.
+            self.stream.wait(TURN_SECONDS if self._ahead() else GATHER_SECONDS, for_frames=False)
+        elif self.sequencer.events:
+            self.stream.wait(MARKER_SECONDS, for_frames=False)
         else:
-            due = self.frontiers.due and self.commit is None
-            self.stream.wait(
-                FRONTIER_SECONDS if due else TURN_SECONDS, for_frames=not self._ahead()
-            )
+            due = self.frontiers.due
+            self.stream.wait(FRONTIER_SECONDS if due else TURN_SECONDS, for_frames=True)
 
     def _finish(self) -> None:
         """Commit what was read, confirm it, and write the last frontier; within STOP_SECONDS."""
