@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -14,6 +15,7 @@ _SMALL = {"max_events": 200, "max_wait_ms": 50}
 _TAKEOVER_SECONDS = 10.0
 # The broker must see that a transaction of its own is fenced, or none was open.
 _ZOMBIE_SECONDS = 30.0
+_BULK = "INSERT INTO lines SELECT i, 1, 'z', NULL FROM generate_series(1, 30000) i"
 
 
 def _moves(daemon: Daemon, events: int = 30) -> None:
@@ -74,12 +76,11 @@ def test_what_a_zombie_was_writing_never_becomes_visible(pipeline: NewPipeline) 
     witness = Witness(line)
     pair = [line.start().wait_ready(), line.start()]
     pair[1].wait_state("standby")
-    bulk = "INSERT INTO lines SELECT i, 1, 'z', NULL FROM generate_series(1, 30000) i"
     with Load(line.database.dsn, seed=3, steps_per_second=300):
         for _ in range(3):
             zombie, heir = pair
             seen = zombie.metric("lockstep_events_total")
-            line.database.execute(bulk)
+            line.database.execute(_BULK)
             # In the midst of a source transaction that spans many Kafka transactions.
             wait_until(
                 lambda: zombie.metric("lockstep_events_total") > seen + 1_000,  # noqa: B023 - at once
@@ -102,6 +103,29 @@ def test_what_a_zombie_was_writing_never_becomes_visible(pipeline: NewPipeline) 
     witness.check()
     written = records_of(line, line.is_data, isolation="read_uncommitted")
     assert len(written) > len(data_records(line)), "no zombie was caught with anything in flight"
+
+
+def test_a_transaction_that_the_broker_gave_up_is_written_again(pipeline: NewPipeline) -> None:
+    """A pause longer than the transaction timeout, and nobody took over: the slot is still its."""
+    line = pipeline(*TABLES, batch={"max_events": 500, "max_wait_ms": 50})
+    witness = Witness(line)
+    file = line.write("hasty.yaml", log__kafka={"transaction.timeout.ms": 1_500})
+    daemon = line.start(config_file=file).wait_ready()
+    with Load(line.database.dsn, seed=5, steps_per_second=300) as load:
+        for _ in range(3):
+            seen = daemon.metric("lockstep_events_total")
+            line.database.execute(_BULK)
+            wait_until(
+                lambda: daemon.metric("lockstep_events_total") > seen + 1_000,  # noqa: B023 - at once
+                "nothing moves",
+                pause=0.01,
+            )
+            daemon.freeze()
+            began = time.monotonic()
+            wait_until(lambda: time.monotonic() > began + 4 and load.commits, "no load")  # noqa: B023
+            daemon.thaw()
+            _moves(daemon)
+    witness.check()
 
 
 def test_a_stopped_daemon_that_nobody_replaced_goes_on(pipeline: NewPipeline) -> None:
