@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from cdc.decode import messages, pgoutput
 from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.log.partition import partition_of
+from cdc.log.partition import SIZES, murmur2, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,8 @@ class Sequencer:
         messages; nothing of the frame it names was sequenced.
         """
         rows, tx, times, skip = self._known_rows(), self._tx, self._times, self._skip
-        seq, ordinal, size, index = self.seq, self.ordinal, 0, at
+        # The next event's seq and the next change's ordinal.
+        seq, ordinal, size, index = self.seq + 1, self.ordinal + 1, 0, at
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
             for index in range(at, len(frames)):
@@ -140,19 +141,22 @@ class Sequencer:
                 tag = frame[PAYLOAD]
                 row = rows.get(frame[_ROW]) if tag in _NEW_ROWS else None
                 if row is None:
-                    self.seq, self.ordinal = seq, ordinal
+                    self.seq, self.ordinal = seq - 1, ordinal - 1
                     relation = self._other(tag, frame)
-                    seq, ordinal, skip = self.seq, self.ordinal, self._skip
+                    seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
                     rows, tx, times = self._known_rows(), self._tx, self._times
                     if relation or (tag == _COMMIT and self.events >= self._max_events):
                         return index + 1, relation
-                elif ordinal < skip:
+                elif ordinal <= skip:
                     ordinal += 1
                 else:
                     new, appends, partitions = row
                     op = _CREATED if tag == _INSERT else _UPDATED
-                    key, value = new(frame, op, seq + 1, ordinal + 1, tx, times)
-                    number = 0 if key is None else partition_of(key, partitions)
+                    key, value = new(frame, op, seq, ordinal, tx, times)
+                    if key is None:
+                        number = 0
+                    else:
+                        number = murmur2(None, key, SIZES[len(key)], partitions, None, None)
                     appends[number]({"key": key, "value": value})
                     seq += 1
                     ordinal += 1
@@ -164,7 +168,7 @@ class Sequencer:
             kind = type(error).__name__
             raise _located(frames[index], ProtocolError(f"malformed message ({kind})")) from error
         finally:
-            self.seq, self.ordinal = seq, ordinal
+            self.seq, self.ordinal = seq - 1, ordinal - 1
             self._batch.bytes += size
         return len(frames), None
 

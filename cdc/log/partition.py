@@ -15,8 +15,8 @@ from confluent_kafka import cimpl
 
 # PyDLL, because releasing and taking the interpreter lock would cost more than the hash.
 _library = ctypes.PyDLL(cimpl.__file__)
-_murmur2 = _library.rd_kafka_msg_partitioner_murmur2
-_murmur2.restype = ctypes.c_int32
+murmur2 = _library.rd_kafka_msg_partitioner_murmur2
+murmur2.restype = ctypes.c_int32
 
 
 class _Sizes(dict[int, ctypes.c_size_t]):
@@ -29,9 +29,9 @@ class _Sizes(dict[int, ctypes.c_size_t]):
 
 # No `argtypes`: converting to declared types doubles the cost of a call. So the one argument whose
 # width is not an int's is passed ready-made.
-_SIZES: Final = _Sizes()
+SIZES: Final = _Sizes()
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Return `murmur2(key)` modulo `partitions`: (topic, key, length, count, opaque, opaque)."""
-    return _murmur2(None, key, _SIZES[len(key)], partitions, None, None)  # type: ignore[no-any-return]
+    return murmur2(None, key, SIZES[len(key)], partitions, None, None)  # type: ignore[no-any-return]
