@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -91,6 +92,10 @@ def test_events_are_what_the_contract_says(case: tuple[Table, list[RowMessage]])
         after = parsed(one.value)["after"] if one.value else None
         assert after is None or [*after] == [column.name for column in table.relation.columns]
     assert session.batch.bytes == sum(len(one.value or b"") for one in published)
+    # Frontiers tell events, so tombstones must not be among them.
+    events = Counter((one.topic, one.partition) for one in published if one.value is not None)
+    assert session.batch.close() == events
+    assert events.total() == session.sequencer.seq
 
 
 @given(row_cases())
