@@ -1,0 +1,104 @@
+"""An idle pipeline pins no WAL, without a heartbeat table; and it is never told too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from cdc.events import LSN
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.servers import Database, PostgresServer, fresh_database
+
+_TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, n int)",
+    "CREATE SCHEMA aside",
+    "CREATE TABLE aside.unpublished (id int, filler text)",
+    "CREATE UNLOGGED TABLE aside.unlogged (id int, filler text)",
+)
+# An idle slot moves every ten seconds or so.
+_IDLE_SECONDS = 40.0
+_FILLER = "SELECT i, repeat('x', 500) FROM generate_series(1, 2000) i"
+
+
+@pytest.fixture
+def neighbour(postgres_server: PostgresServer) -> Iterator[Database]:
+    """Another database of the server, busy beside ours."""
+    with fresh_database(postgres_server.dsn) as database:
+        database.execute("CREATE TABLE busy (id int, filler text)")
+        yield database
+
+
+def _lsn(line: PipelineUnderTest, column: str) -> LSN:
+    return LSN.parse(line.slot(column))
+
+
+@pytest.mark.parametrize("source", ["another database", "unpublished tables"])
+def test_wal_that_holds_nothing_for_us_is_let_go(
+    source: str, pipeline: NewPipeline, neighbour: Database
+) -> None:
+    """Both of the slot's positions follow: what is confirmed and, behind it, what is kept."""
+    line = pipeline(*_TABLES)
+    daemon = line.start().wait_ready()
+    restart_lsn = _lsn(line, "restart_lsn")
+
+    def write() -> None:
+        if source == "another database":
+            neighbour.execute(f"INSERT INTO busy {_FILLER}")
+        else:
+            line.database.execute(
+                f"INSERT INTO aside.unpublished {_FILLER}", f"INSERT INTO aside.unlogged {_FILLER}"
+            )
+        line.database.execute("CHECKPOINT")
+
+    write()
+    target = LSN.parse(line.query("SELECT pg_current_wal_lsn()")[0])
+
+    def followed() -> bool:
+        write()
+        return (
+            _lsn(line, "confirmed_flush_lsn") >= target and _lsn(line, "restart_lsn") > restart_lsn
+        )
+
+    wait_until(followed, "the slot stands still", _IDLE_SECONDS, pause=1.0)
+    assert line.resume()[1].seq == 0
+    assert daemon.health()["status"] == 200
+    assert _lsn(line, "confirmed_flush_lsn") <= line.resume()[1].end_lsn
+
+
+def test_an_idle_slot_is_told_what_the_log_knows_and_no_open_transaction_is_lost(
+    pipeline: NewPipeline,
+) -> None:
+    """Told of WAL behind an open transaction's rows, the daemon is killed; then that commits."""
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    with psycopg.connect(line.database.dsn) as slow:
+        slow.execute("INSERT INTO users VALUES (1, 1)")
+        before = _lsn(line, "confirmed_flush_lsn")
+        line.database.execute(f"INSERT INTO aside.unpublished {_FILLER}")
+        wait_until(
+            lambda: _lsn(line, "confirmed_flush_lsn") > before, "it stands still", _IDLE_SECONDS
+        )
+        assert _lsn(line, "restart_lsn") <= before
+        line.daemon.kill()
+    # What was confirmed stands in the log, or this start would see a gap.
+    line.start().wait_ready()
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+
+
+def test_confirmed_never_goes_back_nor_beyond_the_log(pipeline: NewPipeline) -> None:
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    seen = LSN(0)
+    for number in range(30):
+        line.database.execute(f"INSERT INTO users VALUES ({number}, 1)")
+        # In this order: the log may move on in between, the slot may not have been ahead of it.
+        confirmed = _lsn(line, "confirmed_flush_lsn")
+        assert seen <= confirmed
+        if number % 5 == 0:
+            assert confirmed <= line.resume()[1].end_lsn
+        if number == 15:
+            line.daemon.kill()
+            line.start().wait_ready()
+        seen = confirmed
