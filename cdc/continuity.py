@@ -27,11 +27,13 @@ class Found(NamedTuple):
     slot: Slot
     publication: Publication
     partitions: dict[str, int]  # of the pinned topics that exist
+    topic_ids: dict[str, str]
+    tables: frozenset[str]  # those of the pinned publication that still exist
 
 
 def check(config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found) -> None:
     """Raise GapError or ConfigError where the stream does not continue the log."""
-    _same_writer(config, identity)
+    same_writer(config, identity)
     _same_source(identity, found)
     if found.slot.plugin != "pgoutput":
         raise ConfigError(
@@ -47,7 +49,8 @@ def check(config: Config, identity: ResumeIdentity, position: ResumePosition, fo
     _same_topics(identity, found)
 
 
-def _same_writer(config: Config, identity: ResumeIdentity) -> None:
+def same_writer(config: Config, identity: ResumeIdentity) -> None:
+    """Raise ConfigError where the log belongs to another slot, and so to another pipeline."""
     if identity.slot != config.slot:
         raise ConfigError(
             f'the log under "{config.prefix}" is written from slot "{identity.slot}", the'
@@ -74,13 +77,32 @@ def _same_source(identity: ResumeIdentity, found: Found) -> None:
             " the log holds",
             hint=_ANEW,
         )
-    old, new = identity.publication, found.publication
+    same_publication(identity.publication, found.publication, found.tables)
+
+
+def same_publication(old: Publication, new: Publication, existing: frozenset[str]) -> None:
+    """Raise GapError where a table has left the publication since `old`, even if it came back.
+
+    A table that was dropped (not in `existing`) or renamed (its membership goes on under another
+    name) has lost no change.
+    """
     if old.oid != new.oid:
         raise GapError(
             f'publication "{new.name}" was dropped and created again',
             hint=f"changes made in between were not streamed; {_ANEW}",
         )
-    gone = sorted(set(old.tables) - set(new.tables))
+    back = sorted(t for t, member in old.tables.items() if new.tables.get(t, member) != member)
+    if back:
+        raise GapError(
+            f'{", ".join(back)} left the publication "{new.name}" and came back',
+            hint=f"changes made in between are in no stream; {_ANEW}",
+        )
+    members = set(new.tables.values()) - {0}
+    gone = sorted(
+        table
+        for table, member in old.tables.items()
+        if table not in new.tables and member not in members and table in existing
+    )
     if gone:
         raise GapError(
             f'publication "{new.name}" no longer has {", ".join(gone)}',
@@ -95,6 +117,12 @@ def _same_topics(identity: ResumeIdentity, found: Found) -> None:
         if actual is None:
             raise GapError(
                 f"topic {topic} is gone, though the log's resume record counts on it",
+                hint=f"its events are lost downstream; {_ANEW}",
+            )
+        known = identity.topic_ids.get(topic)
+        if known is not None and found.topic_ids.get(topic, known) != known:
+            raise GapError(
+                f"topic {topic} was deleted and created again: what it held is gone",
                 hint=f"its events are lost downstream; {_ANEW}",
             )
         if actual != pinned:

@@ -20,22 +20,20 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from msgspec.structs import replace
-
 from cdc import continuity, failpoints
 from cdc.control.health import State
 from cdc.control.metrics import Cut
 from cdc.errors import GapError, StoppedError
 from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
-from cdc.log.encoder import Encoder
 from cdc.log.frontiers import Frontiers
 from cdc.log.publisher import Publisher
 from cdc.relations import Relations
-from cdc.sequence import Sequencer, Table
+from cdc.sequence import Sequencer
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.stream import Stream
+from cdc.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +102,9 @@ class Pipeline:
         self._closing.callback(self.publisher.abandon)
         self.admin = topics.admin(config)
         self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
+        if stale := self.aside(lambda: reader.read_resume(config)):
+            # Before anything is fenced: a stray daemon with another slot must not hurt this log's.
+            continuity.same_writer(config, stale[0])
         self.aside(self.publisher.open)
         failpoints.reach("after_fence")
         resumed = self.aside(lambda: reader.read_resume(config))
@@ -117,26 +118,29 @@ class Pipeline:
         pinned = list(identity.partitions)
         self.sql = self.aside(lambda: connect(config))
         self._closing.callback(self.sql.close)
+        described = self.aside(lambda: topics.describe(self.admin, pinned))
         found = continuity.Found(
             system_identifier,
             timeline,
             catalog.database(self.sql),
             catalog.slot(self.sql, config.slot),
             catalog.publication(self.sql, config.publication),
-            self.aside(lambda: topics.counts(self.admin, pinned)) if pinned else {},
+            {name: topic.partitions for name, topic in described.items()},
+            {name: topic.topic_id for name, topic in described.items()},
+            catalog.existing(self.sql, identity.publication.tables),
         )
         continuity.check(config, identity, position, found)
-        self.identity = replace(identity, publication=found.publication)
-        self.identity_changed = self.identity != identity
-        self._begin_at(position)
+        self._begin_at(identity, position)
+        self.tables.follow(found.publication)
 
-    def _begin_at(self, position: records.ResumePosition) -> None:
-        config, epoch = self.config, self.identity.epoch
+    def _begin_at(self, identity: records.ResumeIdentity, position: records.ResumePosition) -> None:
+        config, epoch = self.config, identity.epoch
         pending = [(topic, number) for topic, number, _ in position.pending]
         ends = self.aside(lambda: reader.end_offsets(config, pending))
         schemas = self.aside(lambda: reader.read_schemas(config))
         self.position = self.committing = position
-        self.relations = Relations(config.prefix, schemas, position.schema_id)
+        relations = Relations(config.prefix, schemas, position.schema_id)
+        self.tables = Tables(config, self.sql, self.admin, self.batch, relations, identity)
         self.frontiers = Frontiers(config.pipeline, epoch, position, ends)
         self.sequencer = Sequencer(position, epoch, self.batch, config.batch.max_events)
         self.stream.confirm(position.end_lsn)
@@ -176,6 +180,19 @@ class Pipeline:
         failpoints.reach("after_sequence")
         self.moved_at = time.monotonic()
         return len(frames)
+
+    def _describe(self, relation: Relation) -> None:
+        """Make the relation's rows encodable."""
+        sequencer, tables = self.sequencer, self.tables
+        table = self.aside(
+            lambda: tables.describe(
+                relation,
+                sequencer.types,
+                sequencer.transaction_lsn,
+                replaying=sequencer.replaying,
+            )
+        )
+        sequencer.describe(relation.relation_id, table)
 
     def _ahead(self) -> bool:
         """Whether so much waits behind the commit in flight that reading must wait too."""
@@ -246,23 +263,19 @@ class Pipeline:
                 records.frontier_key(config.pipeline),
                 records.encode(frontier),
             )
-        for key, value in self.batch.schemas:
-            publisher.add(names.schema_topic(config.prefix), key, value)
-        self.batch.schemas.clear()
+        for topic, key, value in self.tables.take():
+            publisher.add(topic, key, value)
         cut = Cut(sequencer.events, self.batch.bytes, frontier.lsn if frontier else None)
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
             **sequencer.place._asdict(),
             seq=sequencer.seq,
             committed_at_us=sequencer.committed_at_us,
-            schema_id=self.relations.schema_id,
+            schema_id=self.tables.schema_id,
             pending=self.frontiers.add(self.batch.close()),
             owner=self.owner,
             at_us=time.time_ns() // 1_000,
         )
-        if self.identity_changed:
-            resume.add(publisher, config, self.identity)
-            self.identity_changed = False
         resume.add(publisher, config, position)
         failpoints.reach("before_commit")
         sequencer.cut()
@@ -338,41 +351,6 @@ class Pipeline:
             self.worker.drain()
         else:
             log.warning("stopped with a commit in flight: the next start will tell its outcome")
-
-    # -- what a relation message asks for ----------------------------------------------------------
-
-    def _describe(self, relation: Relation) -> None:
-        """Make the relation's rows encodable: version, topic, encoder."""
-        config, sequencer = self.config, self.sequencer
-        facts = self.aside(lambda: catalog.table_facts(self.sql, relation.relation_id))
-        version, new = self.relations.version(
-            relation,
-            facts,
-            sequencer.types,
-            sequencer.transaction_lsn,
-            replaying=sequencer.replaying,
-        )
-        count = self.identity.partitions.get(version.topic)
-        if count is None:
-            topic = topics.data_topic(config, version.schema, version.table)
-            made = self.aside(lambda: topics.ensure(self.admin, config, [topic]))
-            count = made[topic.name]
-            self.identity = replace(
-                self.identity, partitions={**self.identity.partitions, topic.name: count}
-            )
-            self.identity_changed = True
-        if new:
-            self.batch.schemas.append(
-                (records.schema_key(version.schema_id), records.encode(version))
-            )
-            log.info(
-                "table version",
-                extra={"fields": {"table": f"{version.schema}.{version.table}",
-                                  "schema_id": version.schema_id, "topic": version.topic}},
-            )  # fmt: skip
-        encoder = Encoder(version, self.identity.database, config.prefix, count)
-        table = Table(encoder, self.batch.topic(version.topic, encoder.partitions))
-        sequencer.describe(relation.relation_id, table)
 
     # -- the worker --------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class Sequencer:
                     size += len(value)
         except CDCError as error:
             raise _located(frames[index], error) from error
-        except (struct.error, IndexError, ValueError, OverflowError) as error:
+        except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
             # Only the kind of error: its text may quote the row.
             kind = type(error).__name__
             raise _located(frames[index], ProtocolError(f"malformed message ({kind})")) from error

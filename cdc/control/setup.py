@@ -68,12 +68,12 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
         yield from _publication(connection, config, tables, new=record is None)
         yield from _identities(tables)
         client = topics.admin(config)
-        partitions: dict[str, int] = {}
-        yield from _topics(client, config, tables, partitions, new=record is None)
+        described: dict[str, topics.Described] = {}
+        yield from _topics(client, config, tables, described, new=record is None)
         if record is not None:
             yield Step(Did.LEFT, f"the log goes on from {record[1].end_lsn}, seq {record[1].seq}")
         else:
-            yield from _begin(connection, config, server, slot, partitions)
+            yield from _begin(connection, config, server, slot, described)
             yield from _rows(connection, tables)
 
 
@@ -212,34 +212,37 @@ def _topics(
     client: AdminClient,
     config: Config,
     tables: list[inspection.Table],
-    partitions: dict[str, int],
+    described: dict[str, topics.Described],
     *,
     new: bool,
 ) -> Iterator[Step]:
-    """Create what is missing; put the data topics' partition counts into `partitions`."""
+    """Create what is missing; put the data topics as they are into `described`."""
     data = [topics.data_topic(config, each.schema, each.name) for each in tables]
     own = topics.internal_topics(config)
     names = [topic.name for topic in own + data]
-    before = topics.counts(client, names)
+    before = topics.describe(client, names)
     if new:
         _refuse_used(config, before)
     actual = topics.ensure(client, config, own + data)
-    partitions.update((topic.name, actual[topic.name]) for topic in data)
+    described.update((topic.name, actual[topic.name]) for topic in data)
     for kind, some in (("own", own), ("data", data)):
         created = [topic.name for topic in some if topic.name not in before]
         if created:
             yield Step(Did.DONE, f"created {len(created)} {kind} topics: {listed(created)}")
         else:
             yield Step(Did.LEFT, f"the {len(some)} {kind} topics exist")
-    odd = [f"{t.name} ({actual[t.name]})" for t in data if actual[t.name] != t.partitions]
+    counts = {name: topic.partitions for name, topic in actual.items()}
+    odd = [f"{t.name} ({counts[t.name]})" for t in data if counts[t.name] != t.partitions]
     if odd and new:
         want = config.log.partitions
         yield Step(Did.WARN, f"not {want} partitions, and kept so from here on: {listed(odd)}")
 
 
-def _refuse_used(config: Config, present: dict[str, int]) -> None:
+def _refuse_used(config: Config, present: dict[str, topics.Described]) -> None:
     """Raise where a new log would begin in topics that hold records already."""
-    places = [(name, number) for name, count in present.items() for number in range(count)]
+    places = [
+        (name, number) for name, topic in present.items() for number in range(topic.partitions)
+    ]
     used = sorted({name for (name, _), end in reader.end_offsets(config, places).items() if end})
     if used:
         raise ConfigError(
@@ -255,7 +258,7 @@ def _begin(
     config: Config,
     server: inspection.Server,
     slot: inspection.Slot | None,
-    partitions: dict[str, int],
+    described: dict[str, topics.Described],
 ) -> Iterator[Step]:
     """Create the slot, or take the one that is there, and write where the log begins."""
     if slot is None:
@@ -275,7 +278,8 @@ def _begin(
             database=server.database,
             slot=config.slot,
             publication=catalog.publication(connection, config.publication),
-            partitions=partitions,
+            partitions={name: topic.partitions for name, topic in described.items()},
+            topic_ids={name: topic.topic_id for name, topic in described.items()},
         )
         resume.write_first(config, identity, first_position(lsn))
     except CDCError:

@@ -39,7 +39,6 @@ class Batch:
 
     def __init__(self) -> None:
         self._topics: dict[str, list[Partition]] = {}
-        self.schemas: list[tuple[bytes, bytes]] = []  # key and value for the schema topic
         self.bytes = 0  # of values added since the batch began
 
     def topic(self, topic: str, partitions: int) -> list[Partition]:

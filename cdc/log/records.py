@@ -18,11 +18,15 @@ FORMAT = 1
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """The publication the stream is read through; another oid or membership may hide a gap."""
+    """The publication the stream is read through; another oid or membership may hide a gap.
+
+    `tables` gives each table the oid of its membership (`pg_publication_rel`), which is another
+    after the table was taken out and put back; 0 where it is a member by schema or by ALL TABLES.
+    """
 
     name: str
     oid: int
-    tables: tuple[str, ...]
+    tables: dict[str, int]
 
 
 class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,7 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     publication: Publication
     partitions: dict[str, int]
+    topic_ids: dict[str, str] = {}  # Kafka's own, another after a topic was deleted and recreated
 
 
 class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):

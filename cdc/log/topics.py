@@ -6,12 +6,13 @@ so it is the pipeline's to refuse and a person's to mend.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, UnavailableError
 from cdc.log import names
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
@@ -65,28 +66,52 @@ def admin(config: Config) -> AdminClient:
     return AdminClient(settings(config))
 
 
-def counts(client: AdminClient, topics: list[str]) -> dict[str, int]:
-    """Return the partition count of those of `topics` that exist."""
+class Described(NamedTuple):
+    """A topic that exists."""
+
+    partitions: int
+    topic_id: str  # Kafka's; a topic that is deleted and created again has another
+
+
+def describe(client: AdminClient, topics: list[str]) -> dict[str, Described]:
+    """Return those of `topics` that exist."""
+    if not topics:
+        return {}
     found = {}
     futures = client.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
     for name, future in futures.items():
         try:
-            found[name] = len(future.result().partitions)
+            topic = future.result()
+            found[name] = Described(len(topic.partitions), str(topic.topic_id))
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise translate(error.args[0], f"describing topic {name}") from error
     return found
 
 
-def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str, int]:
-    """Create what is missing; return every topic's actual partition count.
+def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str, Described]:
+    """Create what is missing; return every topic as it is.
 
     Raises ConfigError where Kafka refuses a topic's settings.
     """
-    present = counts(client, [topic.name for topic in topics]) if topics else {}
+    names = [topic.name for topic in topics]
+    present = describe(client, names)
     missing = [topic for topic in topics if topic.name not in present]
-    if not missing:
-        return present
+    if missing:
+        _create(client, config, missing)
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while len(present) < len(names):
+        # A broker may answer for a moment without the topics that were just created.
+        present = describe(client, names)
+        if len(present) < len(names) and time.monotonic() > deadline:
+            raise UnavailableError(
+                f"topics were created but are not to be seen: {sorted(set(names) - set(present))}",
+                hint="see that all brokers run",
+            )
+    return present
+
+
+def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
     wanted = [
         NewTopic(topic.name, topic.partitions, config.log.replication_factor, config=topic.config)
         for topic in missing
@@ -103,7 +128,6 @@ def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str
                     f"creating topic {name}: {error.args[0].str()}", hint=_REFUSED[code]
                 ) from error
             raise translate(error.args[0], f"creating topic {name}") from error
-    return present | {topic.name: topic.partitions for topic in missing}
 
 
 def delete(client: AdminClient, topics: list[str]) -> None:

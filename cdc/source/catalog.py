@@ -16,6 +16,8 @@ from cdc.log.records import Publication
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from psycopg.rows import TupleRow
 
     Connection = psycopg.Connection[TupleRow]
@@ -72,11 +74,27 @@ def publication(connection: Connection, name: str) -> Publication:
                 " if it existed before, re-snapshot its tables",
             )
         tables = connection.execute(
-            "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_publication_tables"
-            " WHERE pubname = %s ORDER BY 1",
-            (name,),
+            "SELECT format('%%I.%%I', t.schemaname, t.tablename), coalesce(r.oid, 0)::bigint"
+            " FROM pg_publication_tables t"
+            " JOIN pg_namespace n ON n.nspname = t.schemaname"
+            " JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
+            " LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND r.prpubid = %s"
+            " WHERE t.pubname = %s ORDER BY 1",
+            (row[0], name),
         ).fetchall()
-    return Publication(name, row[0], tuple(table[0] for table in tables))
+    return Publication(name, row[0], dict(tables))
+
+
+def existing(connection: Connection, tables: Collection[str]) -> frozenset[str]:
+    """Return those of the `schema.table` names that still name a table."""
+    with translated("looking up tables"):
+        found = connection.execute(
+            "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE format('%%I.%%I', n.nspname, c.relname) = ANY(%s)",
+            (list(tables),),
+        ).fetchall()
+    return frozenset(row[0] for row in found)
 
 
 class TableFacts(NamedTuple):

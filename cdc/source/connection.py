@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import conninfo
 
-from cdc.errors import CDCError, GapError, PermissionDeniedError, SlotBusyError, UnavailableError
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    GapError,
+    PermissionDeniedError,
+    SlotBusyError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +41,9 @@ _SESSION: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
+    # Names inside values (regclass and its like) are written by these.
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
 }
 # A dead peer is found within about half a minute instead of the kernel's two hours.
 _NETWORK: Final = {
@@ -44,8 +54,46 @@ _NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-# SQLSTATEs and classes a person must mend: authorization, invalid role, privileges.
-_DENIED: Final = ("28", "42501", "0LP01")
+# A refused connection has no SQLSTATE in libpq, only the server's text behind `FATAL:`.
+_REFUSALS: Final = {
+    "password authentication failed": "28P01",
+    "no password supplied": "28P01",
+    "permission denied": "42501",
+    "must be superuser or replication role": "42501",
+    "no pg_hba.conf entry": "28000",
+    "role ": "28000",  # does not exist, or is not permitted to log in
+    "database ": "3D000",  # does not exist
+}
+_LOST_CONNECTION: Final = "08006"
+
+# By SQLSTATE or its class, the first that fits: what may be done about it. What may pass by itself
+# is tried again; everything else is an answer that trying again will not change.
+_ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
+    (("55006",), SlotBusyError, "another daemon holds the slot; this one waits its turn"),
+    (
+        ("42704",),
+        GapError,
+        (
+            "run `cdc setup` on a new pipeline; an old one has lost what changed since, so"
+            " `cdc teardown --topics`, `cdc setup` and a snapshot begin anew"
+        ),
+    ),
+    (("55000",), GapError, "`cdc slot show` tells the slot's state and what it means"),
+    (("58P01",), GapError, "the WAL the slot needs is gone; `cdc slot show` tells more"),
+    (("3D",), GapError, "the database named by source.dsn does not exist"),
+    (
+        ("28", "42501", "0LP01"),
+        PermissionDeniedError,
+        "give the role LOGIN, REPLICATION and SELECT; `cdc doctor` prints the SQL",
+    ),
+    (
+        # Connection, resources, an operator's doing, system, conflicts, internal errors.
+        ("08", "53", "57", "58", "40", "XX"),
+        UnavailableError,
+        "see that Postgres runs and source.dsn reaches it",
+    ),
+    (("",), ConfigError, "`cdc doctor` compares server and configuration"),
+)
 
 
 def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[TupleRow]:
@@ -79,26 +127,16 @@ def translated(doing: str) -> Iterator[None]:
 
 def translate(error: psycopg.Error, doing: str) -> CDCError:
     """Return the error of ours that says what may be done about `error`."""
-    state = error.sqlstate or ""
     text = str(error).strip().split("\n")[0] or type(error).__name__
-    what = f"{doing}: {text}"
-    if state == "55006":
-        return SlotBusyError(what, hint="another daemon holds the slot; this one waits its turn")
-    if state == "42704":
-        return GapError(
-            what,
-            hint="on a new pipeline run `cdc setup`; where it has run before, changes made since"
-            " are gone from the stream: `cdc teardown --topics`, `cdc setup` and a snapshot",
-        )
-    if state == "55000":
-        return GapError(what, hint="`cdc slot show` tells the slot's state and what it means")
-    if state.startswith(_DENIED) or "password authentication failed" in text:
-        return PermissionDeniedError(
-            what, hint="give the role LOGIN, REPLICATION and SELECT; `cdc doctor` prints the SQL"
-        )
-    if state.startswith("3D"):
-        return GapError(what, hint="the database named by source.dsn does not exist")
-    return UnavailableError(what, hint="see that Postgres runs and source.dsn reaches it")
+    state = error.sqlstate or _state_of(text)
+    kind, hint = next((kind, hint) for states, kind, hint in _ANSWERS if state.startswith(states))
+    return kind(f"{doing}: {text}", hint=hint)
+
+
+def _state_of(text: str) -> str:
+    said = text.partition("FATAL:")[2].strip()
+    states = (state for start, state in _REFUSALS.items() if said.startswith(start))
+    return next(states, _LOST_CONNECTION)
 
 
 def _place(given: dict[str, Any]) -> str:

@@ -358,7 +358,6 @@ def test_a_rolled_back_transaction_leaves_nothing(capture: Capture, database: Da
     assert [event["after"]["id"] for event in capture.events()] == [1, 3]
 
 
-@pytest.mark.xfail(reason="search_path and quote_all_identifiers are not pinned", strict=True)
 def test_names_in_values_do_not_depend_on_the_roles_settings(
     capture: Capture, database: Database
 ) -> None:

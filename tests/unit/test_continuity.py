@@ -18,7 +18,7 @@ CONFIG = Config(
     source=Source(dsn="postgresql://localhost/shop"),
     log=Log(bootstrap_servers="localhost:9092"),
 )
-PUBLICATION = Publication("lockstep_shop", 16411, ("public.follows", "public.users"))
+PUBLICATION = Publication("lockstep_shop", 16411, {"public.follows": 501, "public.users": 502})
 IDENTITY = ResumeIdentity(
     pipeline="shop",
     epoch=1,
@@ -28,13 +28,25 @@ IDENTITY = ResumeIdentity(
     slot="lockstep_shop",
     publication=PUBLICATION,
     partitions={"shop.public.users": 4},
+    topic_ids={"shop.public.users": "aXb"},
 )
 POSITION = position(end_lsn=0x5000)
 SLOT = Slot("pgoutput", "shop", "reserved", LSN(0x5000), None)
-FOUND = Found("7431", 1, "shop", SLOT, PUBLICATION, {"shop.public.users": 4})
+FOUND = Found(
+    "7431",
+    1,
+    "shop",
+    SLOT,
+    PUBLICATION,
+    {"shop.public.users": 4},
+    {"shop.public.users": "aXb"},
+    frozenset(PUBLICATION.tables),
+)
 
-SHORTER = replace(PUBLICATION, tables=("public.users",))
-LONGER = replace(PUBLICATION, tables=("public.follows", "public.new", "public.users"))
+
+def members(**tables: int) -> Publication:
+    """Return the publication with these tables of `public`, by the oid of their membership."""
+    return replace(PUBLICATION, tables={f"public.{name}": oid for name, oid in tables.items()})
 
 
 def test_slot_log_and_source_that_meet_are_accepted() -> None:
@@ -46,9 +58,14 @@ def test_slot_log_and_source_that_meet_are_accepted() -> None:
     [
         FOUND._replace(slot=SLOT._replace(confirmed_lsn=LSN(0))),  # all is replayed, and skipped
         FOUND._replace(slot=SLOT._replace(wal_status="extended")),
-        FOUND._replace(publication=LONGER),  # a table more loses nothing
+        FOUND._replace(publication=members(follows=501, users=502, new=503)),
+        FOUND._replace(publication=members(people=502, follows=501)),  # renamed: the same member
+        FOUND._replace(
+            publication=members(users=502), tables=frozenset({"public.users"})
+        ),  # dropped, with all it held
         FOUND._replace(publication=replace(PUBLICATION, name="renamed")),
         FOUND._replace(partitions={"shop.public.users": 4, "shop.public.new": 9}),
+        FOUND._replace(topic_ids={}),  # a broker too old to tell
     ],
 )
 def test_what_loses_nothing_is_accepted(found: Found) -> None:
@@ -97,10 +114,22 @@ REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
         "not streamed",
     ),
     (
-        FOUND._replace(publication=SHORTER),
+        FOUND._replace(publication=members(users=502)),
         GapError,
         'publication "lockstep_shop" no longer has public.follows',
         "cdc setup",
+    ),
+    (
+        FOUND._replace(publication=members(follows=777, users=502)),
+        GapError,
+        'public.follows left the publication "lockstep_shop" and came back',
+        "in no stream",
+    ),
+    (
+        FOUND._replace(topic_ids={"shop.public.users": "cYd"}),
+        GapError,
+        "topic shop.public.users was deleted and created again",
+        "lost downstream",
     ),
     (
         FOUND._replace(partitions={}),
@@ -130,6 +159,19 @@ def test_what_would_lose_changes_is_refused(
     assert hint in raised.value.hint
     assert raised.value.exit_code is Exit.CONFIG
     assert raised.value.policy is Policy.HALT
+
+
+def test_a_table_that_is_published_by_its_schema_may_not_leave() -> None:
+    """Members by schema and by ALL TABLES have no membership of their own, and so no oid."""
+    whole = members(follows=0, users=0)
+    identity = replace(IDENTITY, publication=whole)
+    check(CONFIG, identity, POSITION, FOUND._replace(publication=whole))
+    with pytest.raises(GapError, match=r"no longer has public\.follows"):
+        check(CONFIG, identity, POSITION, FOUND._replace(publication=members(users=0)))
+
+
+def test_a_log_that_knew_no_topic_ids_is_accepted() -> None:
+    check(CONFIG, replace(IDENTITY, topic_ids={}), POSITION, FOUND)
 
 
 def test_a_log_written_from_another_slot_is_refused() -> None:

@@ -204,7 +204,7 @@ IDENTITY = ResumeIdentity(
     timeline=1,
     database="shop",
     slot="lockstep_shop",
-    publication=PinnedPublication("lockstep_shop", 99, ("public.users",)),
+    publication=PinnedPublication("lockstep_shop", 99, {"public.users": 72}),
     partitions={"shop.public.users": 4},
 )
 POSITION = ResumePosition(

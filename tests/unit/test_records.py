@@ -32,8 +32,9 @@ IDENTITY = ResumeIdentity(
     timeline=1,
     database="shop",
     slot="lockstep_shop",
-    publication=Publication("lockstep_shop", 16411, ("public.users", 'public."a.b"')),
+    publication=Publication("lockstep_shop", 16411, {"public.users": 72, 'public."a.b"': 0}),
     partitions={"shop.public.users": 4},
+    topic_ids={"shop.public.users": "aXb"},
 )
 POSITION = ResumePosition(
     end_lsn=LSN.parse("0/16E9088"),

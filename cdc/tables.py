@@ -1,0 +1,123 @@
+"""What a relation message asks for: the table's version, topic and encoder.
+
+The only part of the stream's path that asks the source's catalog and Kafka's admin, so it blocks
+and belongs on the worker. It keeps the identity half of the resume record, since a new topic or a
+changed publication changes it; `take` gives the records that must go out with the next batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from cdc import continuity
+from cdc.log import names, records, topics
+from cdc.log.encoder import Encoder
+from cdc.sequence import Table
+from cdc.source import catalog
+
+if TYPE_CHECKING:
+
+    from cdc.config import Config
+    from cdc.decode.messages import Relation
+    from cdc.events import LSN
+    from cdc.log.batch import Batch
+    from cdc.relations import Relations
+
+log = logging.getLogger("cdc.tables")
+
+Record = tuple[str, bytes, bytes]  # topic, key, value
+
+
+class Tables:
+    """Every table version the pipeline meets, and where its rows go."""
+
+    def __init__(
+        self,
+        config: Config,
+        sql: catalog.Connection,
+        admin: topics.AdminClient,
+        batch: Batch,
+        relations: Relations,
+        identity: records.ResumeIdentity,
+    ) -> None:
+        """Begin with the log's `identity`; `sql` and `admin` stay the caller's to close."""
+        self._config = config
+        self._sql = sql
+        self._admin = admin
+        self._batch = batch
+        self._relations = relations
+        self._identity = identity
+        self._records: list[Record] = []
+
+    @property
+    def schema_id(self) -> int:
+        """The newest version's."""
+        return self._relations.schema_id
+
+    def take(self) -> list[Record]:
+        """Return the records for the next Kafka transaction, once."""
+        taken, self._records = self._records, []
+        return taken
+
+    def describe(
+        self, relation: Relation, types: dict[int, str], from_lsn: LSN, *, replaying: bool
+    ) -> Table:
+        """Return how the relation's rows are encoded and where they go. Blocks.
+
+        Raises GapError where a table has left the publication, even if it came back: changing a
+        publication makes the walsender describe every table anew, so to look here is to look
+        before the next row of any.
+        """
+        self.follow(catalog.publication(self._sql, self._config.publication))
+        facts = catalog.table_facts(self._sql, relation.relation_id)
+        version, new = self._relations.version(
+            relation, facts, types, from_lsn, replaying=replaying
+        )
+        if new:
+            self._publish(version)
+        partitions = self._partitions(version)
+        encoder = Encoder(version, self._identity.database, self._config.prefix, partitions)
+        return Table(encoder, self._batch.topic(version.topic, encoder.partitions))
+
+    def follow(self, publication: records.Publication) -> None:
+        """Note the publication as it is; raise GapError where that has lost changes."""
+        old = self._identity.publication
+        if publication != old:
+            existing = catalog.existing(self._sql, old.tables)
+            continuity.same_publication(old, publication, existing)
+            self._identify(replace(self._identity, publication=publication))
+
+    def _partitions(self, version: records.SchemaRecord) -> int:
+        """Return the partition count of the version's topic; create and pin a new topic."""
+        identity = self._identity
+        if version.topic not in identity.partitions:
+            topic = topics.data_topic(self._config, version.schema, version.table)
+            made = topics.ensure(self._admin, self._config, [topic])[version.topic]
+            self._identify(
+                replace(
+                    identity,
+                    partitions=identity.partitions | {version.topic: made.partitions},
+                    topic_ids=identity.topic_ids | {version.topic: made.topic_id},
+                )
+            )
+        return self._identity.partitions[version.topic]
+
+    def _identify(self, identity: records.ResumeIdentity) -> None:
+        self._identity = identity
+        key = records.resume_key(identity.pipeline, "identity")
+        topic = names.resume_topic(self._config.prefix)
+        self._records.append((topic, key, records.encode(identity)))
+
+    def _publish(self, version: records.SchemaRecord) -> None:
+        key = records.schema_key(version.schema_id)
+        topic = names.schema_topic(self._config.prefix)
+        self._records.append((topic, key, records.encode(version)))
+        fields = {
+            "table": f"{version.schema}.{version.table}",
+            "schema_id": version.schema_id,
+            "topic": version.topic,
+        }
+        log.info("table version", extra={"fields": fields})
