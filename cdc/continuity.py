@@ -35,11 +35,7 @@ def check(config: Config, identity: ResumeIdentity, position: ResumePosition, fo
     """Raise GapError or ConfigError where the stream does not continue the log."""
     same_writer(config, identity)
     _same_source(identity, found)
-    if found.slot.plugin != "pgoutput":
-        raise ConfigError(
-            f'slot "{config.slot}" uses the plugin {found.slot.plugin}',
-            hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
-        )
+    same_plugin(config, found.slot)
     if found.slot.confirmed_lsn > position.end_lsn:
         raise GapError(
             f'slot "{config.slot}" is at {found.slot.confirmed_lsn}, the log only at'
@@ -47,6 +43,15 @@ def check(config: Config, identity: ResumeIdentity, position: ResumePosition, fo
             hint=f"someone moved or recreated the slot; {_ANEW}",
         )
     _same_topics(identity, found)
+
+
+def same_plugin(config: Config, slot: Slot) -> None:
+    """Raise ConfigError where the slot speaks another language than ours."""
+    if slot.plugin != "pgoutput":
+        raise ConfigError(
+            f'slot "{config.slot}" uses the plugin {slot.plugin}',
+            hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
+        )
 
 
 def same_writer(config: Config, identity: ResumeIdentity) -> None:

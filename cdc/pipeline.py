@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cdc import continuity, failpoints
 from cdc.control.health import State
 from cdc.control.metrics import Cut
-from cdc.errors import GapError, StoppedError
+from cdc.errors import CDCError, GapError, Policy, StoppedError
 from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
 from cdc.log.frontiers import Frontiers
@@ -96,7 +96,7 @@ class Pipeline:
         """Take the slot, fence older writers, read the resume record, prove that both meet."""
         config, stream = self.config, self.stream
         system_identifier, timeline = stream.identify()
-        stream.start()
+        self._take_slot()
         failpoints.reach("after_slot")
         self.publisher = Publisher(config)
         self._closing.callback(self.publisher.abandon)
@@ -132,6 +132,16 @@ class Pipeline:
         continuity.check(config, identity, position, found)
         self._begin_at(identity, position)
         self.tables.follow(found.publication)
+
+    def _take_slot(self) -> None:
+        try:
+            self.stream.start()
+        except CDCError as error:
+            if error.policy is Policy.HALT:
+                # The catalog tells better than the walsender why the slot can't be had.
+                with connect(self.config) as sql:
+                    continuity.same_plugin(self.config, catalog.slot(sql, self.config.slot))
+            raise
 
     def _begin_at(self, identity: records.ResumeIdentity, position: records.ResumePosition) -> None:
         config, epoch = self.config, identity.epoch

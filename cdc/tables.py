@@ -19,7 +19,6 @@ from cdc.sequence import Table
 from cdc.source import catalog
 
 if TYPE_CHECKING:
-
     from cdc.config import Config
     from cdc.decode.messages import Relation
     from cdc.events import LSN
@@ -38,7 +37,7 @@ class Tables:
         self,
         config: Config,
         sql: catalog.Connection,
-        admin: topics.AdminClient,
+        admin: topics.Admin,
         batch: Batch,
         relations: Relations,
         identity: records.ResumeIdentity,

@@ -19,6 +19,8 @@ from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 if TYPE_CHECKING:
     from cdc.config import Config
 
+Admin = AdminClient
+
 _TIMEOUT_SECONDS: Final = 15.0
 # The resume topic is read whole at each start: small segments let compaction keep it short.
 _COMPACTED: Final = {
