@@ -64,12 +64,16 @@ FRONTIER_EVERY_SECONDS: Final = 0.05
 # A commit is answered before its markers are written. A transaction that begins sooner is refused
 # once (CONCURRENT_TRANSACTIONS), and librdkafka tries again only 20 ms later.
 MARKER_SECONDS: Final = 0.001
+# A Kafka transaction is ended by then, far from the broker's timeout, though its last source
+# transaction has not arrived whole.
+OPEN_SECONDS: Final = 10.0
 # How often an idle pipeline moves its resume record, and the slot with it, to the WAL's end.
 IDLE_SECONDS: Final = 10.0
 # The longest the loop sleeps: feedback and health are looked after in between.
 TURN_SECONDS: Final = 0.5
-# A stop's grace: what is in flight by then is left to the next start.
-STOP_SECONDS: Final = 20.0
+# A stop's grace, below the ten seconds that supervisors give: what is in flight by then is left to
+# the next start.
+STOP_SECONDS: Final = 8.0
 
 
 class Pipeline:
@@ -223,11 +227,14 @@ class Pipeline:
             self.publisher.produce(self.batch)
             failpoints.reach("after_produce")
             full = sequencer.events >= limits.max_events or self.batch.bytes >= limits.max_bytes
-            aged = (time.monotonic() - self.batch_began_at) * 1_000 >= limits.max_wait_ms
-            # A transaction larger than a batch is cut; any other is let end, so that the Kafka
-            # transaction ends on a boundary and moves the frontier.
-            over = sequencer.events >= 2 * limits.max_events or (
-                self.batch.bytes >= 2 * limits.max_bytes
+            age_seconds = time.monotonic() - self.batch_began_at
+            aged = age_seconds * 1_000 >= limits.max_wait_ms
+            # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
+            # cut; any other is let end, so that the batch ends on a boundary and moves the frontier.
+            over = (
+                sequencer.events >= 2 * limits.max_events
+                or self.batch.bytes >= 2 * limits.max_bytes
+                or age_seconds >= OPEN_SECONDS
             )
             if over or (not sequencer.place.open and (idle or full or aged)):
                 self._cut()
