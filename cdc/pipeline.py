@@ -230,7 +230,7 @@ class Pipeline:
             age_seconds = time.monotonic() - self.batch_began_at
             aged = age_seconds * 1_000 >= limits.max_wait_ms
             # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
-            # cut; any other is let end, so that the batch ends on a boundary and moves the frontier.
+            # cut; any other is let end, so that the batch ends on a boundary, with a frontier.
             over = (
                 sequencer.events >= 2 * limits.max_events
                 or self.batch.bytes >= 2 * limits.max_bytes
