@@ -14,7 +14,7 @@ from cdc.local.stack import LocalStack
 from tests.faults.campaign import Campaign
 from tests.fixtures.daemon import NewPipeline
 
-_KILLS = int(os.environ.get("LOCKSTEP_KILLS", "4"))
+_KILLS = int(os.environ.get("LOCKSTEP_KILLS", "3"))
 _SEED = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
 
 

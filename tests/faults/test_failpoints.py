@@ -39,11 +39,11 @@ def test_killed_there_it_loses_nothing(name: str, pipeline: NewPipeline) -> None
     witness = Witness(line)
     daemon = line.start(f"{name}:{_COUNTS.get(name, 5)}")
     with Load(line.database.dsn, seed=failpoints.NAMES.index(name)) as load:
-        wait_until(lambda: load.commits > 30, "no load")
+        wait_until(lambda: load.commits > 20, "no load")
         _wait_for_death(daemon, load)
         seen = load.commits
         daemon = line.start().wait_ready()
-        wait_until(lambda: load.commits > seen + 50, "no load")
+        wait_until(lambda: load.commits > seen + 30, "no load")
     assert witness.check().events > 100
     assert daemon.term() == 0
 

@@ -61,7 +61,7 @@ def behind(pipeline: NewPipeline, new_proxy: NewProxy) -> Behind:
 def test_connections_that_are_reset_again_and_again_lose_nothing(behind: Behind) -> None:
     behind.daemon.wait_ready()
     with Load(behind.pipeline.database.dsn, seed=1):
-        for number in range(1, 6):
+        for number in range(1, 4):
             behind.moves()
             behind.proxy.cut()
             behind.reconnects(number)
@@ -109,11 +109,11 @@ def test_silence_shorter_than_the_timeout_costs_nothing(behind: Behind) -> None:
 
 @pytest.mark.parametrize("way", ["crumbs", "slow", "late"])
 def test_a_bad_line_is_only_slow(way: str, behind: Behind) -> None:
-    """One byte at a time; 60 kB a second; every chunk 100 ms late."""
+    """One byte at a time; 60 kB a second; every chunk 50 ms late."""
     setting = {"crumbs": ("fragment_bytes", 1), "slow": ("bytes_per_second", 60_000)}
-    setattr(behind.proxy, *setting.get(way, ("delay_seconds", 0.1)))
+    setattr(behind.proxy, *setting.get(way, ("delay_seconds", 0.05)))
     behind.daemon.wait_ready()
     with Load(behind.pipeline.database.dsn, seed=5, steps_per_second=100):
-        behind.moves(150)
+        behind.moves(100)
     behind.witness.check()
     assert behind.daemon.metric("lockstep_reconnects_total") == 0

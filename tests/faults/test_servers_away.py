@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from cdc.events import LSN
 from cdc.local.stack import LocalStack
-from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
+from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
 
-_OUTAGE_SECONDS = float(os.environ.get("LOCKSTEP_OUTAGE_SECONDS", "20"))
+# Twice the walsender's patience; LOCKSTEP_OUTAGE_SECONDS=20 and more also outlasts a stop's grace.
+_OUTAGE_SECONDS = float(os.environ.get("LOCKSTEP_OUTAGE_SECONDS", "6"))
 _WAL_SENDER_TIMEOUT = "3s"
 # A stop that hangs takes as long as the daemon lives; a fast one takes a second or two.
 _FAST_STOP_SECONDS = 10.0
@@ -44,34 +48,43 @@ def test_a_broker_that_is_away_costs_time_only(
     with Load(line.database.dsn, seed=6):
         _moves(daemon)
         walsender = line.slot("active_pid")
-        broker = killable_stack["kafka"].pid
-        if how == "hangs":
-            os.kill(broker, signal.SIGSTOP)
-        else:
-            killable_stack["kafka"].kill()
-        try:
-            self_kept = _active_all_along(line.slot, _OUTAGE_SECONDS, walsender)
+        away = {"hangs": _hanging, "dies": _dead}[how]
+        with away(killable_stack):
+            kept = _active_all_along(line, _OUTAGE_SECONDS, walsender)
             assert daemon.get("/livez")[0] == 200
-        finally:
-            if how == "hangs":
-                os.kill(broker, signal.SIGCONT)
-            else:
-                killable_stack.start("kafka")
         _moves(daemon)
-    if how == "hangs":
-        assert self_kept, "the walsender gave up on the daemon, or the daemon on the walsender"
+    assert kept, "the walsender gave up on the daemon, or the daemon on the walsender"
     witness.check()
     assert daemon.peak_rss_mb <= _LIMIT_MB
     assert daemon.term() == 0
 
 
-def _active_all_along(slot: object, seconds: float, walsender: int) -> bool:
+@contextmanager
+def _hanging(stack: LocalStack) -> Iterator[None]:
+    """Stop the broker's process for a while, as a full disk or a paused machine would."""
+    broker = stack["kafka"].pid
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker, signal.SIGCONT)
+
+
+@contextmanager
+def _dead(stack: LocalStack) -> Iterator[None]:
+    stack["kafka"].kill()
+    try:
+        yield
+    finally:
+        stack.start("kafka")
+
+
+def _active_all_along(line: PipelineUnderTest, seconds: float, walsender: int) -> bool:
     """Wait; return whether one walsender served the slot all the time."""
-    assert callable(slot)
-    kept = True
     deadline = time.monotonic() + seconds
+    kept = True
     while time.monotonic() < deadline:
-        kept = kept and slot("active_pid") == walsender
+        kept = kept and line.slot("active_pid") == walsender
         time.sleep(0.5)
     return kept
 
@@ -82,15 +95,35 @@ def test_a_stop_while_the_broker_is_away_ends_within_its_grace(
     line = killable_pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
     daemon = line.start().wait_ready()
-    with Load(line.database.dsn, seed=7):
+    with Load(line.database.dsn, seed=7) as load:
         _moves(daemon)
-        broker = killable_stack["kafka"].pid
-        os.kill(broker, signal.SIGSTOP)
-        try:
-            wait_until(lambda: daemon.metric("lockstep_pending_events") > 0, "nothing waits")
-            assert daemon.term(30) == 0
-        finally:
-            os.kill(broker, signal.SIGCONT)
+        with _hanging(killable_stack):
+            seen = load.commits
+            wait_until(lambda: load.commits > seen + 20, "no load")
+            daemon.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                daemon.process.wait(_OUTAGE_SECONDS)
+        assert daemon.wait_exit(10) == 0
+        line.start().wait_ready()
+    witness.check()
+
+
+def test_told_twice_it_stops_at_once_and_loses_nothing(
+    killable_stack: LocalStack, killable_pipeline: NewPipeline
+) -> None:
+    line = killable_pipeline(*TABLES, batch=_BATCH)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=11) as load:
+        _moves(daemon)
+        with _hanging(killable_stack):
+            seen = load.commits
+            wait_until(lambda: load.commits > seen + 20, "no load")
+            daemon.process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                daemon.process.wait(1)  # it finishes what it has
+            daemon.process.terminate()
+            daemon.wait_exit(3)
         line.start().wait_ready()
     witness.check()
 
@@ -137,14 +170,12 @@ def test_a_shutdown_of_postgres_while_the_broker_hangs_loses_nothing(
     daemon = line.start().wait_ready()
     with Load(line.database.dsn, seed=9) as load:
         _moves(daemon)
-        broker = killable_stack["kafka"].pid
-        os.kill(broker, signal.SIGSTOP)
-        seen = load.commits
-        wait_until(lambda: load.commits > seen + 30, "no load")
-        stopping = threading.Thread(target=killable_stack.stop, args=("postgres",))
-        stopping.start()
-        time.sleep(1.0)  # for the daemon to do wrong in
-        os.kill(broker, signal.SIGCONT)
+        with _hanging(killable_stack):
+            seen = load.commits
+            wait_until(lambda: load.commits > seen + 30, "no load")
+            stopping = threading.Thread(target=killable_stack.stop, args=("postgres",))
+            stopping.start()
+            time.sleep(1.0)  # for the daemon to do wrong in
         stopping.join()
         killable_stack.start("postgres")
         _moves(daemon)
