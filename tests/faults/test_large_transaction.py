@@ -39,8 +39,9 @@ def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
     wait_until(lambda: line.resume()[1].seq == _ROWS + 2, "it does not arrive", pause=0.3)
     peak_mb = daemon.peak_rss_mb
     assert converge(line.config).events == _ROWS + 2
-    # The whole transaction lies between two frontiers, in however many Kafka transactions.
-    assert {1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in reader.read_frontiers(line.config)}
+    # The whole transaction lies between two frontiers, in however many Kafka transactions; an idle
+    # slot may have had a frontier before all of them.
+    assert {0, 1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in reader.read_frontiers(line.config)}
     assert peak_mb <= _LIMIT_MB
 
 
