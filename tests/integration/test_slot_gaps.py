@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import psycopg
 import pytest
@@ -41,9 +43,9 @@ def run_once(line: PipelineUnderTest, key: int) -> None:
     assert daemon.term() == 0
 
 
-def running(line: PipelineUnderTest, key: int) -> None:
+def running(line: PipelineUnderTest, key: int, config_file: Path | None = None) -> None:
     """Have a daemon running that has published a row."""
-    line.start().wait_ready()
+    line.start(config_file=config_file).wait_ready()
     seq = line.resume()[1].seq
     line.database.execute(f"INSERT INTO users VALUES ({key}, 1)")
     wait_until(lambda: line.resume()[1].seq == seq + 1, "the row does not arrive")
@@ -243,11 +245,13 @@ def test_a_topic_deleted_is_a_gap(line: PipelineUnderTest) -> None:
 
 
 def test_a_topic_deleted_while_running_is_a_gap(line: PipelineUnderTest) -> None:
-    running(line, 2)
+    """Once the broker has been given its time: a topic may be unknown for a moment."""
+    file = line.write("hasty.yaml", log__kafka={"transaction.timeout.ms": 4_000})
+    running(line, 2, file)
     topic = users_topic(line)
     delete_topic(line, topic)
     line.database.execute("INSERT INTO users VALUES (3, 1)")
-    line.ends(line.daemon, _CONFIG, topic, seconds=60)
+    line.ends(line.daemon, _CONFIG, topic, seconds=30)
 
 
 def test_a_topic_recreated_is_a_gap(line: PipelineUnderTest) -> None:
