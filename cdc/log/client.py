@@ -44,6 +44,8 @@ _FENCED: Final = {
 _MISFIT: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD}
 
 _librdkafka = logging.getLogger("cdc.log.librdkafka")
+# A command that sets up no logs says what matters in its own words.
+_librdkafka.addHandler(logging.NullHandler())
 
 
 def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
