@@ -375,8 +375,11 @@ class Pipeline:
         """Run a blocking call on the worker and return its result; meanwhile answer Postgres."""
         future = self.worker.submit(call)
         while not future.done():
-            self.stream.tick()
-            self.daemon.health.beat()
+            if self.streaming:
+                self._look_after()
+            else:
+                self.stream.tick()
+                self.daemon.health.beat()
             self.stream.wait(TURN_SECONDS, for_frames=False)
             self.worker.drain()
             grace = STOP_SECONDS if self.streaming else 0.0
