@@ -46,7 +46,6 @@ _GAUGES = {
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
-    "slot_retained_bytes": "WAL that the slot makes the source keep.",
 }
 
 
@@ -77,7 +76,6 @@ class Metrics(Collector):
         self.lag_seconds = 0.0
         self.pending_events = 0
         self.pending_bytes = 0
-        self.slot_retained_bytes: int | None = None
         self.feedback_at: float | None = None
         self.state = State.STARTING
         self.events = 0
@@ -155,10 +153,9 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, meaning in _GAUGES.items():
-            value = getattr(self, name)
-            if value is not None:
-                # A clock that was set back must not make a lag negative.
-                yield GaugeMetricFamily(f"lockstep_{name}", meaning, value=max(0, value))
+            # A clock that was set back must not make a lag negative.
+            value = max(0, getattr(self, name))
+            yield GaugeMetricFamily(f"lockstep_{name}", meaning, value=value)
         if self.feedback_at is not None:
             age = max(0.0, self._now() - self.feedback_at)
             yield GaugeMetricFamily(
