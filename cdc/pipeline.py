@@ -280,8 +280,8 @@ class Pipeline:
                 records.frontier_key(config.pipeline),
                 records.encode(frontier),
             )
-        for topic, key, value in self.tables.take():
-            publisher.add(topic, key, value)
+        for record in self.tables.take():
+            publisher.add(*record)
         cut = Cut(sequencer.events, self.batch.bytes, frontier.lsn if frontier else None)
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
@@ -293,7 +293,7 @@ class Pipeline:
             owner=self.owner,
             at_us=time.time_ns() // 1_000,
         )
-        resume.add(publisher, config, position)
+        publisher.add(*resume.record(config, position))
         failpoints.reach("before_commit")
         sequencer.cut()
         self.commit_began_at = time.monotonic()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from cdc import continuity
-from cdc.log import names, records, topics
+from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
 from cdc.sequence import Table
 from cdc.source import catalog
@@ -106,9 +106,7 @@ class Tables:
 
     def _identify(self, identity: records.ResumeIdentity) -> None:
         self._identity = identity
-        key = records.resume_key(identity.pipeline, "identity")
-        topic = names.resume_topic(self._config.prefix)
-        self._records.append((topic, key, records.encode(identity)))
+        self._records.append(resume.record(self._config, identity))
 
     def _publish(self, version: records.SchemaRecord) -> None:
         key = records.schema_key(version.schema_id)

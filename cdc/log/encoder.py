@@ -55,7 +55,6 @@ class Encoder:
         self.new: New = functions["new"]
         self._after = functions["after"]
         self._old = functions["old"]
-        self._source = source
         columns = range(len(schema.columns))
         self._rows = {
             _K: (source.key_columns, source.row_format(source.key_columns)),

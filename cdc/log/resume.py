@@ -1,4 +1,4 @@
-"""Write a pipeline's first resume record.
+"""The resume record as it goes into the log, and the writing of a pipeline's first.
 
 Every later one is written by the daemon, in the same Kafka transaction as the data it speaks of.
 """
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def write_first(
     config: Config, identity: records.ResumeIdentity, position: records.ResumePosition
 ) -> None:
-    """Commit both parts. Fences a running daemon: only for pipelines that have no record."""
+    """Commit both parts. Fences a running daemon: only while none may run."""
     publisher = Publisher(config)
     publisher.open()
-    add(publisher, config, identity, position)
+    publisher.add(*record(config, identity))
+    publisher.add(*record(config, position))
     publisher.commit()
 
 
-def add(
-    publisher: Publisher, config: Config, *parts: records.ResumeIdentity | records.ResumePosition
-) -> None:
-    """Add parts of the resume record to the publisher's transaction."""
-    topic = names.resume_topic(config.prefix)
-    for part in parts:
-        kind = "identity" if isinstance(part, records.ResumeIdentity) else "position"
-        publisher.add(topic, records.resume_key(config.pipeline, kind), records.encode(part))
+def record(
+    config: Config, part: records.ResumeIdentity | records.ResumePosition
+) -> tuple[str, bytes, bytes]:
+    """Return topic, key and value of a part of the resume record."""
+    kind = "identity" if isinstance(part, records.ResumeIdentity) else "position"
+    key = records.resume_key(config.pipeline, kind)
+    return names.resume_topic(config.prefix), key, records.encode(part)
