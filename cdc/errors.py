@@ -88,6 +88,13 @@ class UnavailableError(CDCError):
     exit_code = Exit.UNAVAILABLE
 
 
+class SpoolError(CDCError):
+    """The disk does not take or give back what a streamed transaction spooled: full, or broken."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+
 class SlotBusyError(CDCError):
     """Another process streams from our slot (SQLSTATE 55006): wait as its standby."""
 

@@ -47,6 +47,7 @@ LAYERS = {
     "cdc/errors.py": set[str](),
     "cdc/failpoints.py": set[str](),
     "cdc/worker.py": set[str](),
+    "cdc/spool.py": {"cdc.errors"},
     "cdc/decode": {"cdc.decode", "cdc.errors", "cdc.events"},
     "cdc/log": {"cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events"},
     "cdc/source": {"cdc.source", "cdc.log", "cdc.errors", "cdc.events"},
