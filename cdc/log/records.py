@@ -122,7 +122,7 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
                 hint="run the Lockstep version that wrote it, or a newer one",
             )
         return msgspec.json.decode(value, type=kind, dec_hook=_lsn)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"topic {topic} holds a {kind.__name__} that can't be read: {error}",
             hint="something else writes to this topic; give the pipeline a log.prefix of its own",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import pack
 from typing import NamedTuple
 
 from cdc.decode.messages import Begin, Commit, Message, Relation
 from cdc.events import LSN
+from cdc.frames import PADDING
+from cdc.log import names
 from cdc.log.batch import Batch
 from cdc.log.encoder import Encoder
+from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
+from cdc.log.routes import LogicalMessages, Table
 from cdc.relations import Relations
-from cdc.sequence import Sequencer, Table
+from cdc.sequence import Pause, Sequencer, Step
 from cdc.source.catalog import TableFacts
 from tests.property.pgoutput_writer import encode
 
@@ -21,9 +26,14 @@ MANY = 1 << 40  # more events than any batch of these tests
 
 
 def frame(message: Message | bytes, lsn: int = 0x1000) -> bytes:
-    """Return an XLogData frame around a message or a payload."""
+    """Return a message or a payload as the walsender sends it: CopyData around XLogData."""
     payload = message if isinstance(message, bytes) else encode(message)
-    return pack(">cQQq", b"w", lsn, lsn, 0) + payload
+    return pack(">cIcQQq", b"d", 29 + len(payload), b"w", lsn, lsn, 0) + payload
+
+
+def chunk(*frames: bytes) -> bytes:
+    """Return frames as one read of the connection gives them."""
+    return b"".join(frames) + PADDING
 
 
 def begin(final_lsn: int = 0x2000, xid: int = 771, time_us: int = TIME_US) -> bytes:
@@ -67,6 +77,12 @@ class Published(NamedTuple):
     value: bytes | None
 
 
+@lru_cache(maxsize=4_096)
+def encoder_of(version: SchemaRecord) -> Encoder:
+    """Return the version's encoder; compiling one takes longer than a whole short history."""
+    return Encoder(version, DATABASE, PREFIX, PARTITIONS)
+
+
 class Session:
     """The sequencer as the pipeline drives it: describe at relation messages, take at cuts."""
 
@@ -82,16 +98,20 @@ class Session:
         self.batch = Batch()
         self.keys = keys
         self.relations = Relations(PREFIX, known or [], resume.schema_id)
-        self.sequencer = Sequencer(resume, EPOCH, self.batch, max_events)
+        logical = LogicalMessages(
+            MessageEncoder(DATABASE, PREFIX), self.batch.topic(names.messages_topic(PREFIX), 1)[0]
+        )
+        self.sequencer = Sequencer(resume, EPOCH, self.batch, max_events, logical)
         self.new_versions: list[SchemaRecord] = []
 
     def feed(self, frames: list[bytes]) -> None:
         """Feed all frames, stopping where the sequencer asks."""
-        at = 0
-        while at < len(frames):
-            at, relation = self.sequencer.feed(frames, at)
-            if relation:
-                self.describe(relation)
+        whole, at = chunk(*frames), 0
+        step: Step | Pause | None = None
+        while step is not Pause.MORE:
+            at, step = self.sequencer.feed(whole, at)
+            if isinstance(step, Relation):
+                self.describe(step)
 
     def describe(self, relation: Relation) -> SchemaRecord:
         sequencer = self.sequencer
@@ -105,7 +125,7 @@ class Session:
         )
         if new:
             self.new_versions.append(version)
-        encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS)
+        encoder = encoder_of(version)
         table = Table(encoder, self.batch.topic(version.topic, encoder.partitions))
         sequencer.describe(relation.relation_id, table)
         return version
