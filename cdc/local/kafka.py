@@ -2,6 +2,9 @@
 
 Everything is replicated once, transactions included. The heap and the compiler are kept small: the
 broker idles at 160 MB and still takes more than a Python client can produce.
+
+Settings can make it one node of several: `node.id`, `controller.quorum.voters`, and `cluster.id`,
+which is no broker's setting but the id that the nodes' folders must share.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ _SETTINGS: Final = {
     "log.index.size.max.bytes": str(1024 * 1024),
 }
 
+_CLUSTER_ID: Final = "cluster.id"
+
 # ApiVersions, version 0, no client id: answered once the broker takes requests.
 _API_VERSIONS: Final = struct.pack("!ihhih", 10, 18, 0, 1, -1)
 
@@ -86,7 +91,7 @@ class Kafka(Server):
     def command(self, state: ServerState) -> list[str]:
         properties = self._properties(state)
         if not (self._data / "logs" / "meta.properties").exists():
-            self._format()
+            self._format(state.settings)
         return [*self._java("kafka.Kafka"), str(properties)]
 
     def is_ready(self, state: ServerState) -> bool:
@@ -114,11 +119,12 @@ class Kafka(Server):
             "log.dirs": str(self._data / "logs"),
             **state.settings,
         }
+        settings.pop(_CLUSTER_ID, None)
         path = self._data / "server.properties"
         _write_properties(path, settings)
         return path
 
-    def _format(self) -> None:
+    def _format(self, settings: Mapping[str, str]) -> None:
         """Make the folder of a new cluster.
 
         By hand, but for one file that is the same in all: its tool takes a second of two cores.
@@ -132,7 +138,8 @@ class Kafka(Server):
         # Last and at once: whether it is there tells whether the folder is whole.
         part = logs / "meta.properties.part"
         part.write_text(
-            f"version=1\nnode.id=1\ncluster.id={_new_id()}\ndirectory.id={_new_id()}\n",
+            f"version=1\nnode.id={settings.get('node.id', _SETTINGS['node.id'])}\n"
+            f"cluster.id={settings.get(_CLUSTER_ID) or new_id()}\ndirectory.id={new_id()}\n",
             encoding="utf-8",
         )
         part.rename(logs / "meta.properties")
@@ -150,7 +157,7 @@ class Kafka(Server):
             _write_properties(properties, settings)
             tool = [*self._java("kafka.tools.StorageTool"), "format"]
             made = subprocess.run(
-                [*tool, "-t", _new_id(), "-c", str(properties)],
+                [*tool, "-t", new_id(), "-c", str(properties)],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -167,7 +174,7 @@ def _write_properties(path: Path, settings: Mapping[str, str]) -> None:
     path.write_text("".join(f"{k}={v}\n" for k, v in settings.items()), encoding="utf-8")
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Return a UUID as Kafka writes it; one with a leading dash would look like an option."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
