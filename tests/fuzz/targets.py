@@ -1,0 +1,154 @@
+"""What is fuzzed: a check of any bytes, and inputs to begin from.
+
+A check returns, or raises what is a bug: an exception that is no CDCError, or a broken promise
+about what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from cdc.decode import pgoutput
+from cdc.decode.messages import Commit
+from cdc.errors import CDCError
+from cdc.events import LSN
+from cdc.log import names, records
+from tests.fuzz import rows, sequences
+from tests.golden.reading import RECORDINGS, load
+from tests.property.pgoutput_writer import encode
+
+
+class Target(NamedTuple):
+    check: Callable[[bytes], None]
+    seeds: Callable[[], Iterator[bytes]]
+    sample: int  # so many inputs take two or three seconds
+
+
+# -- cdc.decode.pgoutput: every flavour of the protocol --------------------------------------------
+
+_IN_STREAM, _PARALLEL = 1, 2
+
+
+def _decode(data: bytes) -> None:
+    """Decode in the flavour that the first byte names; what was read is written the same again."""
+    flavour, payload = data[:1], data[1:]
+    in_stream = bool(flavour and flavour[0] & _IN_STREAM)
+    parallel = bool(flavour and flavour[0] & _PARALLEL)
+    try:
+        message = pgoutput.decode(payload, in_stream=in_stream, parallel=parallel)
+    except CDCError:
+        return
+    again = encode(message)
+    assert pgoutput.decode(again, in_stream=in_stream, parallel=parallel) == message
+    # The one thing that has two spellings.
+    assert again == payload or b"pg_catalog\0" in payload
+
+
+def recorded() -> Iterator[tuple[int, bytes]]:
+    """Yield every recorded payload with its flavour."""
+    for path in sorted(RECORDINGS.glob("*.jsonl")):
+        recording = load(path)
+        parallel = _PARALLEL if recording.scenario == "parallel" else 0
+        for payloads in recording.payloads.values():
+            in_stream = 0
+            for payload in payloads:
+                yield in_stream | parallel, payload
+                in_stream = {b"S": _IN_STREAM, b"E": 0}.get(payload[:1], in_stream)
+
+
+def _decode_seeds() -> Iterator[bytes]:
+    yield from sorted({bytes([flavour]) + payload for flavour, payload in recorded()})
+
+
+# -- cdc.log.records: what stands in our own topics ------------------------------------------------
+
+_RECORDS: Final[tuple[records.Record, ...]] = (
+    records.ResumeIdentity(
+        pipeline="p", epoch=1, system_identifier="7", timeline=1, database="d", slot="s",
+        publication=records.Publication(name="p", oid=1, tables={"a.b": 2}), partitions={"t": 4},
+    ),
+    records.ResumePosition(
+        end_lsn=LSN(9), commit_lsn=LSN(8), ordinal=3, open=False, seq=42, committed_at_us=1,
+        schema_id=5, pending=(("t", 0, 3),), owner="host:1:9f", at_us=1,
+    ),
+    records.FrontierRecord(
+        pipeline="p", epoch=1, lsn=LSN(9), seq=42, committed_at_us=1,
+        partitions=(("t", 0, 1_017, 3),),
+    ),
+    records.SchemaRecord(
+        schema_id=1, relation_id=2, schema="a", table="b", topic="t", replica_identity="d",
+        from_lsn=LSN(1), key=("id",), columns=(records.SchemaColumn(
+            name="id", type_id=20, type="int8", type_modifier=-1, nullable=False),),
+    ),
+)  # fmt: skip
+
+
+def _records(data: bytes) -> None:
+    kind = type(_RECORDS[data[0] % len(_RECORDS) if data else 0])
+    try:
+        found = records.decode(kind, data[1:], "topic")
+    except CDCError:
+        return
+    assert records.decode(kind, records.encode(found), "topic") == found
+
+
+def _records_seeds() -> Iterator[bytes]:
+    for number, record in enumerate(_RECORDS):
+        yield bytes([number]) + records.encode(record)
+
+
+# -- cdc.log.names: names become topics and come back ----------------------------------------------
+
+# Postgres' own limit on a name, in bytes, and some more.
+_NAME_BYTES: Final = 160
+
+
+def _names(data: bytes) -> None:
+    """Take the bytes for a schema's and a table's name, and for a topic that somebody else made."""
+    text = data[:_NAME_BYTES].decode("utf-8", "ignore").replace("\0", "")
+    schema, _, table = text.partition("\n")
+    assert names.unescape(names.escape(schema)) == schema
+    try:
+        topic = names.data_topic("p", schema, table)
+    except CDCError:
+        pass
+    else:
+        assert names.table_of("p", topic) == (schema, table)
+    try:
+        names.table_of("p", f"p.{text}")
+    except CDCError:
+        return
+
+
+def _names_seeds() -> Iterator[bytes]:
+    unusual = 'Schéma ". \\\nTablé 🐘'.encode()
+    yield from (b"public\nusers", b"cdc\n_x41", unusual, b"_\n_x", b"a.b\nc", b"a._xFF_xC3_xA9")
+
+
+# -- a bug of our own, to see that the search finds one --------------------------------------------
+
+PLANTED: Final = "planted"
+
+
+def _planted(data: bytes) -> None:
+    """Break at a whole Commit; from its first byte to there the search goes field by field."""
+    try:
+        message = pgoutput.decode(data)
+    except CDCError:
+        return
+    assert not isinstance(message, Commit), "the planted bug"
+
+
+def _planted_seeds() -> Iterator[bytes]:
+    yield b"C"
+
+
+TARGETS: Final = {
+    "decode": Target(_decode, _decode_seeds, 100_000),
+    "sequence": Target(sequences.check, sequences.seeds, 4_000),
+    "rows": Target(rows.check, rows.seeds, 10_000),
+    "records": Target(_records, _records_seeds, 100_000),
+    "names": Target(_names, _names_seeds, 20_000),
+    PLANTED: Target(_planted, _planted_seeds, 200_000),
+}

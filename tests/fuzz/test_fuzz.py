@@ -1,0 +1,67 @@
+"""A moment of fuzzing in every test run, and every input that has ever broken something.
+
+`make campaign` searches for long. An input that breaks a target goes into `crashers/TARGET/` with
+the repair, under a name that says what it did.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.targets import PLANTED, TARGETS
+
+ROOT = Path(__file__).parents[2]
+CRASHERS = sorted((Path(__file__).parent / "crashers").glob("*/*"))
+SOUND = [name for name in TARGETS if name != PLANTED]
+
+needs_atheris = pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this machine"
+)
+
+
+def _search(name: str, runs: int, artifacts: Path) -> subprocess.CompletedProcess[str]:
+    options = ["--runs", str(runs), "--seed", "7", "--artifacts", str(artifacts)]
+    return subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", name, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+@pytest.mark.parametrize("path", CRASHERS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_broke_once_breaks_no_more(path: Path) -> None:
+    TARGETS[path.parent.name].check(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_servers_sent_and_its_prefixes_break_nothing(name: str) -> None:
+    target = TARGETS[name]
+    for seed in target.seeds():
+        target.check(seed)
+        target.check(seed[: len(seed) // 2])
+
+
+@needs_atheris
+@pytest.mark.parametrize("name", SOUND)
+def test_a_moment_of_search_finds_nothing(name: str, tmp_path: Path) -> None:
+    done = _search(name, TARGETS[name].sample, tmp_path)
+    found = [path.read_bytes() for path in tmp_path.iterdir()]
+    assert (done.returncode, found) == (0, []), done.stderr[-2_000:]
+
+
+@needs_atheris
+def test_the_search_finds_a_bug_that_is_there(tmp_path: Path) -> None:
+    done = _search(PLANTED, TARGETS[PLANTED].sample, tmp_path)
+    assert done.returncode != 0
+    assert "the planted bug" in done.stderr
+    (crasher,) = tmp_path.iterdir()
+    with pytest.raises(AssertionError, match="planted"):
+        TARGETS[PLANTED].check(crasher.read_bytes())
