@@ -50,9 +50,15 @@ def data_topic(prefix: str, schema: str, table: str) -> str:
 
 
 def table_of(prefix: str, topic: str) -> tuple[str, str]:
-    """Return (schema, table) of a data topic."""
-    schema, table = topic.removeprefix(f"{prefix}.").split(".")
-    return unescape(schema), unescape(table)
+    """Return (schema, table) of a data topic; raise ConfigError where it can be none of ours."""
+    try:
+        schema, table = topic.removeprefix(f"{prefix}.").split(".")
+        return unescape(schema), unescape(table)
+    except ValueError as error:
+        raise ConfigError(
+            f"topic {topic} is the topic of no table",
+            hint=f"something else writes below {prefix}: give the pipeline a log.prefix of its own",
+        ) from error
 
 
 def resume_topic(prefix: str) -> str:
@@ -68,3 +74,8 @@ def frontier_topic(prefix: str) -> str:
 def schema_topic(prefix: str) -> str:
     """Return the topic of the schema records."""
     return f"{prefix}.cdc.schema"
+
+
+def messages_topic(prefix: str) -> str:
+    """Return the topic of the logical messages."""
+    return f"{prefix}.cdc.messages"
