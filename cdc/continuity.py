@@ -6,52 +6,52 @@ what differs and the remedy, and exits with a code on which no supervisor restar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from cdc.errors import ConfigError, GapError
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.events import LSN
     from cdc.log.records import Publication, ResumeIdentity, ResumePosition
-    from cdc.source.catalog import Slot
+    from cdc.source.catalog import Source
+    from cdc.source.inspection import Slot
+    from cdc.source.timelines import System
 
-_ANEW = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
+_ANEW: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
+# pg_replication_slots.invalidation_reason, in words that say what to change.
+_INVALIDATED: Final = {
+    "wal_removed": "it kept more WAL than max_slot_wal_keep_size allows, and that is gone",
+    "rows_removed": "rows of the catalog that it needs were vacuumed away",
+    "wal_level_insufficient": "wal_level is, or was, below logical",
+    "idle_timeout": "no daemon read from it for longer than idle_replication_slot_timeout",
+}
 
 
 class Found(NamedTuple):
     """What stands on both sides now."""
 
-    system_identifier: str
-    timeline: int
-    database: str
-    slot: Slot
-    publication: Publication
+    system: System
+    source: Source
     partitions: dict[str, int]  # of the pinned topics that exist
     topic_ids: dict[str, str]
-    tables: frozenset[str]  # those of the pinned publication that still exist
 
 
-def check(config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found) -> None:
-    """Raise GapError or ConfigError where the stream does not continue the log."""
+def check(
+    config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found
+) -> ResumeIdentity:
+    """Return the identity to go on with; raise where the stream does not continue the log.
+
+    It has the timeline of a server that was promoted and has all that the log holds, and the
+    publication with tables that are new in it.
+    """
     same_writer(config, identity)
-    _same_source(identity, found)
-    same_plugin(config, found.slot)
-    if found.slot.confirmed_lsn > position.end_lsn:
-        raise GapError(
-            f'slot "{config.slot}" is at {found.slot.confirmed_lsn}, the log only at'
-            f" {position.end_lsn}: the changes between are gone from the stream",
-            hint=f"someone moved or recreated the slot; {_ANEW}",
-        )
+    same_source(config, identity, position, found.system, found.source)
     _same_topics(identity, found)
-
-
-def same_plugin(config: Config, slot: Slot) -> None:
-    """Raise ConfigError where the slot speaks another language than ours."""
-    if slot.plugin != "pgoutput":
-        raise ConfigError(
-            f'slot "{config.slot}" uses the plugin {slot.plugin}',
-            hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
-        )
+    assert found.source.publication is not None
+    return replace(identity, timeline=found.system.timeline, publication=found.source.publication)
 
 
 def same_writer(config: Config, identity: ResumeIdentity) -> None:
@@ -64,25 +64,131 @@ def same_writer(config: Config, identity: ResumeIdentity) -> None:
         )
 
 
-def _same_source(identity: ResumeIdentity, found: Found) -> None:
-    if (identity.system_identifier, identity.database) != (
-        found.system_identifier,
-        found.database,
-    ):
+def same_source(
+    config: Config,
+    identity: ResumeIdentity,
+    position: ResumePosition,
+    system: System,
+    source: Source,
+) -> None:
+    """Raise where the source is not the one the log comes from, or has lost what must follow."""
+    if identity.system_identifier != system.identifier:
         raise GapError(
-            f"the log comes from database {identity.database} of system"
-            f" {identity.system_identifier}, this is {found.database} of"
-            f" {found.system_identifier}",
+            f"the log comes from system {identity.system_identifier}, this is {system.identifier}:"
+            " another cluster, as after pg_upgrade or where a dump was restored",
+            hint=f"point source.dsn at the cluster the log comes from; or {_ANEW}",
+        )
+    if identity.database != source.database:
+        raise GapError(
+            f"the log comes from database {identity.database}, this is {source.database};"
+            f" {_whereabouts(identity, source)}",
             hint=f"point source.dsn at the database the log comes from; or {_ANEW}",
         )
-    if identity.timeline != found.timeline:
+    _same_history(identity, position, system, source.wal_end)
+    _usable_slot(config, identity, system, source.slot)
+    assert source.slot is not None
+    confirmed_lsn = source.slot.confirmed_flush_lsn
+    if confirmed_lsn is not None and confirmed_lsn > position.end_lsn:
         raise GapError(
-            f"the server is on timeline {found.timeline}, the log was written from"
-            f" {identity.timeline}: it was promoted or restored, and may have lost changes that"
-            " the log holds",
+            f'slot "{config.slot}" is at {confirmed_lsn}, the log only at'
+            f" {position.end_lsn}: the changes between are gone from the stream",
+            hint=f"someone moved or recreated the slot; {_ANEW}",
+        )
+    if source.publication is None:
+        raise GapError(
+            f'the publication "{config.publication}" does not exist',
+            hint=f"changes made while it is gone are not streamed; {_ANEW}",
+        )
+    same_publication(identity.publication, source.publication, source.tables)
+
+
+def _whereabouts(identity: ResumeIdentity, source: Source) -> str:
+    if identity.database in source.databases:
+        return "both exist"
+    if source.slot is not None and source.slot.database == source.database:
+        return "it was renamed, and the slot with it"
+    return "the former is gone: dropped, or renamed"
+
+
+def _same_history(
+    identity: ResumeIdentity, position: ResumePosition, system: System, wal_end: LSN
+) -> None:
+    """Raise GapError where the server never had some of what the log holds, or lost it."""
+    old, now = identity.timeline, system.timeline
+    if old > now:
+        raise GapError(
+            f"the server is on timeline {now}, the log was written from {old}, which is younger:"
+            " this is a former primary, or one restored from before the log's end",
+            hint=f"point source.dsn at the primary of timeline {old}; or {_ANEW}",
+        )
+    if old == now:
+        if position.end_lsn > wal_end:
+            raise GapError(
+                f"the server's WAL ends at {wal_end}, the log holds it up to {position.end_lsn}:"
+                " the server was set back, as by a copy of its files or a snapshot of its disk",
+                hint=f"the log holds changes that the database no longer has; {_ANEW}",
+            )
+        return
+    left_at = next((each.left_at for each in system.ancestors if each.timeline == old), None)
+    if left_at is None:
+        raise GapError(
+            f"the server is on timeline {now} and names no point where it left timeline {old},"
+            " from which the log was written: it descends from another, or its history file is"
+            " gone",
+            hint=f"what the log holds may never have been in this server; {_ANEW}",
+        )
+    if position.end_lsn > left_at:
+        raise GapError(
+            f"the server was promoted or restored to timeline {now} at {left_at}, the log holds"
+            f" timeline {old} up to {position.end_lsn}: it is {position.end_lsn - left_at} bytes of"
+            " WAL ahead of what the server ever had",
+            hint="changes in the log between the two never happened there; name the standby's slot"
+            f" in synchronized_standby_slots to keep the log from running ahead; {_ANEW}",
+        )
+
+
+def _usable_slot(
+    config: Config, identity: ResumeIdentity, system: System, slot: Slot | None
+) -> None:
+    """Raise where the slot is missing, lost, or of a kind that would lose changes."""
+    if slot is None:
+        promoted = identity.timeline != system.timeline
+        raise GapError(
+            f'the replication slot "{config.slot}" does not exist'
+            + (
+                f" on this server, which was promoted or restored (timeline {system.timeline},"
+                f" the log's is {identity.timeline})"
+                if promoted
+                else ""
+            ),
+            hint="only a slot with failover = true that a standby had synchronized outlives a"
+            f" promotion (Postgres 17 and later: docs/OPERATIONS.md); {_ANEW}"
+            if promoted
+            else f"changes since it was dropped are in no stream; {_ANEW}",
+        )
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        raise GapError(
+            f'the replication slot "{config.slot}" was invalidated:'
+            f" {_INVALIDATED.get(slot.invalidation_reason or '', 'the WAL it needs is gone')}",
             hint=_ANEW,
         )
-    same_publication(identity.publication, found.publication, found.tables)
+    same_plugin(config, slot)
+    if slot.two_phase:
+        raise ConfigError(
+            f'slot "{config.slot}" decodes prepared transactions before they are decided'
+            " (two_phase): one that is rolled back would be in the log",
+            hint="with no daemon running and no transaction prepared, on Postgres 18:"
+            f" `cdc slot alter --no-two-phase`; before 18 a slot cannot be altered: {_ANEW}",
+        )
+
+
+def same_plugin(config: Config, slot: Slot) -> None:
+    """Raise ConfigError where the slot speaks another language than ours."""
+    if slot.plugin != "pgoutput":
+        raise ConfigError(
+            f'slot "{config.slot}" uses the plugin {slot.plugin}',
+            hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
+        )
 
 
 def same_publication(old: Publication, new: Publication, existing: frozenset[str]) -> None:

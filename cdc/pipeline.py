@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cdc.daemon import Daemon
     from cdc.decode.messages import Relation
     from cdc.events import LSN
+    from cdc.source.timelines import System
 
 log = logging.getLogger("cdc.pipeline")
 T = TypeVar("T")
@@ -99,8 +100,8 @@ class Pipeline:
     def start(self) -> None:
         """Take the slot, fence older writers, read the resume record, prove that both meet."""
         config, stream = self.config, self.stream
-        system_identifier, timeline = stream.identify()
-        self._take_slot()
+        system = stream.identify()
+        self._take_slot(system)
         failpoints.reach("after_slot")
         self.publisher = Publisher(config)
         self._closing.callback(self.publisher.abandon)
@@ -124,28 +125,32 @@ class Pipeline:
         self._closing.callback(self.sql.close)
         described = self.aside(lambda: topics.describe(self.admin, pinned))
         found = continuity.Found(
-            system_identifier,
-            timeline,
-            catalog.database(self.sql),
-            catalog.slot(self.sql, config.slot),
-            catalog.publication(self.sql, config.publication),
+            system,
+            self.aside(lambda: catalog.source(self.sql, config, identity.publication.tables)),
             {name: topic.partitions for name, topic in described.items()},
             {name: topic.topic_id for name, topic in described.items()},
-            catalog.existing(self.sql, identity.publication.tables),
         )
-        continuity.check(config, identity, position, found)
+        proven = continuity.check(config, identity, position, found)
         self._begin_at(identity, position)
-        self.tables.follow(found.publication)
+        self.tables.adopt(proven)
+        self.daemon.metrics.timeline = proven.timeline
 
-    def _take_slot(self) -> None:
+    def _take_slot(self, system: System) -> None:
         try:
             self.stream.start()
         except CDCError as error:
             if error.policy is Policy.HALT:
-                # The catalog tells better than the walsender why the slot can't be had.
-                with connect(self.config) as sql:
-                    continuity.same_plugin(self.config, catalog.slot(sql, self.config.slot))
+                self._prove_source(system)
             raise
+
+    def _prove_source(self, system: System) -> None:
+        """Say why the slot can't be had as exactly as log and catalog know it, or return."""
+        config = self.config
+        if resumed := self.aside(lambda: reader.read_resume(config)):
+            identity, position = resumed
+            with connect(config) as sql:
+                source = catalog.source(sql, config, identity.publication.tables)
+            continuity.same_source(config, identity, position, system, source)
 
     def _begin_at(self, identity: records.ResumeIdentity, position: records.ResumePosition) -> None:
         config, epoch = self.config, identity.epoch

@@ -81,6 +81,19 @@ class Tables:
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions)
         return Table(encoder, self._batch.topic(version.topic, encoder.partitions))
 
+    @property
+    def publication(self) -> records.Publication:
+        """The publication as the log knows it."""
+        return self._identity.publication
+
+    def adopt(self, identity: records.ResumeIdentity) -> None:
+        """Go on as `identity`, which goes into the log with the next Kafka transaction."""
+        if identity.timeline != self._identity.timeline:
+            timelines = {"from": self._identity.timeline, "to": identity.timeline}
+            log.warning("following a promotion", extra={"fields": timelines})
+        if identity != self._identity:
+            self._identify(identity)
+
     def follow(self, publication: records.Publication) -> None:
         """Note the publication as it is; raise GapError where that has lost changes."""
         old = self._identity.publication

@@ -192,9 +192,8 @@ def check_meeting(
                 "changes may be missing: cdc teardown --topics, cdc setup",
             )
         )
-    gone = (
-        sorted(set(identity.publication.tables) - publication.catalog_names) if publication else []
-    )
+    members = publication.memberships if publication else identity.publication.tables
+    gone = sorted(identity.publication.tables.keys() - members.keys())
     if gone:
         findings.append(
             error(

@@ -42,6 +42,7 @@ _GAUGES = {
     "confirmed_lsn": "The LSN up to which Postgres was told that it may forget WAL.",
     "frontier_lsn": "The LSN of the newest frontier record.",
     "seq": "The newest event's seq.",
+    "timeline": "The source's timeline; another after a promotion.",
     "lag_bytes": "WAL between the server's end and the published LSN.",
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
     "pending_events": "Events in the Kafka transaction that is open.",
@@ -73,6 +74,7 @@ class Metrics(Collector):
         self.confirmed_lsn = 0
         self.frontier_lsn = 0
         self.seq = 0
+        self.timeline = 0
         self.lag_seconds = 0.0
         self.pending_events = 0
         self.pending_bytes = 0

@@ -8,81 +8,59 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import psycopg
-
 from cdc.errors import GapError
 from cdc.events import LSN
-from cdc.log.records import Publication
+from cdc.source import inspection
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    import psycopg
     from psycopg.rows import TupleRow
+
+    from cdc.config import Config
+    from cdc.log.records import Publication
+    from cdc.source.inspection import Slot
 
     Connection = psycopg.Connection[TupleRow]
 
 
-class Slot(NamedTuple):
-    """A logical slot as the server sees it."""
+class Source(NamedTuple):
+    """What the proof of continuity needs of the source; None is something that is not there."""
 
-    plugin: str
     database: str
-    wal_status: str | None
-    confirmed_lsn: LSN
-    active_pid: int | None
+    databases: frozenset[str]
+    wal_end: LSN
+    slot: Slot | None
+    publication: Publication | None
+    tables: frozenset[str]  # of those that were asked for, the ones that exist
 
 
-def slot(connection: Connection, name: str) -> Slot:
-    """Return the slot; GapError where it is gone or was lost, which both mean a gap."""
-    with translated(f'looking up slot "{name}"'):
-        row = connection.execute(
-            "SELECT plugin, database, wal_status, confirmed_flush_lsn, active_pid"
-            " FROM pg_replication_slots WHERE slot_name = %s",
-            (name,),
-        ).fetchone()
-    if row is None:
-        raise GapError(
-            f'the replication slot "{name}" does not exist',
-            hint="on a new pipeline run `cdc setup`; if it existed before, changes since then are"
-            " not in the WAL any more: `cdc teardown --topics`, `cdc setup` and a snapshot",
-        )
-    if row[2] == "lost":
-        raise GapError(
-            f'the replication slot "{name}" was invalidated: the WAL it needs is gone',
-            hint="raise max_slot_wal_keep_size or run the daemon more steadily; then"
-            " `cdc teardown --topics`, `cdc setup` and a snapshot",
-        )
-    return Slot(row[0], row[1], row[2], LSN.parse(row[3] or "0/0"), row[4])
-
-
-def database(connection: Connection) -> str:
-    """Return the name of the connection's database."""
-    return str(_one(connection, "SELECT current_database()")[0])
+def source(connection: Connection, config: Config, tables: Collection[str]) -> Source:
+    """Return what stands in the source now."""
+    databases = "SELECT array_agg(datname::text) FROM pg_database WHERE datallowconn"
+    found = inspection.publication(connection, config.publication)
+    return Source(
+        str(_one(connection, "SELECT current_database()")[0]),
+        frozenset(_one(connection, databases)[0]),
+        wal_end(connection),
+        inspection.slot(connection, config.slot),
+        found and found.pinned,
+        existing(connection, tables),
+    )
 
 
 def publication(connection: Connection, name: str) -> Publication:
     """Return the publication with its member tables; GapError where it does not exist."""
-    with translated(f'looking up publication "{name}"'):
-        row = connection.execute(
-            "SELECT oid FROM pg_publication WHERE pubname = %s", (name,)
-        ).fetchone()
-        if row is None:
-            raise GapError(
-                f'the publication "{name}" does not exist',
-                hint="`cdc setup` creates it; changes made while it was gone are not streamed, so"
-                " if it existed before, re-snapshot its tables",
-            )
-        tables = connection.execute(
-            "SELECT format('%%I.%%I', t.schemaname, t.tablename), coalesce(r.oid, 0)::bigint"
-            " FROM pg_publication_tables t"
-            " JOIN pg_namespace n ON n.nspname = t.schemaname"
-            " JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename"
-            " LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND r.prpubid = %s"
-            " WHERE t.pubname = %s ORDER BY 1",
-            (row[0], name),
-        ).fetchall()
-    return Publication(name, row[0], dict(tables))
+    found = inspection.publication(connection, name)
+    if found is None:
+        raise GapError(
+            f'the publication "{name}" does not exist',
+            hint="`cdc setup` creates it; changes made while it was gone are not streamed, so if"
+            " it existed before, re-snapshot its tables",
+        )
+    return found.pinned
 
 
 def existing(connection: Connection, tables: Collection[str]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg import sql
 
 from cdc.events import LSN
+from cdc.log.records import Publication as PinnedPublication
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Server(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A replication slot; what its major does not tell is None."""
+    """A logical replication slot; what its major does not tell is None."""
 
     name: str
     plugin: str | None
@@ -62,6 +63,10 @@ class Slot(NamedTuple):
     invalidation_reason: str | None
     two_phase: bool
     retained_bytes: int | None  # WAL that the server keeps for it
+    failover: bool = False  # to be copied to standbys (17+)
+    synced: bool = False  # itself a copy of the primary's slot (17+)
+    temporary: bool = False  # a synced slot is, until it has caught up
+    inactive_seconds: float | None = None  # since somebody last read from it (17+)
 
 
 class Publication(NamedTuple):
@@ -74,7 +79,12 @@ class Publication(NamedTuple):
     via_root: bool
     all_tables: bool
     members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
-    catalog_names: frozenset[str]  # the same, quoted where SQL needs it
+    memberships: dict[str, int]  # by the table's name as the resume record has it, the oid of each
+
+    @property
+    def pinned(self) -> PinnedPublication:
+        """What of it the resume record holds on to."""
+        return PinnedPublication(self.name, self.oid, self.memberships)
 
 
 class Table(NamedTuple):
@@ -127,7 +137,9 @@ class Holder(NamedTuple):
 _SERVER = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'),
        pg_is_in_recovery(), (SELECT system_identifier::text FROM pg_control_system()),
-       (SELECT timeline_id FROM pg_control_checkpoint()),
+       -- Of a primary the one it writes: the last checkpoint may be older than a promotion.
+       CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
        (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
              ELSE pg_current_wal_lsn() END)::text,
        current_database(), current_user::text, r.rolsuper, r.rolreplication OR r.rolsuper,
@@ -145,6 +157,11 @@ _SETTINGS = [
     "wal_sender_timeout",
     "idle_replication_slot_timeout",
     "wal_segment_size",
+    "synchronized_standby_slots",
+    "sync_replication_slots",
+    "hot_standby_feedback",
+    "primary_slot_name",
+    "primary_conninfo",  # of the role's reach only where it may read all settings
 ]
 
 
@@ -161,7 +178,8 @@ def server(connection: psycopg.Connection) -> Server:
 _SLOTS = """
 SELECT to_jsonb(s), pg_wal_lsn_diff(
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
-    s.restart_lsn)::bigint
+    s.restart_lsn)::bigint,
+    extract(epoch FROM clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8
 FROM pg_replication_slots s WHERE slot_type = 'logical' AND (%s::text IS NULL OR slot_name = %s)
 ORDER BY slot_name
 """
@@ -171,7 +189,7 @@ def slots(connection: psycopg.Connection, name: str | None = None) -> list[Slot]
     """Return all logical slots of the server, or the one of that name."""
     with translated("reading the replication slots"):
         rows = connection.execute(_SLOTS, (name, name)).fetchall()
-    return [_slot(fields, retained) for fields, retained in rows]
+    return [_slot(*row) for row in rows]
 
 
 def slot(connection: psycopg.Connection, name: str) -> Slot | None:
@@ -179,7 +197,7 @@ def slot(connection: psycopg.Connection, name: str) -> Slot | None:
     return next(iter(slots(connection, name)), None)
 
 
-def _slot(fields: dict[str, Any], retained: int | None) -> Slot:
+def _slot(fields: dict[str, Any], retained: int | None, inactive: float | None) -> Slot:
     def lsn(name: str) -> LSN | None:
         return None if fields.get(name) is None else LSN.parse(fields[name])
 
@@ -195,6 +213,10 @@ def _slot(fields: dict[str, Any], retained: int | None) -> Slot:
         invalidation_reason=fields.get("invalidation_reason"),
         two_phase=bool(fields.get("two_phase")),
         retained_bytes=retained,
+        failover=bool(fields.get("failover")),
+        synced=bool(fields.get("synced")),
+        temporary=bool(fields["temporary"]),
+        inactive_seconds=inactive,
     )
 
 
@@ -204,7 +226,8 @@ FROM pg_publication p WHERE p.pubname = %s
 """
 # What is published, whether named one by one, by schema or by FOR ALL TABLES.
 _MEMBERS = """
-SELECT t.schemaname, t.tablename, to_jsonb(r), format('%%I.%%I', t.schemaname, t.tablename)
+SELECT t.schemaname, t.tablename, to_jsonb(r), format('%%I.%%I', t.schemaname, t.tablename),
+       coalesce(r.oid, 0)::bigint
 FROM pg_publication_tables t
 JOIN pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
@@ -231,9 +254,9 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
         all_tables=bool(fields["puballtables"]),
         members={
             f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
-            for schema, table, rel, _ in members
+            for schema, table, rel, _, _ in members
         },
-        catalog_names=frozenset(row[3] for row in members),
+        memberships={name: oid for *_, name, oid in members},
     )
 
 

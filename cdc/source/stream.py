@@ -21,6 +21,7 @@ from psycopg import pq
 from cdc.errors import GapError, UnavailableError
 from cdc.events import LSN
 from cdc.source.connection import connect, translate, translated
+from cdc.source.timelines import System, parse_history
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -62,11 +63,20 @@ class Stream:
         self.confirmed_lsn = LSN(0)
         self.feedback_at = self._heard_at = time.monotonic()
 
-    def identify(self) -> tuple[str, int]:
-        """Return the server's system identifier and timeline."""
+    def identify(self) -> System:
+        """Return which system this is, its timeline, and where that came from."""
         with translated("IDENTIFY_SYSTEM"):
             result = self._execute(b"IDENTIFY_SYSTEM")
-        return _text(result, 0), int(_text(result, 1))
+        identifier, timeline = _text(result, 0), int(_text(result, 1))
+        if timeline == 1:
+            return System(identifier, timeline)
+        try:
+            history = self._execute(f"TIMELINE_HISTORY {timeline}".encode())
+        except psycopg.errors.UndefinedFile:
+            return System(identifier, timeline)
+        except psycopg.Error as error:
+            raise translate(error, f"asking for the history of timeline {timeline}") from error
+        return System(identifier, timeline, parse_history(_text(history, 1)))
 
     def start(self) -> None:
         """Take the slot and begin at its confirmed position; SlotBusyError if another has it."""

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
 from cdc.continuity import Found, check
-from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy
+from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy, ProtocolError
 from cdc.events import LSN
-from cdc.log.records import Publication, ResumeIdentity
-from cdc.source.catalog import Slot
-from tests.property.stream import position
+from cdc.log.records import Publication, ResumeIdentity, ResumePosition
+from cdc.source.catalog import Source as Facts
+from cdc.source.inspection import Slot
+from cdc.source.timelines import Ancestor, System, parse_history
 
 CONFIG = Config(
     pipeline="shop",
@@ -30,18 +31,56 @@ IDENTITY = ResumeIdentity(
     partitions={"shop.public.users": 4},
     topic_ids={"shop.public.users": "aXb"},
 )
-POSITION = position(end_lsn=0x5000)
-SLOT = Slot("pgoutput", "shop", "reserved", LSN(0x5000), None)
-FOUND = Found(
-    "7431",
-    1,
+POSITION = ResumePosition(
+    end_lsn=LSN(0x5000),
+    commit_lsn=LSN(0x4F80),
+    ordinal=1,
+    open=False,
+    seq=1,
+    committed_at_us=0,
+    schema_id=1,
+    owner="test",
+    at_us=0,
+)
+SLOT = Slot(
+    name="lockstep_shop",
+    plugin="pgoutput",
+    database="shop",
+    active_pid=None,
+    restart_lsn=LSN(0x4000),
+    confirmed_flush_lsn=LSN(0x5000),
+    wal_status="reserved",
+    safe_wal_bytes=None,
+    invalidation_reason=None,
+    two_phase=False,
+    retained_bytes=0,
+)
+SOURCE = Facts(
     "shop",
+    frozenset({"shop", "postgres"}),
+    LSN(0x6000),
     SLOT,
     PUBLICATION,
-    {"shop.public.users": 4},
-    {"shop.public.users": "aXb"},
     frozenset(PUBLICATION.tables),
 )
+SYSTEM = System("7431", 1)
+FOUND = Found(SYSTEM, SOURCE, {"shop.public.users": 4}, {"shop.public.users": "aXb"})
+
+
+def source(**changes: object) -> Found:
+    """Return what was found, but for these facts of the source."""
+    return FOUND._replace(source=SOURCE._replace(**changes))  # type: ignore[arg-type]
+
+
+def slot(**changes: object) -> Found:
+    """Return what was found, but for these facts of the slot."""
+    return source(slot=SLOT._replace(**changes))  # type: ignore[arg-type]
+
+
+def promoted(left_at: int, **changes: object) -> Found:
+    """Return what a server tells that left our timeline there."""
+    system = System("7431", 3, (Ancestor(1, LSN(left_at)), Ancestor(2, LSN(left_at + 0x100))))
+    return source(**changes)._replace(system=system)
 
 
 def members(**tables: int) -> Publication:
@@ -50,20 +89,46 @@ def members(**tables: int) -> Publication:
 
 
 def test_slot_log_and_source_that_meet_are_accepted() -> None:
-    check(CONFIG, IDENTITY, POSITION, FOUND)
+    assert check(CONFIG, IDENTITY, POSITION, FOUND) == IDENTITY
+
+
+@pytest.mark.parametrize("left_at", [0x5000, 0x5001, 0x9000])
+def test_a_promoted_server_that_has_all_of_the_log_is_followed(left_at: int) -> None:
+    """Its timeline goes into the log, so that the next start compares with this one."""
+    going_on = check(CONFIG, IDENTITY, POSITION, promoted(left_at, wal_end=LSN(left_at)))
+    assert going_on == replace(IDENTITY, timeline=3)
+
+
+def test_a_former_primary_is_refused() -> None:
+    with pytest.raises(GapError, match="former primary") as raised:
+        check(CONFIG, replace(IDENTITY, timeline=2), POSITION, FOUND)
+    assert "the primary of timeline 2" in raised.value.hint
+
+
+def test_a_table_new_in_the_publication_goes_into_the_log() -> None:
+    more = members(follows=501, users=502, new=503)
+    going_on = check(CONFIG, IDENTITY, POSITION, source(publication=more))
+    assert going_on.publication == more
+
+
+def test_a_history_file_names_each_ancestor() -> None:
+    text = "1\t0/30001E8\tno recovery target specified\n\n# by hand\n2\t1A/FF\tbefore 2000-01-01\n"
+    assert parse_history(text) == (Ancestor(1, LSN(0x30001E8)), Ancestor(2, LSN(0x1A000000FF)))
+    with pytest.raises(ProtocolError):
+        parse_history("1 nowhere")
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        FOUND._replace(slot=SLOT._replace(confirmed_lsn=LSN(0))),  # all is replayed, and skipped
-        FOUND._replace(slot=SLOT._replace(wal_status="extended")),
-        FOUND._replace(publication=members(follows=501, users=502, new=503)),
-        FOUND._replace(publication=members(people=502, follows=501)),  # renamed: the same member
-        FOUND._replace(
+        slot(confirmed_flush_lsn=LSN(0)),  # all is replayed, and skipped
+        slot(wal_status="extended"),
+        source(publication=members(follows=501, users=502, new=503)),
+        source(publication=members(people=502, follows=501)),  # renamed: the same member
+        source(
             publication=members(users=502), tables=frozenset({"public.users"})
         ),  # dropped, with all it held
-        FOUND._replace(publication=replace(PUBLICATION, name="renamed")),
+        source(publication=replace(PUBLICATION, name="renamed")),
         FOUND._replace(partitions={"shop.public.users": 4, "shop.public.new": 9}),
         FOUND._replace(topic_ids={}),  # a broker too old to tell
     ],
@@ -78,49 +143,109 @@ def test_a_new_pipeline_that_pins_no_topic_is_accepted() -> None:
 
 REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
     (
-        FOUND._replace(slot=SLOT._replace(plugin="wal2json")),
+        slot(plugin="wal2json"),
         ConfigError,
         'slot "lockstep_shop" uses the plugin wal2json',
         "source.slot",
     ),
     (
-        FOUND._replace(slot=SLOT._replace(confirmed_lsn=LSN(0x5001))),
+        slot(confirmed_flush_lsn=LSN(0x5001)),
         GapError,
         'slot "lockstep_shop" is at 0/5001, the log only at 0/5000',
         "moved or recreated",
     ),
     (
-        FOUND._replace(system_identifier="7432"),
+        FOUND._replace(system=System("7432", 1)),
         GapError,
-        "the log comes from database shop of system 7431, this is shop of 7432",
+        "the log comes from system 7431, this is 7432: another cluster, as after pg_upgrade",
         "source.dsn",
     ),
     (
-        FOUND._replace(database="other"),
+        source(database="other"),
         GapError,
-        "the log comes from database shop of system 7431, this is other of 7431",
+        "the log comes from database shop, this is other; both exist",
         "source.dsn",
     ),
     (
-        FOUND._replace(timeline=2),
+        source(database="new", databases=frozenset({"new"}), slot=SLOT._replace(database="new")),
         GapError,
-        "the server is on timeline 2, the log was written from 1",
+        "this is new; it was renamed, and the slot with it",
+        "source.dsn",
+    ),
+    (
+        source(database="other", databases=frozenset({"other"}), slot=None),
+        GapError,
+        "this is other; the former is gone",
+        "source.dsn",
+    ),
+    (
+        source(wal_end=LSN(0x4FFF)),
+        GapError,
+        "the server's WAL ends at 0/4FFF, the log holds it up to 0/5000: the server was set back",
+        "no longer has",
+    ),
+    (
+        promoted(0x4F00),
+        GapError,
+        "to timeline 3 at 0/4F00, the log holds timeline 1 up to 0/5000: it is 256 bytes of",
+        "synchronized_standby_slots",
+    ),
+    (
+        promoted(0x5000, slot=None),
+        GapError,
+        'slot "lockstep_shop" does not exist on this server, which was promoted',
+        "failover = true",
+    ),
+    (
+        source(slot=None),
+        GapError,
+        'slot "lockstep_shop" does not exist',
+        "cdc setup",
+    ),
+    (
+        slot(wal_status="lost", invalidation_reason="idle_timeout"),
+        GapError,
+        "was invalidated: no daemon read from it",
+        "cdc setup",
+    ),
+    (
+        slot(wal_status="lost"),  # before 17 it says no more
+        GapError,
+        "was invalidated: the WAL it needs is gone",
+        "cdc setup",
+    ),
+    (
+        slot(two_phase=True),
+        ConfigError,
+        "decodes prepared transactions before they are decided",
+        "cdc slot alter --no-two-phase",
+    ),
+    (
+        source(publication=None),
+        GapError,
+        'publication "lockstep_shop" does not exist',
+        "not streamed",
+    ),
+    (
+        FOUND._replace(system=System("7431", 2)),
+        GapError,
+        "the server is on timeline 2 and names no point where it left timeline 1",
         "cdc teardown --topics",
     ),
     (
-        FOUND._replace(publication=replace(PUBLICATION, oid=16999)),
+        source(publication=replace(PUBLICATION, oid=16999)),
         GapError,
         'publication "lockstep_shop" was dropped and created again',
         "not streamed",
     ),
     (
-        FOUND._replace(publication=members(users=502)),
+        source(publication=members(users=502)),
         GapError,
         'publication "lockstep_shop" no longer has public.follows',
         "cdc setup",
     ),
     (
-        FOUND._replace(publication=members(follows=777, users=502)),
+        source(publication=members(follows=777, users=502)),
         GapError,
         'public.follows left the publication "lockstep_shop" and came back',
         "in no stream",
@@ -165,9 +290,9 @@ def test_a_table_that_is_published_by_its_schema_may_not_leave() -> None:
     """Members by schema and by ALL TABLES have no membership of their own, and so no oid."""
     whole = members(follows=0, users=0)
     identity = replace(IDENTITY, publication=whole)
-    check(CONFIG, identity, POSITION, FOUND._replace(publication=whole))
+    check(CONFIG, identity, POSITION, source(publication=whole))
     with pytest.raises(GapError, match=r"no longer has public\.follows"):
-        check(CONFIG, identity, POSITION, FOUND._replace(publication=members(users=0)))
+        check(CONFIG, identity, POSITION, source(publication=members(users=0)))
 
 
 def test_a_log_that_knew_no_topic_ids_is_accepted() -> None:

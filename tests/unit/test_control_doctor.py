@@ -82,7 +82,7 @@ PUBLICATION = Publication(
     via_root=True,
     all_tables=False,
     members={"public.users": False},
-    catalog_names=frozenset({"public.users"}),
+    memberships={"public.users": 1},
 )
 FACTS = SourceFacts(SERVER, SLOT, PUBLICATION, [TABLE], [], set_up=True)
 
@@ -290,7 +290,7 @@ def test_a_slot_that_reaches_back_to_the_log_continues_it() -> None:
         (server(database="other"), "identity", "error"),
         (server(timeline=2), "timeline", "warning"),
         (publication(oid=100), "publication_identity", "error"),
-        (publication(catalog_names=frozenset({"a.b"})), "publication_membership", "error"),
+        (publication(memberships={"a.b": 1}), "publication_membership", "error"),
         ({"resume": None}, "resume", "error"),
     ],
 )
