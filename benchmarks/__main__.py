@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME...]`: run the named workloads, or all of them.
 
 Progress goes to stderr. Each workload prints its result as one line of JSON on stdout and keeps it
-under `results/`; a try with fewer rows, runs or seconds prints its line and keeps nothing, unless
---save is given. PEER=0 in the environment leaves the peer out.
+under `results/`; a try with fewer rows, runs, seconds or megabytes prints its line and keeps
+nothing, unless --save is given. PEER=0 in the environment leaves the peer out.
 """
 
 from __future__ import annotations
@@ -11,22 +11,51 @@ import dataclasses
 import os
 import signal
 import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from benchmarks import drain_inserts, latency, result
+from benchmarks import latency, memory_bigtx, result
+from benchmarks.drain_bigtx import BigTransaction
+from benchmarks.drain_inserts import Inserts
+from benchmarks.drain_tpcb import TpcB
+from benchmarks.drain_wide import Wide
+from benchmarks.drains import run
 from benchmarks.options import Options
 from benchmarks.progress import say
 from benchmarks.rows import ROWS_PER_TRANSACTION
 from cdc.errors import CDCError
 
-WORKLOADS = {module.NAME: module.run for module in (drain_inserts, latency)}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Benchmark(NamedTuple):
+    """What one name runs, and how long that takes as pinned, in minutes with the peer and without.
+
+    Measured on two cores; told before it begins.
+    """
+
+    run: Callable[[Options], dict[str, Any]]
+    minutes: float
+    minutes_alone: float
+
+
+BENCHMARKS = {
+    Inserts.name: Benchmark(partial(run, Inserts()), 5, 3),
+    TpcB.name: Benchmark(partial(run, TpcB()), 6, 4),
+    BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4),
+    Wide.name: Benchmark(partial(run, Wide()), 4, 2.5),
+    memory_bigtx.NAME: Benchmark(memory_bigtx.run, 5, 5),
+    latency.NAME: Benchmark(latency.run, 6, 3),
+}
 _PINNED = Options()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, metavar=f"[{'|'.join(WORKLOADS)}]...")
-@click.option("--rows", default=_PINNED.rows, show_default=True, help="Backlog of a drain.")
+@click.argument("names", nargs=-1, metavar=f"[{'|'.join(BENCHMARKS)}]...")
+@click.option("--rows", type=int, help="Backlog of a drain.  [default: the workload's own]")
 @click.option("--runs", default=_PINNED.runs, show_default=True, help="Drains of ours.")
 @click.option("--peer-runs", default=_PINNED.peer_runs, show_default=True, help="And of the peer.")
 @click.option("--rate", default=_PINNED.rate, show_default=True, help="Commits a second.")
@@ -34,29 +63,42 @@ _PINNED = Options()
 @click.option(
     "--warm-up-seconds", default=_PINNED.warm_up_seconds, show_default=True, help="Before that."
 )
+@click.option("--megabytes", default=_PINNED.megabytes, show_default=True, help="Of memory-bigtx.")
 @click.option("--no-peer", is_flag=True, help="Leave the peer out, as PEER=0 does.")
 @click.option("--keep", is_flag=True, help="Leave the servers' folder and all logs.")
 @click.option("--save", is_flag=True, help="Keep the result of a shortened run as well.")
-def main(names: tuple[str, ...], *, no_peer: bool, save: bool, **given: float) -> None:
+def main(names: tuple[str, ...], *, no_peer: bool, save: bool, **given: Any) -> None:  # noqa: ANN401 - click checks
     """Run pinned workloads and print one line of JSON for each."""
-    unknown = [name for name in names if name not in WORKLOADS]
+    unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        raise click.UsageError(f"no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}")
-    if given["rows"] % ROWS_PER_TRANSACTION:
+        raise click.UsageError(f"no workload {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    if (given["rows"] or 0) % ROWS_PER_TRANSACTION:
         raise click.UsageError(f"--rows come in transactions of {ROWS_PER_TRANSACTION}")
     peer = not no_peer and os.environ.get("PEER") != "0"
-    options = dataclasses.replace(_PINNED, peer=peer, **given)  # type: ignore[arg-type] # click checks
+    options = dataclasses.replace(_PINNED, peer=peer, **given)
     pinned = options == dataclasses.replace(_PINNED, peer=options.peer, keep=options.keep)
-    for name in names or WORKLOADS:
+    chosen = names or tuple(BENCHMARKS)
+    if pinned:
+        say(estimate(chosen, peer=peer))
+    for name in chosen:
         say(f"{name}: starting")
         try:
-            shown = WORKLOADS[name](options)
+            shown = BENCHMARKS[name].run(options)
         except CDCError as error:
             click.echo(f"{name}: {error}", err=True)
             sys.exit(error.exit_code)
         if pinned or save:
             result.keep(shown)
         click.echo(result.line(shown))
+
+
+def estimate(names: tuple[str, ...], *, peer: bool) -> str:
+    """Return how long the named workloads take as pinned."""
+    minutes = {
+        name: BENCHMARKS[name].minutes if peer else BENCHMARKS[name].minutes_alone for name in names
+    }
+    each = ", ".join(f"{name} {many:g}" for name, many in minutes.items())
+    return f"this takes about {sum(minutes.values()):.0f} minutes ({each})"
 
 
 if __name__ == "__main__":

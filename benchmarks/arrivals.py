@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from benchmarks.contents import row_id
 from benchmarks.failure import BenchmarkError
-from benchmarks.topics import row_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _POLL_SECONDS = 0.05
 _STRAGGLER_SECONDS = 30.0
+# Narrow where the aims lie, wide where the peer as installed is.
+_BOUNDS_MS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), 50, 75, 100, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Percentiles:
     p99_ms: float
     p999_ms: float
     max_ms: float
+    histogram: dict[str, int]  # events by the bound in milliseconds that they stay below
 
 
 class Arrivals:
@@ -127,4 +131,18 @@ def percentiles(latencies_ms: list[float]) -> Percentiles:
         p99_ms=at(0.99),
         p999_ms=at(0.999),
         max_ms=round(ordered[-1], 2),
+        histogram=_histogram(ordered),
     )
+
+
+def _histogram(ordered: list[float]) -> dict[str, int]:
+    """Return how many lie in each bucket, the empty ones left out."""
+    counts, below = {}, 0
+    for bound in _BOUNDS_MS:
+        reached = bisect_left(ordered, bound)
+        if reached > below:
+            counts[f"<{bound}"] = reached - below
+        below = reached
+    if below < len(ordered):
+        counts[f">={_BOUNDS_MS[-1]}"] = len(ordered) - below
+    return counts

@@ -20,7 +20,7 @@ import psycopg
 
 from benchmarks.rows import VALUES
 
-_CONNECTIONS = 4
+CONNECTIONS = 4
 _INSERT: LiteralString = f"INSERT INTO bench VALUES ({VALUES.replace('{i}', '%(i)s::bigint')})"
 
 
@@ -31,14 +31,14 @@ class Load:
         self._port = port
         self._interval = 1.0 / rate
         self._rows = round(rate * seconds)
-        self._latest = [0.0] * _CONNECTIONS
+        self._latest = [0.0] * CONNECTIONS
         self._failures: list[Exception] = []
 
     def run(self) -> dict[str, float]:
         started = time.monotonic() + 0.2  # all connections stand by then
         threads = [
             threading.Thread(target=self._commit, args=(turn, started))
-            for turn in range(_CONNECTIONS)
+            for turn in range(CONNECTIONS)
         ]
         for thread in threads:
             thread.start()
@@ -55,7 +55,7 @@ class Load:
                 autocommit=True,
                 prepare_threshold=0,
             ) as connection:
-                for row in range(turn, self._rows, _CONNECTIONS):
+                for row in range(turn, self._rows, CONNECTIONS):
                     due = started + row * self._interval
                     ahead = due - time.monotonic()
                     if ahead > 0:

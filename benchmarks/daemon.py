@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from benchmarks.backlog import PUBLICATION
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
-from benchmarks.rows import PUBLICATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,14 +34,15 @@ class Daemon:
         default_factory=lambda: {"log.partitions": PARTITIONS}
     )
 
-    def topic(self, run: str) -> str:
-        return f"{run}.public.bench"
+    def topic(self, run: str, table: str) -> str:
+        return f"{run}.public.{table}"
 
-    def prepare(self, place: Place, run: str) -> None:
+    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        command = [*_CDC, "setup", "--config", str(self._config(place, run)), "--adopt-slot"]
+        command = [*_CDC, "setup", "--config", str(self._config(place, run, tables))]
+        command.append("--adopt-slot")
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False
@@ -63,7 +64,7 @@ class Daemon:
             self.name, [*_CDC, "run", "--config", str(folder / "lockstep.yaml")], folder / "log"
         )
 
-    def _config(self, place: Place, run: str) -> Path:
+    def _config(self, place: Place, run: str, tables: tuple[str, ...]) -> Path:
         path = place.folder / run / "lockstep.yaml"
         config = {
             "pipeline": run,
@@ -71,7 +72,7 @@ class Daemon:
                 "dsn": f"postgresql://postgres@127.0.0.1:{place.postgres_port}/bench",
                 "slot": run,
                 "publication": PUBLICATION,
-                "tables": ["public.bench"],
+                "tables": [f"public.{table}" for table in tables],
             },
             "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
             # Nobody asks for its health here, and a fixed port may be taken.

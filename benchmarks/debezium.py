@@ -1,7 +1,8 @@
 """The peer: Debezium's Postgres connector in Kafka Connect standalone, at its best settings.
 
 Its exactly-once needs distributed Connect, so it runs at-least-once here, which favours it. Its
-topic has one partition, as it likes best: one task writes in one order either way. Four settings:
+topics have one partition, as it likes best: one task writes in one order either way.
+Three settings:
 
 - `default`: as installed.
 - `best`: for drains. Large batches and queue, a 50 ms poll, no extra headers, no statistics
@@ -9,7 +10,7 @@ topic has one partition, as it likes best: one task writes in one order either w
 - `fast`: for latency. The same with a 10 ms poll and no linger.
 
 Heap and collector are those of Kafka's own start scripts. The jars are locked in
-`debezium.lock.json`. Reference: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
+`debezium.lock`. Reference: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.backlog import PUBLICATION
 from benchmarks.peer_files import Peer
 from benchmarks.programs import Program
-from benchmarks.rows import PUBLICATION
 from benchmarks.topics import Topics
 from cdc.local import ports
 
@@ -75,11 +76,13 @@ class Debezium:
     def settings(self) -> Mapping[str, str | int]:
         return {**self.connector, **self.producer, "heap": " ".join(HEAP), "partitions": 1}
 
-    def topic(self, run: str) -> str:
-        return f"{run}.public.bench"
+    def topic(self, run: str, table: str) -> str:
+        return f"{run}.public.{table}"
 
-    def prepare(self, place: Place, run: str) -> None:
-        Topics(place.bootstrap).create(self.topic(run), partitions=1)
+    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
+        topics = Topics(place.bootstrap)
+        for table in tables:
+            topics.create(self.topic(run, table), partitions=1)
 
     def start(self, place: Place, run: str) -> Program:
         folder = place.folder / run

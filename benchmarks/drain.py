@@ -1,9 +1,10 @@
-"""One drain: a subject carries a backlog from the WAL into its topic, watched and checked.
+"""One drain: a subject carries a backlog from the WAL into its topics, watched and checked.
 
-The drain's time runs from the broker's stamp on the first record to the moment at which a
-read_committed reader may see the last, found by asking for end offsets every 25 ms. Start-up is
-not in it but stated beside it: `total_s` runs from the start of the process. CPU time is split at
-the same point. What arrived is checked before the figure is given.
+The drain's time runs from where the workload's clock starts (the broker's stamp on the first
+record, or the moment at which a walsender streams) to the moment at which a read_committed reader
+may see the last event, found by asking for end offsets every 25 ms. Start-up is not in it but
+stated beside it: `total_s` runs from the start of the process. CPU time is split at the first
+record. What arrived is checked before the figure is given.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from benchmarks import measure, slots
 from benchmarks.failure import BenchmarkError
 from benchmarks.progress import Every
 from benchmarks.topics import Topics
+from benchmarks.workload import Clock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import psycopg
 
+    from benchmarks.backlog import Backlog
     from benchmarks.programs import Program
-    from benchmarks.rows import Preload
     from benchmarks.servers import Servers
     from benchmarks.subject import Subject
+    from benchmarks.workload import Workload
 
 _LOOK_SECONDS = 0.025
 _TIMEOUT_SECONDS = 900.0
@@ -41,10 +46,12 @@ class Drain:
     rows_per_second: float
     drain_s: float
     total_s: float
+    slot_taken_s: float  # from the start of the process, as are the next
     first_record_s: float
     cpu_s: float
     cpu_start_up_s: float
     peak_rss_mb: float
+    peak_files_mb: float  # in its folder, its log not counted
     broker_cpu_s: float
     postgres_cpu_s: float
     foreign_cores: float
@@ -70,40 +77,64 @@ class _Moment:
 
 
 def measure_drain(
-    subject: Subject, servers: Servers, connection: psycopg.Connection, backlog: Preload, run: str
+    subject: Subject,
+    servers: Servers,
+    connection: psycopg.Connection,
+    workload: Workload,
+    backlog: Backlog,
+    run: str,
 ) -> Drain:
     """Drain a copy of the base slot with the subject, and check what arrived."""
     topics = Topics(servers.bootstrap)
-    topic = subject.topic(run)
+    contents = {
+        subject.topic(run, table): content
+        for table, content in workload.contents(connection, backlog.rows).items()
+    }
     with slots.copied(connection, run):
-        subject.prepare(servers.place, run)
-        topics.stamp_appends(topic)
+        subject.prepare(servers.place, run, workload.tables)
+        for topic in contents:
+            topics.stamp_appends(topic)
         measure.settle(_SETTLE_SECONDS)
         with subject.start(servers.place, run) as program:
-            watch = _Watch(program, servers, topics, topic)
+            watch = _Watch(program, servers, topics, list(contents), servers.place.folder / run)
+            watch.until_taken(connection, run)
             watch.until_written()
             watch.until_visible(backlog.rows)
-        checked = topics.check(topic, backlog.rows)
+        checked = topics.check(contents)
         topics.delete_prefix(run)
-    return watch.drain(backlog.rows, checked.first_append_ms / 1000, checked.value_bytes_mean)
+    first_record_at = checked.first_append_ms / 1000
+    return watch.drain(backlog.rows, first_record_at, checked.value_bytes_mean, workload.clock)
 
 
 class _Watch:
-    """Looks at a running subject's topic until all of the backlog is visible."""
+    """Looks at a running subject's topics until all of the backlog is visible."""
 
-    def __init__(self, program: Program, servers: Servers, topics: Topics, topic: str) -> None:
+    def __init__(
+        self,
+        program: Program,
+        servers: Servers,
+        topics: Topics,
+        watched: list[str],
+        folder: Path,
+    ) -> None:
         self._program = program
+        self._folder = folder
         self._servers = servers
         self._topics = topics
-        self._topic = topic
-        self._partitions = topics.partitions(topic)
+        self._places = [(name, number) for name in watched for number in topics.partitions(name)]
         self._foreign = measure.Foreign(self._own_seconds)
         self._foreign_cores = 0.0
-        self._peak_rss_mb = 0.0
-        self._started = self._first = self._last = self._moment()
+        self._peak_rss_mb = self._peak_files_mb = 0.0
+        self._started = self._taken = self._first = self._last = self._moment()
+
+    def until_taken(self, connection: psycopg.Connection, slot: str) -> None:
+        """Return when a walsender streams from the slot."""
+        while not slots.is_taken(connection, slot):
+            self._look(self._started)
+        self._taken = self._moment()
 
     def until_written(self) -> None:
-        """Return when the first record is in the topic: the end of the start-up."""
+        """Return when the first record is in a topic: the end of the start-up."""
         while not self._end(committed=False):
             self._look(self._started)
         self._first = self._moment()
@@ -124,18 +155,25 @@ class _Watch:
                 return
             self._look(self._first)
 
-    def drain(self, rows: int, first_record_at: float, value_bytes_mean: float) -> Drain:
+    def drain(
+        self, rows: int, first_record_at: float, value_bytes_mean: float, clock: Clock
+    ) -> Drain:
         """Return the figures; `first_record_at` is the broker's stamp on the first record."""
-        seconds = self._last.at - first_record_at
+        began = first_record_at if clock is Clock.FIRST_RECORD else self._taken.at
+        # A subject that works before its first record is not to have that called a start-up.
+        before = self._first if clock is Clock.FIRST_RECORD else self._taken
+        seconds = self._last.at - began
         return Drain(
             rows=rows,
             rows_per_second=rows / seconds,
             drain_s=seconds,
             total_s=self._last.at - self._started.at,
+            slot_taken_s=self._taken.at - self._started.at,
             first_record_s=first_record_at - self._started.at,
-            cpu_s=self._last.subject - self._first.subject,
-            cpu_start_up_s=self._first.subject,
+            cpu_s=self._last.subject - before.subject,
+            cpu_start_up_s=before.subject,
             peak_rss_mb=self._peak_rss_mb,
+            peak_files_mb=self._peak_files_mb,
             broker_cpu_s=self._last.broker - self._started.broker,
             postgres_cpu_s=self._last.postgres - self._started.postgres,
             foreign_cores=self._foreign_cores,
@@ -144,6 +182,8 @@ class _Watch:
 
     def _look(self, since: _Moment) -> None:
         self._program.check()
+        files_mb = measure.folder_mb(self._folder, without="log")
+        self._peak_files_mb = max(self._peak_files_mb, files_mb)
         if time.time() - since.at > _TIMEOUT_SECONDS:
             raise BenchmarkError(
                 f"{self._program.name} is not done after {_TIMEOUT_SECONDS:.0f} s",
@@ -152,7 +192,7 @@ class _Watch:
         time.sleep(_LOOK_SECONDS)
 
     def _end(self, *, committed: bool) -> int:
-        return sum(self._topics.ends(self._topic, self._partitions, committed=committed))
+        return sum(self._topics.ends(self._places, committed=committed))
 
     def _moment(self) -> _Moment:
         return _Moment(

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import raw_reader
 from benchmarks.failure import BenchmarkError
-from benchmarks.rows import PUBLICATION
 
 if TYPE_CHECKING:
-    from benchmarks.rows import Preload
+    from benchmarks.backlog import Backlog
 
 # Long enough that the socket's window closes meanwhile: only then does the walsender find its
 # rows gathered into large segments instead of pushing each one (4 instead of 8 CPU-us a row).
@@ -56,26 +56,31 @@ def describe(program: str | None) -> str:
     return done.stdout.strip()
 
 
-def read_floor(program: str | None, port: int, slot: str, backlog: Preload) -> Read:
+def read_floor(
+    program: str | None, port: int, slot: str, backlog: Backlog, *, in_progress: bool = False
+) -> Read:
+    """Read the backlog as eagerly as it comes; `in_progress`: open transactions as they go."""
     if program is None:
-        return _read_raw(port, slot, backlog, nap_ms=0)
+        return _read_raw(port, slot, backlog, nap_ms=0, in_progress=in_progress)
     command = [program, "--host=127.0.0.1", f"--port={port}", "--username=postgres"]
     command += ["--dbname=bench", f"--slot={slot}", "--start", "--no-loop", "--file=/dev/null"]
     command += [f"--endpos={backlog.end_lsn}", "--fsync-interval=0", "--status-interval=10"]
-    command += ["--option=proto_version=1", f"--option=publication_names={PUBLICATION}"]
+    options = raw_reader.options(in_progress=in_progress)
+    command += [f"--option={name}={value}" for name, value in options.items()]
     started = time.perf_counter()
     _run(command, "pg_recvlogical")
     seconds = time.perf_counter() - started
     return Read(seconds=seconds, rows_per_second=backlog.rows / seconds)
 
 
-def read_limit(port: int, slot: str, backlog: Preload) -> Read:
-    return _read_raw(port, slot, backlog, nap_ms=NAP_MS)
+def read_limit(port: int, slot: str, backlog: Backlog, *, in_progress: bool = False) -> Read:
+    """Read the backlog as lazily as it takes for the walsender to run free."""
+    return _read_raw(port, slot, backlog, nap_ms=NAP_MS, in_progress=in_progress)
 
 
-def _read_raw(port: int, slot: str, backlog: Preload, *, nap_ms: int) -> Read:
+def _read_raw(port: int, slot: str, backlog: Backlog, *, nap_ms: int, in_progress: bool) -> Read:
     command = [sys.executable, "-m", "benchmarks.raw_reader"]
-    command += [str(port), slot, backlog.end_lsn, str(nap_ms)]
+    command += [str(port), slot, backlog.end_lsn, str(nap_ms), "on" if in_progress else "off"]
     seconds = float(json.loads(_run(command, "the raw reader"))["seconds"])
     return Read(seconds=seconds, rows_per_second=backlog.rows / seconds)
 

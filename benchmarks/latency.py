@@ -15,8 +15,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import debezium, measure, peer_files, result, rows, servers, slots
+from benchmarks import backlog, debezium, measure, peer_files, result, rows, servers, slots
 from benchmarks.arrivals import Arrivals, Percentiles
+from benchmarks.commit_load import CONNECTIONS
 from benchmarks.daemon import Daemon
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
@@ -66,7 +67,8 @@ def run(options: Options) -> dict[str, Any]:
         peer = peer_files.fetch()
         subjects += [debezium.default(peer), debezium.fast(peer)]
     with servers.running(NAME, POSTGRES, keep=options.keep) as up, up.connect() as connection:
-        rows.create(connection)
+        connection.execute(rows.CREATE_TABLE)
+        backlog.publish(connection, (rows.TABLE,))
         floor = _floor(up, connection, options)
         say(f"floor: p50 {floor.p50_ms} ms, p99 {floor.p99_ms} ms")
         shown = [_measure(subject, up, connection, options) for subject in subjects]
@@ -97,10 +99,10 @@ def _measure(
 ) -> Latency:
     run_name = subject.name.replace("-", "_")
     topics = Topics(up.bootstrap)
-    topic = subject.topic(run_name)
+    topic = subject.topic(run_name, rows.TABLE)
     connection.execute("TRUNCATE bench")
     with slots.created(connection, run_name) as slot:
-        subject.prepare(up.place, run_name)
+        subject.prepare(up.place, run_name, (rows.TABLE,))
         measure.settle(_SETTLE_SECONDS)
         with subject.start(up.place, run_name) as program:
             slots.wait_streaming(connection, slot, program)
@@ -161,6 +163,24 @@ def _own_seconds(program: Program, load: Program, up: Servers) -> float:
     return own + measure.family_cpu_seconds(up.postgres_pid) + time.process_time()
 
 
+def _commits(rate: int) -> str:
+    """Return how the load commits: what the latency is counted from hangs on it."""
+    durable = ", ".join(f"{name}={POSTGRES[name]}" for name in ("fsync", "synchronous_commit"))
+    return (
+        f"one INSERT of one row a transaction, {CONNECTIONS} connections in turns, an open loop of"
+        f" {rate:,} a second; {durable}; counted from Postgres' own commit time, before the flush"
+    )
+
+
+def _line(latency: Latency) -> dict[str, float]:
+    shown = latency.percentiles
+    return {"p50_ms": shown.p50_ms, "p99_ms": shown.p99_ms, "p999_ms": shown.p999_ms}
+
+
+def _ratio(ours: Latency, peer: Latency | None) -> float | None:
+    return round(ours.percentiles.p99_ms / peer.percentiles.p99_ms, 3) if peer else None
+
+
 def _result(
     floor: Percentiles,
     shown: list[Latency],
@@ -183,7 +203,11 @@ def _result(
         details={
             "p50_ms": ours.percentiles.p50_ms,
             "p99_ms": ours.percentiles.p99_ms,
+            "p999_ms": ours.percentiles.p999_ms,
             "max_ms": ours.percentiles.max_ms,
+            "of_peer_p99": _ratio(ours, quickest),
+            "beside": {latency.subject: _line(latency) for latency in shown},
+            "commits": _commits(options.rate),
             "rate": options.rate,
             "seconds": options.seconds,
             "warm_up_seconds": options.warm_up_seconds,

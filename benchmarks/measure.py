@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.progress import say
@@ -24,15 +25,15 @@ QUIET_CORES = 0.15
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds that the process has used so far; 0 when it is gone."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
+        line = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return parse_cpu_seconds(stat)
+    return parse_cpu_seconds(line)
 
 
-def parse_cpu_seconds(stat: str) -> float:
+def parse_cpu_seconds(line: str) -> float:
     # The second field is the command in parentheses and may hold blanks and parentheses itself.
-    fields = stat.rsplit(")", 1)[1].split()
+    fields = line.rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
@@ -61,6 +62,17 @@ def parse_peak_rss_mb(status: str) -> float:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
     return 0.0  # a zombie has no memory left
+
+
+def folder_mb(folder: Path, *, without: str) -> float:
+    """Return the size of the files below the folder, in MB; one of that name is left out."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name != without:
+                with suppress(FileNotFoundError):  # gone between two looks
+                    total += (Path(parent) / name).stat().st_size
+    return total / 1e6
 
 
 def machine_busy_seconds() -> float:

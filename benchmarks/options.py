@@ -9,11 +9,12 @@ from dataclasses import dataclass
 class Options:
     """The defaults are the pinned workloads; less is for a quick try, and the result says so."""
 
-    rows: int = 1_000_000
+    rows: int | None = None  # each workload's own
     runs: int = 3
     peer_runs: int = 2
     peer: bool = True
     rate: int = 1000
     warm_up_seconds: float = 30.0  # the peer's JVM needs it
     seconds: float = 60.0
+    megabytes: int = 2000
     keep: bool = False

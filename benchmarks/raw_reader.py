@@ -1,7 +1,8 @@
 """Read a slot's stream off the socket and throw it away: what the walsender itself can give.
 
-A program of its own: `python -m benchmarks.raw_reader PORT SLOT END_LSN NAP_MS`; prints one JSON
-object with the seconds from START_REPLICATION to the end, the bytes, and the reads.
+A program of its own: `python -m benchmarks.raw_reader PORT SLOT END_LSN NAP_MS on|off`; prints
+one JSON object with the seconds from START_REPLICATION to the end, the bytes, and the reads. The
+last argument says whether open transactions are streamed as they go (protocol 2).
 
 libpq opens the connection and starts the stream; from there this reads the socket past libpq,
 and nothing is parsed, so that no client cost is in the figure. With a nap between two reads the
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 import psycopg
 from psycopg.pq import ExecStatus
 
-from benchmarks.rows import PUBLICATION
+from benchmarks.backlog import PUBLICATION
 
 _READ_BYTES = 4 << 20
 _SILENCE_SECONDS = 60.0
@@ -42,18 +43,22 @@ class Drained:
     reads: int
 
 
-def start(port: int, slot: str) -> psycopg.Connection:
+def options(*, in_progress: bool) -> dict[str, str]:
+    """Return pgoutput's options: with or without open transactions as they go."""
+    plain = {"proto_version": "2" if in_progress else "1", "publication_names": PUBLICATION}
+    return {**plain, "streaming": "on"} if in_progress else plain
+
+
+def start(port: int, slot: str, *, in_progress: bool = False) -> psycopg.Connection:
     """Return a connection that streams from the slot."""
+    given = ", ".join(f"{key} '{value}'" for key, value in options(in_progress=in_progress).items())
     connection: psycopg.Connection = psycopg.Connection.connect(
         f"host=127.0.0.1 port={port} user=postgres dbname=bench sslmode=disable"
         " gssencmode=disable replication=database",
         autocommit=True,
     )
     pgconn = connection.pgconn
-    pgconn.send_query(
-        f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0'
-        f" (proto_version '1', publication_names '{PUBLICATION}')".encode()
-    )
+    pgconn.send_query(f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({given})'.encode())
     while True:
         while pgconn.is_busy():
             select.select([pgconn.socket], [], [], _SILENCE_SECONDS)
@@ -100,8 +105,8 @@ def parse_lsn(text: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
-def main(port: str, slot: str, end_lsn: str, nap_ms: str) -> None:
-    connection = start(int(port), slot)
+def main(port: str, slot: str, end_lsn: str, nap_ms: str, in_progress: str) -> None:
+    connection = start(int(port), slot, in_progress=in_progress == "on")
     # A second descriptor of the same socket: libpq keeps its own and reads no more.
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as stream:
         stream.settimeout(_SILENCE_SECONDS)

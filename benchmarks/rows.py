@@ -1,4 +1,4 @@
-"""The table and the rows that every subject is measured with, and how they get into the WAL.
+"""The table that most workloads fill, and how its rows get into the WAL.
 
 About 240 bytes a row in the pgoutput stream, about 715 as a JSON event without its schema: five
 columns of the usual kinds, a text of 100 to 200 characters that does not compress to nothing.
@@ -7,7 +7,6 @@ The row of an id is always the same but for `created_at`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.progress import say
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     import psycopg
 
 TABLE = "bench"
-PUBLICATION = "p"
-BASE_SLOT = "base"
 ROWS_PER_TRANSACTION = 100
 
 CREATE_TABLE: LiteralString = """
@@ -42,14 +39,14 @@ VALUES: LiteralString = """
     clock_timestamp()"""
 
 # Single-row INSERT statements on purpose: what an application's statements leave in the WAL.
-_LOAD = """
+_SINGLY = """
     DO $$
     DECLARE i bigint := {first} - 1;
     BEGIN
         FOR t IN 1..{transactions} LOOP
             FOR j IN 1..{rows_per_transaction} LOOP
                 i := i + 1;
-                INSERT INTO bench VALUES ({values});
+                INSERT INTO {table} VALUES ({values});
             END LOOP;
             COMMIT;
         END LOOP;
@@ -58,51 +55,27 @@ _LOAD = """
 _CHUNK_ROWS = 100_000
 
 
-@dataclass(frozen=True)
-class Preload:
-    """A backlog in the WAL behind the base slot."""
-
-    rows: int
-    end_lsn: str
-    wal_bytes: int
-
-
-def create(connection: psycopg.Connection) -> None:
-    """Create the table and its publication: both before any slot, or decoding cannot see them."""
-    connection.execute(CREATE_TABLE)
-    connection.execute("CREATE PUBLICATION p FOR TABLE bench")
-
-
-def preload(connection: psycopg.Connection, rows: int) -> Preload:
-    """Fill the WAL behind a new base slot with `rows` inserts in transactions of 100."""
-    connection.execute("CHECKPOINT")
-    connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [BASE_SLOT])
-    first_lsn = _insert_lsn(connection)
+def insert_singly(connection: psycopg.Connection, table: str, values: str, rows: int) -> None:
+    """Insert the rows 1 to `rows`, a statement each, in transactions of 100."""
     for first in range(1, rows + 1, _CHUNK_ROWS):
         chunk = min(_CHUNK_ROWS, rows - first + 1)
-        connection.execute(_load_statement(first, chunk).encode())
+        connection.execute(_singly(table, values, first, chunk).encode())
         say(f"preloading the WAL: {first + chunk - 1:,} of {rows:,} rows")
-    # Flushes the WAL, so that the walsender can send all of it.
-    connection.execute("CHECKPOINT")
-    end_lsn = _insert_lsn(connection)
-    row = connection.execute(
-        "SELECT pg_wal_lsn_diff(%s::pg_lsn, %s::pg_lsn)::bigint", [end_lsn, first_lsn]
-    ).fetchone()
-    assert row is not None
-    return Preload(rows=rows, end_lsn=end_lsn, wal_bytes=int(row[0]))
 
 
-def _load_statement(first: int, rows: int) -> str:
+def insert_at_once(connection: psycopg.Connection, table: str, values: str, rows: int) -> None:
+    """Insert the rows 1 to `rows` in one statement, one transaction."""
+    chosen = values.format(i="i")
+    statement = f"INSERT INTO {table} SELECT {chosen} FROM generate_series(1, {rows}::bigint) i"
+    connection.execute(statement.encode())
+
+
+def _singly(table: str, values: str, first: int, rows: int) -> str:
     assert rows % ROWS_PER_TRANSACTION == 0
-    return _LOAD.format(
+    return _SINGLY.format(
+        table=table,
         first=first,
         transactions=rows // ROWS_PER_TRANSACTION,
         rows_per_transaction=ROWS_PER_TRANSACTION,
-        values=VALUES.format(i="i"),
+        values=values.format(i="i"),
     )
-
-
-def _insert_lsn(connection: psycopg.Connection) -> str:
-    row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None
-    return str(row[0])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from benchmarks.backlog import BASE_SLOT
 from benchmarks.failure import BenchmarkError
-from benchmarks.rows import BASE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,15 +63,20 @@ def drop(connection: psycopg.Connection, name: str) -> None:
             return
 
 
+def is_taken(connection: psycopg.Connection, slot: str) -> bool:
+    """Tell whether a walsender streams from the slot."""
+    row = connection.execute(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [slot]
+    ).fetchone()
+    return row is not None and row[0] is not None
+
+
 def wait_streaming(connection: psycopg.Connection, slot: str, program: Program) -> None:
     """Return when a walsender streams from the slot."""
     deadline = time.monotonic() + _ATTACH_SECONDS
     while True:
         program.check()
-        row = connection.execute(
-            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [slot]
-        ).fetchone()
-        if row is not None and row[0] is not None:
+        if is_taken(connection, slot):
             return
         if time.monotonic() > deadline:
             raise BenchmarkError(

@@ -36,11 +36,11 @@ class Subject(Protocol):
         """The settings that are not its defaults, for the result."""
         ...
 
-    def topic(self, run: str) -> str:
+    def topic(self, run: str, table: str) -> str:
         """Return the topic that the table's events go to in this run."""
         ...
 
-    def prepare(self, place: Place, run: str) -> None:
+    def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
         """Do what is done once before a start, such as creating the topics. Not measured."""
         ...
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import commit_reader, measure, raw_reader
 from benchmarks.arrivals import percentiles
+from benchmarks.contents import row_id
 from benchmarks.failure import BenchmarkError
-from benchmarks.topics import row_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_cpu_seconds_are_read_past_a_command_with_blanks_and_parentheses() -> None:
@@ -38,6 +42,13 @@ def test_peak_memory_is_the_high_water_mark_in_megabytes() -> None:
     status = "Name:\tx\nVmPeak:\t  999999 kB\nVmHWM:\t  100000 kB\nVmRSS:\t  50000 kB\n"
     assert measure.parse_peak_rss_mb(status) == 102.4
     assert measure.parse_peak_rss_mb("Name:\tzombie\n") == 0.0
+
+
+def test_what_lies_in_a_folder_is_summed_without_the_log(tmp_path: Path) -> None:
+    (tmp_path / "spool" / "1").mkdir(parents=True)
+    (tmp_path / "spool" / "1" / "771").write_bytes(b"x" * 2_000_000)
+    (tmp_path / "log").write_bytes(b"x" * 1_000_000)
+    assert measure.folder_mb(tmp_path, without="log") == 2.0
 
 
 def test_foreign_load_is_never_negative() -> None:
@@ -80,6 +91,11 @@ def test_percentiles_are_latencies_that_were_measured() -> None:
     assert (shown.events, shown.p50_ms, shown.p99_ms) == (1000, 501.0, 991.0)
     assert (shown.p999_ms, shown.max_ms) == (1000.0, 1000.0)
     assert percentiles([7.0]).p99_ms == 7.0
+
+
+def test_the_histogram_holds_every_latency_below_its_bound() -> None:
+    shown = percentiles([0.5, 9.99, 10.0, 11.0, 999.0, 1000.0, 5000.0])
+    assert shown.histogram == {"<1": 1, "<10": 1, "<12": 2, "<1000": 1, ">=1000": 2}
 
 
 def test_an_empty_window_has_no_percentiles() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,9 +13,6 @@ from click.testing import CliRunner
 from benchmarks import __main__ as command
 from benchmarks import daemon, debezium, peer_files, result, rows
 from benchmarks.options import Options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FIELDS = [
     *("name", "unit", "value", "limit", "floor", "peer", "of_floor", "of_peer"),
@@ -84,8 +81,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
         given.append(options)
         return built(name="latency")
 
-    workloads: dict[str, Callable[[Options], dict[str, Any]]] = {"latency": workload}
-    monkeypatch.setattr(command, "WORKLOADS", workloads)
+    known = {"latency": command.Benchmark(workload, minutes=1, minutes_alone=1)}
+    monkeypatch.setattr(command, "BENCHMARKS", known)
     return given
 
 
@@ -123,13 +120,18 @@ def test_the_peer_can_be_left_out(
 def test_an_unknown_workload_names_those_there_are() -> None:
     done = CliRunner().invoke(command.main, ["drain-nothing"])
     assert done.exit_code == 2
-    assert "drain-inserts, latency" in done.output
+    assert all(name in done.output for name in command.BENCHMARKS)
 
 
 def test_rows_that_do_not_fill_transactions_are_refused() -> None:
     done = CliRunner().invoke(command.main, ["drain-inserts", "--rows", "150"])
     assert done.exit_code == 2
     assert "transactions of 100" in done.output
+
+
+def test_what_all_of_them_take_is_told_and_bearable() -> None:
+    assert "latency" in command.estimate(("latency",), peer=True)
+    assert sum(each.minutes for each in command.BENCHMARKS.values()) <= 35
 
 
 def test_a_row_s_values_carry_no_percent_sign() -> None:

@@ -1,0 +1,125 @@
+"""memory-bigtx: how much memory and disk a transaction of 2 GB takes.
+
+Twice, in two shapes that hurt in different places: many small rows (objects and headers a row) and
+fewer rows of 8 kB that do not compress (bytes waiting for the broker). The figure is the higher
+peak of the daemon's resident memory; what it keeps on disk meanwhile stands beside it. All rows
+must arrive exactly once, as in a drain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks import backlog, drains, result, servers
+from benchmarks.contents import EachIdOnce
+from benchmarks.daemon import Daemon
+from benchmarks.drain import Drain, measure_drain
+from benchmarks.drain_bigtx import BigTransaction
+from benchmarks.progress import say
+from benchmarks.workload import Clock
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from benchmarks.options import Options
+    from benchmarks.workload import Workload
+
+NAME: Final = "memory-bigtx"
+
+_TABLE: Final = "large"
+# Two halves of hex digits from a pool in the server's memory, so that making a row costs little
+# and no row is like one near it: lz4 finds nothing to take away but a digit's spare bits.
+_HALVES: Final = 512
+_INSERT: Final = f"""
+    DO $$
+    DECLARE halves text[]; first int; second int;
+    BEGIN
+        SELECT array_agg(half) INTO halves FROM (
+            SELECT string_agg(md5(a || '/' || b), '') AS half
+            FROM generate_series(1, {_HALVES}) a, generate_series(1, 125) b GROUP BY a
+        ) made;
+        FOR i IN 1..{{rows}} LOOP
+            first := mod(i, {_HALVES});
+            second := mod(i + 31 * (i / {_HALVES}), {_HALVES});
+            INSERT INTO {_TABLE} VALUES (i, halves[1 + first] || halves[1 + second]);
+        END LOOP;
+    END $$"""
+
+
+class SmallRows(BigTransaction):
+    """The rows of drain-bigtx, many more of them."""
+
+    name = f"{NAME}-small"
+    row_bytes = 240
+
+
+class LargeRows:
+    """Rows of 8 kB, which Postgres keeps out of line and uncompressed."""
+
+    name = f"{NAME}-large"
+    tables = (_TABLE,)
+    rows = 0  # by size
+    row_bytes = 8_050
+    clock = Clock.SLOT_TAKEN
+    in_progress = True
+
+    def create(self, connection: psycopg.Connection, rows: int) -> None:  # noqa: ARG002 - empty
+        connection.execute("CREATE TABLE large (id bigint PRIMARY KEY, payload text)")
+        connection.execute("ALTER TABLE large ALTER COLUMN payload SET STORAGE EXTERNAL")
+
+    def load(self, connection: psycopg.Connection, rows: int) -> None:
+        connection.execute(_INSERT.format(rows=rows).encode())
+
+    def contents(self, connection: psycopg.Connection, rows: int) -> dict[str, EachIdOnce]:  # noqa: ARG002
+        return {_TABLE: EachIdOnce(_TABLE, rows)}
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run both shapes and return the result."""
+    shown: dict[str, Drain] = {}
+    details: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    for shape in (SmallRows(), LargeRows()):
+        rows = round(options.megabytes * 1e6 / shape.row_bytes)
+        with (
+            servers.running(shape.name, drains.POSTGRES, keep=options.keep) as up,
+            up.connect() as connection,
+        ):
+            drained, wal_bytes = _drain(shape, rows, up, connection)
+            versions, details["servers"] = up.versions, up.settings
+        shown[shape.name.removeprefix(f"{NAME}-")] = drained
+        details[f"{shape.name.removeprefix(f'{NAME}-')}_wal_bytes"] = wal_bytes
+    cpu = result.median([drained.cpu_s_per_million for drained in shown.values()])
+    assert cpu is not None
+    return result.build(
+        name=NAME,
+        unit="MB",
+        value=max(drained.peak_rss_mb for drained in shown.values()),
+        limit=None,
+        floor=None,
+        peer=None,
+        cpu_s_per_million=cpu,
+        peak_rss_mb=max(drained.peak_rss_mb for drained in shown.values()),
+        versions=versions,
+        details={
+            "megabytes": options.megabytes,
+            "peak_files_mb": round(max(each.peak_files_mb for each in shown.values()), 1),
+            "settings": dict(Daemon().settings),
+            **details,
+            "runs": {shape: drained.details() for shape, drained in shown.items()},
+        },
+    )
+
+
+def _drain(
+    shape: Workload, rows: int, up: servers.Servers, connection: psycopg.Connection
+) -> tuple[Drain, int]:
+    backlog.create(connection, shape, rows)
+    say(f"{shape.name}: one transaction of {rows:,} rows")
+    loaded = backlog.preload(connection, shape, rows)
+    drained = measure_drain(Daemon(), up, connection, shape, loaded, "ours")
+    say(
+        f"{shape.name}: peak {drained.peak_rss_mb:.0f} MB of memory,"
+        f" {drained.peak_files_mb:.0f} MB on disk, {drained.rows_per_second:,.0f} rows/s"
+    )
+    return drained, loaded.wal_bytes

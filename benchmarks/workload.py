@@ -1,0 +1,63 @@
+"""What a drain carries: tables, the changes that lie in the WAL, and what must arrive of them.
+
+A workload is described here and run by `benchmarks.drains` (ours beside floor, limit and peer) or
+by `benchmarks.memory_bigtx`; it starts nothing itself.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import psycopg
+
+    from benchmarks.contents import Content
+
+
+class Clock(Enum):
+    """When a drain's time begins; it ends when a read_committed reader may see the last event."""
+
+    FIRST_RECORD = "the broker's stamp on the first record"
+    # One transaction comes only after the server has decoded all of it, or is set aside until its
+    # commit: from its first record on, most of the work would be outside the time.
+    SLOT_TAKEN = "the moment at which a walsender streams from the slot"
+
+
+class Workload(Protocol):
+    """One kind of backlog."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables of schema public whose changes arrive; the publication names them."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many changes the pinned workload has."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether floor and limit are also read with open transactions streamed (protocol 2)."""
+        ...
+
+    def create(self, connection: psycopg.Connection, rows: int) -> None:
+        """Create the tables with the rows they begin with, which are not in the backlog."""
+        ...
+
+    def load(self, connection: psycopg.Connection, rows: int) -> None:
+        """Make so many changes."""
+        ...
+
+    def contents(self, connection: psycopg.Connection, rows: int) -> Mapping[str, Content]:
+        """Return, fresh for one check, what must arrive of each table."""
+        ...
