@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.events import LSN
-from cdc.log.fold import Row
+from cdc.log.fold_events import Row
 from cdc.source.connection import connect, translated
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN, Frontier
-    from cdc.log.fold import Row
+    from cdc.log.fold_events import Row
 
 WAIT_SECONDS: Final = 60.0
 _READ_SECONDS: Final = 0.05
@@ -103,7 +103,9 @@ def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
     until = time.monotonic() + _LOOK_SECONDS
     while True:
         for seen in tail.read(_READ_SECONDS):
-            if seen.topic != tail.frontier_topic:
+            if seen.topic == tail.dead_topic:
+                fold.add_letter(seen.key, seen.value)
+            elif seen.topic != tail.frontier_topic:
                 fold.add(*seen[:5])
             elif seen.value is not None:
                 record = records.decode(records.FrontierRecord, seen.value, seen.topic)

@@ -38,15 +38,16 @@ class Listener(threading.Thread):
         found, due = 0, 0.0
         try:
             while not self._over.is_set():
-                # One topic a table and the frontier's.
-                if found <= len(TABLES) and time.monotonic() >= due:
+                # One topic a table, the frontier's and that of dead letters.
+                if found <= len(TABLES) + 1 and time.monotonic() >= due:
                     due = time.monotonic() + _FIND_SECONDS
                     found = len(tail.find_topics())
                 batch = tail.read(_READ_SECONDS)
                 now = time.time()
                 with self._flow.lock:
                     for seen in batch:
-                        self._flow.take(seen, now)
+                        if seen.topic != tail.dead_topic:
+                            self._flow.take(seen, now)
         except CDCError as error:
             self._error = error
         finally:

@@ -43,10 +43,11 @@ class Seen(NamedTuple):
 
 
 class Tail:
-    """Follows the pipeline's data and frontier topics that exist when `find_topics` is called."""
+    """Follows the data, frontier and dead letter topics that exist when `find_topics` is called."""
 
     def __init__(self, config: Config) -> None:
         self.frontier_topic = names.frontier_topic(config.prefix)
+        self.dead_topic = names.dead_topic(config.prefix)
         self._config = config
         self._own = f"{config.prefix}.cdc."
         self._admin = topics.admin(config)
@@ -58,7 +59,7 @@ class Tail:
         wanted = {
             (name, partition)
             for name, count in topics.existing(self._admin, self._config.prefix).items()
-            if name == self.frontier_topic or not name.startswith(self._own)
+            if name in {self.frontier_topic, self.dead_topic} or not name.startswith(self._own)
             for partition in range(count)
         }
         new = wanted - self._reached.keys()

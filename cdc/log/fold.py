@@ -10,7 +10,9 @@ broken promise as a sentence:
 - a tombstone follows each delete of a key at once, and stands nowhere else;
 - rows are created once, changed and deleted only while they exist;
 - each cut between two frontiers holds the events it counts, and whole source transactions only;
-- the last frontier is the newest commit.
+- the last frontier is the newest commit;
+- an event that points to a dead letter differs from it in nothing but the values it leaves out, and
+  each letter has one.
 
 Events are applied in `seq` order as soon as they are dense, so memory follows the tables and the
 skew between partitions, not the length of the log. Sentences name topics, offsets, seq and key
@@ -22,38 +24,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import orjson
 
+from cdc.errors import CDCError
 from cdc.events import LSN, Frontier, Position
 from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
-
-Row = dict[str, Any]
+from cdc.log.fold_events import Event, Row
+from cdc.log.letters import Letters, Pointer
 
 _START = Position(0, LSN(0), 0)
-
-
-class Source(msgspec.Struct, gc=False):
-    """What the fold reads of an event's `source`."""
-
-    schema: str
-    table: str
-    seq: int
-    epoch: int
-    commit_lsn: str
-    ordinal: int
-    unchanged: list[str] = []
-
-
-class Event(msgspec.Struct, gc=False):
-    """What the fold reads of a change event."""
-
-    op: str
-    before: Row | None
-    after: Row | None
-    source: Source
 
 
 class _Arrival(NamedTuple):
@@ -127,6 +109,7 @@ class Fold:
         self._first_seq = first_seq
         self._next_seq = first_seq
         self._waiting: dict[int, _Arrival] = {}
+        self._letters = Letters()
         # Of the event applied last; a row that a key change has just deleted lends its TOAST.
         self._position = _START
         self._op = ""
@@ -162,6 +145,14 @@ class Fold:
             return
         self._check_arrival(home, here, _Arrival(topic, partition, offset, key, event))
 
+    def add_letter(self, key: bytes | None, value: bytes | None) -> None:
+        """Take one record of the topic of dead letters, in the order of its topic."""
+        try:
+            self._letters.add(key, value)
+        except CDCError as error:
+            self.findings.add(error.what)
+        self._apply_in_turn()
+
     def add_frontier(self, frontier: Frontier) -> None:
         """Take one frontier record, in the order of its topic."""
         self.frontiers.append(frontier)
@@ -169,6 +160,8 @@ class Fold:
     def finish(self) -> Folded:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""
         self._apply_past_gaps()
+        for letter in self._letters.left():
+            self.findings.add(f"no event points to dead letter {letter}")
         if self._position is not _START:
             self._ends.add(self._last_seq, *self._position[:2])
         for (topic, partition), home in self._partitions.items():
@@ -213,12 +206,9 @@ class Fold:
                 home.deleted = key
         if seq < self._next_seq or seq in self._waiting:
             self.findings.add(f"{here} holds seq {seq}, which came before: visible twice")
-        elif seq == self._next_seq:
-            self._apply(arrival)
-            while (waiting := self._waiting.pop(self._next_seq, None)) is not None:
-                self._apply(waiting)
         else:
             self._waiting[seq] = arrival
+            self._apply_in_turn()
 
     def _check_key(self, here: str, topic: str, partition: int, key: bytes, seq: int) -> None:
         known = self._homes.get((topic, key))
@@ -233,6 +223,15 @@ class Fold:
 
     # -- an event in its turn ---------------------------------------------------------------
 
+    def _apply_in_turn(self) -> None:
+        """Apply what is dense and whole; a letter may come after the event that points to it."""
+        while (arrival := self._waiting.get(self._next_seq)) is not None:
+            dead = arrival.event.source.dead
+            if dead and dead.id not in self._letters:
+                return
+            del self._waiting[self._next_seq]
+            self._apply(arrival)
+
     def _apply_past_gaps(self) -> None:
         for seq in sorted(self._waiting):
             if seq != self._next_seq:
@@ -243,6 +242,8 @@ class Fold:
             self._apply(self._waiting.pop(seq))
 
     def _apply(self, arrival: _Arrival) -> None:
+        if arrival.event.source.dead:
+            arrival = arrival._replace(event=self._whole(arrival, arrival.event.source.dead))
         event = arrival.event
         self.events += 1
         self._check_position(arrival, event)
@@ -261,6 +262,18 @@ class Fold:
         self._op = event.op
         self._last_seq = event.source.seq
         self._next_seq = event.source.seq + 1
+
+    def _whole(self, arrival: _Arrival, dead: Pointer) -> Event:
+        """Return the event from its dead letter; the pointer where that is not to be had."""
+        pointing = arrival.event
+        try:
+            event = self._decode(self._letters.whole(dead))
+        except (CDCError, msgspec.MsgspecError) as error:
+            self._tell(arrival, f"points to a dead letter that can't be read: {error}")
+            return pointing
+        if pointing.without(dead.columns) != event.without(dead.columns):
+            self._tell(arrival, "differs from its dead letter in more than what it leaves out")
+        return event
 
     def _check_position(self, arrival: _Arrival, event: Event) -> None:
         source = event.source

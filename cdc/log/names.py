@@ -76,6 +76,11 @@ def schema_topic(prefix: str) -> str:
     return f"{prefix}.cdc.schema"
 
 
+def dead_topic(prefix: str) -> str:
+    """Return the topic of the dead letters: whole events that were too large for their topics."""
+    return f"{prefix}.cdc.dead"
+
+
 def messages_topic(prefix: str) -> str:
     """Return the topic of the logical messages."""
     return f"{prefix}.cdc.messages"

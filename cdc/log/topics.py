@@ -54,6 +54,8 @@ def internal_topics(config: Config) -> list[Topic]:
         Topic(names.resume_topic(config.prefix), 1, _COMPACTED),
         Topic(names.frontier_topic(config.prefix), 1, _kept(config)),
         Topic(names.schema_topic(config.prefix), 1, {"cleanup.policy": "compact"}),
+        Topic(names.messages_topic(config.prefix), 1, _kept(config)),
+        Topic(names.dead_topic(config.prefix), 1, _kept(config)),
     ]
 
 

@@ -11,8 +11,9 @@ from psycopg import sql
 
 from cdc.demo import database
 from cdc.demo.proof import compare
-from cdc.log.fold import Row, TableState, canonical
+from cdc.log.fold import TableState, canonical
 from cdc.log.fold_cuts import Findings
+from cdc.log.fold_events import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable

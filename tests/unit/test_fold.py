@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from cdc.events import LSN, Frontier, PartitionEnd
+from cdc.log import dead
 from cdc.log.fold import Fold
 from cdc.log.fold_cuts import MAX_FINDINGS
 
@@ -218,3 +219,61 @@ def test_a_keyless_row_that_is_not_there_cannot_be_deleted() -> None:
     fold = Fold()
     fold.add(T, 0, 0, None, event("d", 1, before={"url": "/"}))
     assert any("keyless row that is not there" in each for each in findings(fold))
+
+
+# -- dead letters ----------------------------------------------------------------------------------
+
+
+def split(seq: int = 1) -> dead.Split:
+    after = {"id": 1, "bio": "long " * 1_000}
+    return dead.split(T, b'{"id":1}', event("c", seq, after, ts_us=5), 3_000)
+
+
+def test_an_event_too_large_for_its_topic_is_folded_whole_whenever_its_letter_comes() -> None:
+    for letter_first in (True, False):
+        fold, parts = Fold(), split()
+        if letter_first:
+            for letter in parts.letter:
+                fold.add_letter(*letter)
+        fold.add(T, 0, 0, parts.key, parts.value)
+        fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}))
+        if not letter_first:
+            assert fold.events == 0
+            for letter in parts.letter:
+                fold.add_letter(*letter)
+        assert fold.events == 2
+        assert findings(fold) == []
+        assert fold.tables[T].rows[b'{"id":1}'] == {"id": 1, "bio": "long " * 1_000}
+
+
+def test_a_missing_or_torn_letter_is_told_and_the_rest_is_folded() -> None:
+    fold, parts = Fold(), split()
+    fold.add(T, 0, 0, parts.key, parts.value)
+    fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}))
+    for letter in parts.letter[:-1]:
+        fold.add_letter(*letter)
+    [told] = findings(fold)
+    assert "seq 1, op c" in told
+    assert "dead letter 1-1 is not whole" in told
+    assert fold.events == 2
+
+
+def test_a_letter_without_an_event_is_told() -> None:
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
+    for letter in split(2).letter:
+        fold.add_letter(*letter)
+    fold.add_letter(b"nonsense", b"")
+    assert [each.split(":")[0] for each in findings(fold)] == [
+        "the topic of dead letters holds a record that can't be read",
+        "no event points to dead letter 1-2",
+    ]
+
+
+def test_a_pointer_that_differs_from_its_letter_elsewhere_is_told() -> None:
+    for old, new in ((b'"op":"c"', b'"op":"u"'), (b'"id":1,', b'"id":3,'), (b"0/100", b"0/101")):
+        fold, parts = Fold(), split()
+        for letter in parts.letter:
+            fold.add_letter(*letter)
+        fold.add(T, 0, 0, parts.key, parts.value.replace(old, new))
+        assert any("more than what it leaves out" in each for each in findings(fold)), new

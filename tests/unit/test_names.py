@@ -64,9 +64,10 @@ def test_escapes(name: str, escaped: str) -> None:
     assert names.unescape(escaped) == name
 
 
-@pytest.mark.parametrize("table", ["resume", "frontier", "schema"])
+@pytest.mark.parametrize("table", ["resume", "frontier", "schema", "dead"])
 def test_a_schema_named_cdc_keeps_out_of_the_pipelines_own_topics(table: str) -> None:
-    own = {names.resume_topic("p"), names.frontier_topic("p"), names.schema_topic("p")}
+    ours = (names.resume_topic, names.frontier_topic, names.schema_topic, names.dead_topic)
+    own = {topic("p") for topic in ours}
     topic = names.data_topic("p", "cdc", table)
     assert topic not in own
     assert topic == f"p._x63dc.{table}"

@@ -1,0 +1,182 @@
+"""Split an event that its topic can't take: a pointer in its place, the whole as a dead letter.
+
+Pure, and the same event gives the same pointer whatever the compression library: what is cut into
+chunks are the event's own bytes. The pointer is an event like any other, with key, op and place of
+the original; only large values are replaced by the placeholder that Debezium's readers know as
+"not available", and named in `source.dead`. So nothing is dropped, nothing waits, and no reader
+takes it for a delete. `cdc.log.letters` is the way back; docs/EVENTS.md the contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+from orjson import dumps
+
+from cdc.errors import ConfigError
+from cdc.log.letters import Head, Part, Pointer
+
+# Record headers, batch header and what a protocol version may add: generously.
+OVERHEAD_BYTES: Final = 4_096
+# One chunk of an event, before compression: the broker's default limit takes it.
+PIECE_BYTES: Final = 768 << 10
+# In a pointer, values up to so many bytes of JSON stay where they are.
+KEPT_BYTES: Final = 1_024
+# A key longer than this part of the limit is replaced by its sum, in every event of that key.
+_KEY_SHARE: Final = 4
+# JSON may be so many times as long as the text Postgres sends (a control character becomes six),
+# and the envelope so long where no column has a value (names of 1,600 columns, twice).
+_GROWTH: Final = 8
+_ENVELOPE_BYTES: Final = 512 << 10
+# Fast rather than small: it runs between two frames of the stream.
+_LEVEL: Final = 1
+
+# JSON of what stands in a large value's place, unless `values` in the configuration says otherwise.
+PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
+
+_IMAGES: Final[tuple[str, ...]] = ("before", "after", "message")
+
+
+class Split(NamedTuple):
+    """What stands in the event's place, and the dead letter's records in their order."""
+
+    key: bytes | None
+    value: bytes
+    letter: list[tuple[bytes, bytes]]  # key and value
+
+
+class _Source(msgspec.Struct):
+    schema: str
+    table: str
+    epoch: int
+    seq: int
+    commit_lsn: str
+    ordinal: int
+    ts_us: int
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+
+
+def suspect_bytes(limit: int) -> int:
+    """Return how long a row may be as Postgres sends it, and surely fit as an event."""
+    return max(0, (limit - _ENVELOPE_BYTES) // _GROWTH)
+
+
+def fits(key: bytes | None, value: bytes, limit: int) -> bool:
+    """Return whether the record goes into its topic as it is; `limit` is `record_limit`'s."""
+    size = 0 if key is None else len(key)
+    return size * _KEY_SHARE <= limit and size + len(value) <= limit
+
+
+def record_limit(max_message_bytes: int) -> int:
+    """Return how long a key and a value may be together where the topic takes so many bytes."""
+    return max_message_bytes - OVERHEAD_BYTES
+
+
+def record_key(key: bytes, limit: int) -> bytes:
+    """Return the key of the record, tombstones too: `key`, or its sum where it is too long.
+
+    It depends on the key alone, so that every event of a row has the same one.
+    """
+    if len(key) * _KEY_SHARE <= limit:
+        return key
+    return b'{"sha256":"%b"}' % hashlib.sha256(key).hexdigest().encode()
+
+
+def split(
+    topic: str, key: bytes | None, value: bytes, limit: int, placeholder: bytes = PLACEHOLDER
+) -> Split:
+    """Return what stands in for an event that does not fit.
+
+    Raises ConfigError where not even the pointer does.
+    """
+    short = None if key is None else record_key(key, limit)
+    if fits(short, value, limit):
+        return Split(short, value, [])
+    event = msgspec.json.decode(value, type=dict[str, Raw])
+    images = {name: _members(event[name]) for name in _IMAGES if name in event}
+    # Without its key a row can't be found: those columns stay, unless the key is too long itself.
+    kept = set(msgspec.json.decode(key, type=dict[str, Raw])) if key and short == key else set()
+    piece = min(PIECE_BYTES, limit * 3 // 4)
+    head = _head(topic, short, value, -(-len(value) // piece))
+    for least in (KEPT_BYTES, len(placeholder)):
+        head = replace(head, columns=_columns(images, kept, least))
+        pointer = _pointer(event, images, head, placeholder)
+        if fits(short, pointer, limit):
+            return Split(short, pointer, _letter(head, value, piece))
+    raise ConfigError(
+        f"topic {topic} takes records of {limit} bytes, too few for a row without its values",
+        hint="raise max.message.bytes of the topic, and message.max.bytes of the brokers",
+    )
+
+
+def _columns(images: dict[str, dict[str, Raw]], kept: set[str], least: int) -> tuple[str, ...]:
+    """Return the columns that are longer than `least` in any image, in the images' order."""
+    found = {
+        name: None
+        for image in images.values()
+        for name, value in image.items()
+        if memoryview(value).nbytes > least and name not in kept
+    }
+    return tuple(found)
+
+
+def _head(topic: str, key: bytes | None, value: bytes, chunks: int) -> Head:
+    event = msgspec.json.decode(value, type=_Event)
+    source = event.source
+    return Head(
+        id=f"{source.epoch}-{source.seq}",
+        reason="size",
+        topic=topic,
+        key=key.decode() if key is not None and len(key) <= KEPT_BYTES else None,
+        schema=source.schema,
+        table=source.table,
+        op=event.op,
+        epoch=source.epoch,
+        seq=source.seq,
+        commit_lsn=source.commit_lsn,
+        ordinal=source.ordinal,
+        committed_at_us=source.ts_us,
+        columns=(),
+        chunks=chunks,
+        bytes=len(value),
+        sha256=hashlib.sha256(value).hexdigest(),
+    )
+
+
+def _pointer(
+    event: dict[str, Raw], images: dict[str, dict[str, Raw]], head: Head, placeholder: bytes
+) -> bytes:
+    """Return the event with the head's columns replaced and the pointer in its source."""
+    parts = {name: bytes(raw) for name, raw in event.items() if name not in images}
+    for name, image in images.items():
+        columns = {c: placeholder if c in head.columns else bytes(v) for c, v in image.items()}
+        parts[name] = _object(columns) if image else bytes(event[name])
+    dead = Pointer(**{name: getattr(head, name) for name in Pointer.__struct_fields__})
+    parts["source"] = b'%b,"dead":%b}' % (parts["source"][:-1], msgspec.json.encode(dead))
+    return _object({name: parts[name] for name in event})
+
+
+def _letter(head: Head, value: bytes, piece: int) -> list[tuple[bytes, bytes]]:
+    chunks = [
+        zlib.compress(memoryview(value)[at : at + piece], _LEVEL)
+        for at in range(0, len(value), piece)
+    ]
+    parts = [msgspec.json.encode(head), *chunks]
+    return [(msgspec.json.encode(Part(head.id, n)), part) for n, part in enumerate(parts)]
+
+
+def _members(raw: Raw) -> dict[str, Raw]:
+    return msgspec.json.decode(raw, type=dict[str, Raw] | None) or {}
+
+
+def _object(members: dict[str, bytes]) -> bytes:
+    return b"{%b}" % b",".join(b"%b:%b" % (dumps(name), value) for name, value in members.items())

@@ -1,0 +1,42 @@
+"""Change events as the fold reads them: docs/EVENTS.md typed, as far as order and state need it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cdc.log.letters import Pointer
+
+Row = dict[str, Any]
+
+
+class Source(msgspec.Struct, gc=False):
+    """What the fold reads of an event's `source`."""
+
+    schema: str
+    table: str
+    seq: int
+    epoch: int
+    commit_lsn: str
+    ordinal: int
+    unchanged: list[str] = []
+    dead: Pointer | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """What the fold reads of a change event; a logical message has no images."""
+
+    op: str
+    source: Source
+    before: Row | None = None
+    after: Row | None = None
+
+    def without(self, columns: tuple[str, ...]) -> Event:
+        """Return the event without some columns and without its pointer to a dead letter."""
+        source = msgspec.structs.replace(self.source, dead=None)
+        return Event(self.op, source, _left(self.before, columns), _left(self.after, columns))
+
+
+def _left(row: Row | None, columns: tuple[str, ...]) -> Row | None:
+    return row and {name: value for name, value in row.items() if name not in columns}

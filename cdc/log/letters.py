@@ -1,0 +1,139 @@
+"""Read dead letters: whole events that were too large for their topic, by the pointers to them.
+
+A pointer is an ordinary event whose large values are left out and named in `source.dead`; the
+event itself lies in `<prefix>.cdc.dead`, cut into pieces and compressed, written in the same Kafka
+transaction. `Letters` takes that topic's records as they come and gives the events back, checked
+against their length and sum. Pure; docs/EVENTS.md ("Dead letters") is the contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from cdc.errors import ConfigError, GapError
+from cdc.log.records import FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Why an event is not in its place: larger than its topic takes.
+Reason = Literal["size"]
+
+_TORN: Final = (
+    "its records were partly deleted by the topic's retention, or something else writes there; a"
+    " follower that needs the event must be rebuilt from the source"
+)
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """`source.dead` of an event: which values it leaves out, and where the whole event is."""
+
+    id: str
+    reason: Reason
+    columns: tuple[str, ...]
+    chunks: int
+    bytes: int
+    sha256: str
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """A letter's first record: what a person wants to know of it; its chunks follow."""
+
+    format: int = FORMAT
+    id: str
+    reason: Reason
+    topic: str
+    key: str | None  # the record's, as text; null where the table has none or it is too long
+    schema: str
+    table: str
+    op: str
+    epoch: int
+    seq: int
+    commit_lsn: str
+    ordinal: int
+    committed_at_us: int
+    columns: tuple[str, ...]
+    encoding: Literal["zlib"] = "zlib"
+    chunks: int
+    bytes: int
+    sha256: str
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The key of a letter's records: 0 is the head, the chunks count from 1."""
+
+    id: str
+    chunk: int
+
+
+class Letters:
+    """The letters that have come and were not taken yet."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, Head] = {}
+        self._chunks: dict[str, list[bytes]] = {}
+
+    def add(self, key: bytes | None, value: bytes | None) -> Head | None:
+        """Take a record of the topic, in its order; return the head of a letter that is whole now.
+
+        Chunks whose head retention has deleted are passed over.
+        """
+        try:
+            part = msgspec.json.decode(key or b"", type=Part)
+            if part.chunk == 0:
+                self._heads[part.id] = _head(value or b"")
+                self._chunks[part.id] = []
+            elif part.id in self._heads and part.chunk == len(self._chunks[part.id]) + 1:
+                self._chunks[part.id].append(value or b"")
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                f"the topic of dead letters holds a record that can't be read: {error}",
+                hint="something else writes to it; give the pipeline a log.prefix of its own",
+            ) from error
+        return self._heads[part.id] if part.id in self else None
+
+    def __contains__(self, letter_id: str) -> bool:
+        head = self._heads.get(letter_id)
+        return head is not None and len(self._chunks[letter_id]) == head.chunks
+
+    def left(self) -> Iterable[str]:
+        """Return the ids of the letters not taken, whole or not."""
+        return list(self._heads)
+
+    def take(self, letter_id: str) -> bytes:
+        """Return a letter's event and forget it; raise GapError where it is not whole."""
+        head, chunks = self._heads.pop(letter_id, None), self._chunks.pop(letter_id, [])
+        if head is None or len(chunks) != head.chunks:
+            raise GapError(
+                f"dead letter {letter_id} is not whole: {len(chunks)} of"
+                f" {head.chunks if head else 'its'} chunks are there",
+                hint=_TORN,
+            )
+        try:
+            event = b"".join(map(zlib.decompress, chunks))
+        except zlib.error as error:
+            raise GapError(f"dead letter {letter_id} can't be unpacked", hint=_TORN) from error
+        if (len(event), hashlib.sha256(event).hexdigest()) != (head.bytes, head.sha256):
+            raise GapError(f"dead letter {letter_id} is not what was written", hint=_TORN)
+        return event
+
+    def whole(self, pointer: Pointer) -> bytes:
+        """Return the event that an event points to; raise GapError where it is not whole."""
+        event = self.take(pointer.id)
+        if (len(event), hashlib.sha256(event).hexdigest()) != (pointer.bytes, pointer.sha256):
+            raise GapError(f"dead letter {pointer.id} is not what its pointer tells", hint=_TORN)
+        return event
+
+
+def _head(value: bytes) -> Head:
+    seen = msgspec.json.decode(value, type=dict).get("format")
+    if isinstance(seen, int) and seen > FORMAT:
+        raise ConfigError(
+            f"a dead letter is of format {seen}; this version reads up to {FORMAT}",
+            hint="run the Lockstep version that wrote it, or a newer one",
+        )
+    return msgspec.json.decode(value, type=Head)
