@@ -6,28 +6,24 @@ question can: `probe_transactions` opens a transactional id of its own, which wr
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 
 # The package imports them without saying that it exports them.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from cdc.errors import UnavailableError
-from cdc.log import names
 from cdc.log.client import settings, translate, translated
-from cdc.log.reader import consumer
-from cdc.log.records import FrontierRecord, decode
+from cdc.log.reader import read_frontier_tail
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from cdc.config import Config
+    from cdc.log.records import FrontierRecord
 
 _TIMEOUT_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 20.0
-_TAIL_OFFSETS: Final = 100
 
 
 class Cluster(NamedTuple):
@@ -103,54 +99,6 @@ def probe_transactions(config: Config) -> None:
 
 
 def newest_frontier(config: Config) -> FrontierRecord | None:
-    """Return the newest frontier record, or None where there is none.
-
-    Reads only the topic's end: with the data's retention it can hold millions of records.
-    """
-    topic = names.frontier_topic(config.prefix)
-    client = consumer(config)
-    try:
-        with translated(f"looking up the end of {topic}"):
-            if topic not in client.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics:
-                return None
-            part = TopicPartition(topic, 0)
-            low, high = client.get_watermark_offsets(part, timeout=_TIMEOUT_SECONDS)
-        # Behind the last record stand only markers of transactions, unless many were aborted.
-        behind = _TAIL_OFFSETS
-        while True:
-            start = max(low, high - behind)
-            newest = _last_record(client, topic, start, high)
-            if newest is not None:
-                return decode(FrontierRecord, newest, topic)
-            if start == low:
-                return None
-            behind *= 10
-    finally:
-        client.close()
-
-
-def _last_record(client: Consumer, topic: str, start: int, end: int) -> bytes | None:
-    """Return the last committed record's value from `start` to before `end`."""
-    if start >= end:
-        return None
-    client.assign([TopicPartition(topic, 0, start)])
-    newest: bytes | None = None
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        # One at a time: `consume` would wait for its whole timeout once the end is reached.
-        message = client.poll(0.1)
-        if message is None:
-            continue
-        failure = message.error()
-        if failure is None:
-            newest = message.value()
-            if (message.offset() or 0) + 1 >= end:
-                return newest
-        elif failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
-            return newest
-        else:
-            raise translate(failure, f"reading {topic}")
-    raise UnavailableError(
-        f"reading {topic}: its end was not reached in {_TIMEOUT_SECONDS:.0f} s",
-        hint="a transaction may hang in the topic, or the brokers are down",
-    )
+    """Return the newest frontier record, or None where there is none."""
+    tail = read_frontier_tail(config, 1)
+    return tail[0][0] if tail else None

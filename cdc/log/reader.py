@@ -6,6 +6,7 @@ Consumers here belong to no group and commit no offsets: a reader's place is its
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -25,6 +26,7 @@ _TIMEOUT_SECONDS: Final = 15.0
 # `consume` returns when it has so many records or the time is up, whichever is first.
 _CHUNK: Final = 2_000
 _CHUNK_SECONDS: Final = 0.01
+_TAIL_OFFSETS: Final = 100
 
 
 def consumer(config: Config, **more: str | float | bool) -> Consumer:
@@ -55,21 +57,28 @@ def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
     """
     client = consumer(config)
     try:
-        yield from _drain(client, topics)
+        yield from _drain(client, _ranges(client, topics))
     finally:
         client.close()
 
 
-def _drain(client: Consumer, topics: dict[str, int]) -> Iterator[Message]:
-    parts = [TopicPartition(t, p) for t, count in topics.items() for p in range(count)]
-    starts, ends = [], {}
-    for part in parts:
-        with translated(f"looking up the offsets of {part.topic} [{part.partition}]"):
-            low, high = client.get_watermark_offsets(part, timeout=_TIMEOUT_SECONDS)
-        if high > low:
-            starts.append(TopicPartition(part.topic, part.partition, low))
-            ends[part.topic, part.partition] = high
-    client.assign(starts)
+def _ranges(client: Consumer, topics: dict[str, int]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the offsets that every partition spans now."""
+    ranges = {}
+    for topic, count in topics.items():
+        for number in range(count):
+            with translated(f"looking up the offsets of {topic} [{number}]"):
+                ranges[topic, number] = client.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=_TIMEOUT_SECONDS
+                )
+    return ranges
+
+
+def _drain(client: Consumer, ranges: dict[tuple[str, int], tuple[int, int]]) -> Iterator[Message]:
+    """Yield the committed records of each partition from its first offset to before its last."""
+    ranges = {place: (low, high) for place, (low, high) in ranges.items() if high > low}
+    client.assign([TopicPartition(*place, low) for place, (low, _) in ranges.items()])
+    ends = {place: high for place, (_, high) in ranges.items()}
     moved_at = time.monotonic()
     while ends:
         batch = client.consume(_CHUNK, timeout=_CHUNK_SECONDS)
@@ -136,6 +145,37 @@ def read_frontiers(config: Config) -> list[records.FrontierRecord]:
         records.decode(records.FrontierRecord, message.value() or b"", topic)
         for message in _if_there(config, topic)
     ]
+
+
+def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.FrontierRecord, float]]:
+    """Return the newest frontier records, oldest first, and when (monotonic) each was written.
+
+    Reads only the topic's end: with the data's retention it can hold millions of records.
+    """
+    topic = names.frontier_topic(config.prefix)
+    client = consumer(config)
+    try:
+        with translated(f"looking up the end of {topic}"):
+            if topic not in client.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics:
+                return []
+        place = (topic, 0)
+        low, high = _ranges(client, {topic: 1})[place]
+        # Behind each record stands its transaction's marker, and markers only where one aborted.
+        behind = _TAIL_OFFSETS + 2 * limit
+        while True:
+            start = max(low, high - behind)
+            found = deque(_drain(client, {place: (start, high)}), maxlen=limit)
+            if found or start == low:
+                return [_dated(message, topic) for message in found]
+            behind *= 10
+    finally:
+        client.close()
+
+
+def _dated(message: Message, topic: str) -> tuple[records.FrontierRecord, float]:
+    age_seconds = max(0.0, time.time() - message.timestamp()[1] / 1_000)
+    record = records.decode(records.FrontierRecord, message.value() or b"", topic)
+    return record, time.monotonic() - age_seconds
 
 
 def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:

@@ -1,0 +1,118 @@
+"""Ask the brokers how topics and their partitions stand: without waiting, and in one go.
+
+A question is put to every broker concerned at once, and its answer is looked at when all of it is
+there: the loop that asks never waits for a broker. What a broker did not tell is left out, never
+guessed; only a topic that the brokers say is not there counts as missing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from cdc.log.topics import Admin
+
+Place = tuple[str, int]  # topic, partition
+
+# A broker that is away must not keep a question open for long: the next one may be answered.
+_TIMEOUT_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.01
+# What is asked for each field of a span, in their order.
+_SPAN: Final = (
+    (OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
+    (OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),  # type: ignore[no-untyped-call]
+    (OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),  # type: ignore[no-untyped-call]
+)
+
+
+class Span(NamedTuple):
+    """One partition's offsets: what is left of it begins at `first` and ends before `end`.
+
+    A read_committed reader gets no further than `stable`: the first record of the oldest
+    transaction that is open, or `end` where none is.
+    """
+
+    first: int
+    stable: int
+    end: int
+
+
+class Standing(NamedTuple):
+    """How the topics stand; `topics` gives each its id and partition count, `missing` has none."""
+
+    topics: dict[str, tuple[str, int]]
+    missing: frozenset[str]
+    spans: dict[Place, Span]
+
+
+class Question:
+    """One question about some topics, on its way."""
+
+    def __init__(self, admin: Admin, topics: dict[str, int]) -> None:
+        """Ask about topics (name → partition count); `admin` must outlive the question."""
+        parts = [TopicPartition(topic, n) for topic, count in topics.items() for n in range(count)]
+        self._described = admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=_TIMEOUT_SECONDS
+        )
+        self._offsets = [
+            admin.list_offsets(
+                dict.fromkeys(parts, which),
+                isolation_level=isolation,
+                request_timeout=_TIMEOUT_SECONDS,
+            )
+            for which, isolation in _SPAN
+        ]
+
+    @property
+    def answered(self) -> bool:
+        """Whether every broker has answered, or been given up."""
+        described = all(future.done() for future in self._described.values())
+        return described and all(its.done() for asked in self._offsets for its in asked.values())
+
+    def answer(self) -> Standing:
+        """Return what the brokers said; blocks while they have not."""
+        while not self.answered:
+            time.sleep(_POLL_SECONDS)
+        topics, missing = {}, set()
+        for name, future in self._described.items():
+            failure = future.exception()
+            if failure is None:
+                found = future.result()
+                topics[name] = (str(found.topic_id), len(found.partitions))
+            elif _says_missing(failure):
+                missing.add(name)
+        return Standing(topics, frozenset(missing), self._spans())
+
+    def _spans(self) -> dict[Place, Span]:
+        told: dict[Place, list[int]] = {}
+        for asked in self._offsets:
+            for part, future in asked.items():
+                if (offset := _offset(future)) is not None:
+                    told.setdefault((str(part.topic), part.partition), []).append(offset)
+        return {place: Span(*its) for place, its in told.items() if len(its) == len(self._offsets)}
+
+
+def _offset(future: Future[object]) -> int | None:
+    if future.exception() is not None:
+        return None
+    offset = getattr(future.result(), "offset", -1)
+    return int(offset) if offset >= 0 else None
+
+
+def _says_missing(failure: BaseException) -> bool:
+    return (
+        isinstance(failure, KafkaException)
+        and failure.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    )

@@ -1,0 +1,305 @@
+"""Watch the log: find what has become of its topics before a follower does.
+
+Kafka may lose what it acknowledged (an unclean leader election), and people delete, recreate, empty
+and widen topics. Each of these breaks a promise of the log, and none of them stops a producer by
+itself. So at each start the newest frontier records are held against the resume record and against
+the partitions' ends, and from then on the topics are looked at every few seconds.
+
+What is found must be found twice, a moment apart: a broker that has just become a leader may not
+know everything yet. A broker that does not answer proves nothing and is asked again later.
+
+It also tells for how long the oldest open transaction in one of our topics has held read_committed
+readers back. A transaction of ours lasts seconds, so a longer one is a stranger's, or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+from cdc.log import names, reader
+from cdc.log.offsets import Place, Question, Span, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cdc.config import Config
+    from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
+    from cdc.log.topics import Admin
+
+log = logging.getLogger("cdc.log.watch")
+
+WATCH_SECONDS: Final = 5.0
+# Between two looks at the same thing that looks wrong.
+_AGAIN_SECONDS: Final = 1.0
+_START_TRIES: Final = 10
+# Partitions in one look: some milliseconds of CPU. With more of them the looks take turns.
+_PARTITIONS: Final = 500
+# How many frontier records a start reads back.
+FRONTIERS: Final = 1_000
+# Of log.retention_hours: what is younger than this must still be there. Clocks differ.
+_SURELY_KEPT: Final = 0.9
+# Longer than any Kafka transaction of ours may be open.
+HELD_SECONDS: Final = 70.0
+
+_ANEW: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
+_LOST: Final = (
+    "acknowledged records were lost, as after an unclean leader election (see that"
+    f" unclean.leader.election.enable is false and min.insync.replicas at least 2); {_ANEW}"
+)
+ACKNOWLEDGE: Final = "`cdc topics acknowledge` takes it as it is and begins a new epoch"
+
+
+class Kept(NamedTuple):
+    """A record that must not be deleted yet: the one before `offset`, there since `since`."""
+
+    offset: int
+    since: float  # monotonic
+
+
+class Known(NamedTuple):
+    """What is known of the log: ids of topics, ends of partitions, and what must be kept."""
+
+    topic_ids: dict[str, str]
+    ends: dict[Place, int]
+    kept: dict[Place, Kept]
+
+
+class LogWatch:
+    """One session's eye on its topics. `begin` at the start, `turn` whenever the loop turns."""
+
+    def __init__(self, config: Config, admin: Admin) -> None:
+        """`admin` stays the caller's, and must outlive this."""
+        self._config = config
+        self._admin = admin
+        self._own = {
+            named(config.prefix): 1
+            for named in (names.resume_topic, names.frontier_topic, names.schema_topic)
+        }
+        self._known = Known({}, {}, {})
+        self._question: Question | None = None
+        self._suspect = ""
+        self._due_at = 0.0
+        self._next = self._asked = 0
+        self._held: dict[Place, tuple[int, float]] = {}
+        self._warned = False
+        self.held_seconds = 0.0  # for which readers have been held back
+
+    def begin(self, identity: ResumeIdentity, position: ResumePosition) -> None:
+        """Hold the log against its own records. Blocks. Raises GapError or ConfigError.
+
+        A cluster that does not answer in full is left to the looks that follow.
+        """
+        config = self._config
+        tail = reader.read_frontier_tail(config, FRONTIERS)
+        if tail:
+            same_seq(config.prefix, tail[-1][0], position)
+        elif position.seq > sum(events for *_, events in position.pending):
+            self._once_written()
+        self._remember(identity, position, tail)
+        wanted = len(self._own) + len(identity.partitions)
+        for _ in range(_START_TRIES + wanted):
+            if self._judge(identity, self._ask(identity).answer()):
+                time.sleep(_AGAIN_SECONDS)
+            elif self._next >= wanted:
+                break
+        self._due_at = time.monotonic() + WATCH_SECONDS
+
+    def turn(self, identity: ResumeIdentity, ends: Mapping[Place, int]) -> None:
+        """Look if it is time to, and never wait. Raises GapError or ConfigError.
+
+        `ends` are the partitions' ends as brokers told this session's producers; -1 is unknown.
+        """
+        if self._question is None:
+            if time.monotonic() >= self._due_at:
+                # Before asking: what is acknowledged while the question travels is no part of it.
+                self._learn(ends)
+                self._question = self._ask(identity)
+        elif self._question.answered:
+            standing, self._question = self._question.answer(), None
+            again = self._judge(identity, standing)
+            self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else WATCH_SECONDS)
+
+    def _ask(self, identity: ResumeIdentity) -> Question:
+        """Ask about as many topics as one look takes, beginning with the next in turn."""
+        wanted = list({**self._own, **identity.partitions}.items())
+        self._next %= len(wanted)
+        chosen: dict[str, int] = {}
+        for name, count in wanted[self._next :]:
+            if chosen and sum(chosen.values()) + count > _PARTITIONS:
+                break
+            chosen[name] = count
+        self._asked = len(chosen)
+        return Question(self._admin, chosen)
+
+    def _once_written(self) -> None:
+        """Raise GapError where the frontier topic has never held a record."""
+        topic = names.frontier_topic(self._config.prefix)
+        if not reader.end_offsets(self._config, [(topic, 0)])[topic, 0]:
+            raise GapError(
+                f"topic {topic} never held a record, though the resume record counts events that"
+                " had a frontier: it was deleted and created again",
+                hint=f"followers can't tell what is whole; {_ANEW}",
+            )
+
+    def _remember(
+        self,
+        identity: ResumeIdentity,
+        position: ResumePosition,
+        tail: list[tuple[FrontierRecord, float]],
+    ) -> None:
+        """Take from the log what must stand in the partitions."""
+        known, oldest = self._known, self._oldest()
+        known.topic_ids.update(identity.topic_ids)
+        for frontier, since in tail:
+            for topic, number, end, _ in frontier.partitions:
+                known.ends[topic, number] = end
+                # What was missing when an epoch began has been acknowledged.
+                if frontier.epoch == identity.epoch and since > oldest:
+                    known.kept.setdefault((topic, number), Kept(end, since))
+        for topic, number, events in position.pending:
+            place = (topic, number)
+            known.ends[place] = known.ends.get(place, 0) + events
+
+    def _learn(self, ends: Mapping[Place, int]) -> None:
+        """Note what the brokers have acknowledged, and that it must be kept from now on."""
+        known, now = self._known, time.monotonic()
+        for place, end in dict(ends).items():
+            # Beyond the end of the last look, so it is as young as that.
+            if end > known.ends.get(place, 0):
+                known.ends[place] = end
+                known.kept.setdefault(place, Kept(end, now))
+
+    def _oldest(self) -> float:
+        """Return the time (monotonic) before which retention may have deleted anything."""
+        hours = self._config.log.retention_hours
+        return time.monotonic() - hours * _SURELY_KEPT * 3_600 if hours >= 0 else -math.inf
+
+    def _judge(self, identity: ResumeIdentity, standing: Standing) -> bool:
+        """Note how the topics stand; return whether to look again soon. Raises what is certain."""
+        kept, oldest = self._known.kept, self._oldest()
+        for place in [place for place, its in kept.items() if its.since < oldest]:
+            del kept[place]
+        found = next(problems(identity, self._known, standing), None)
+        if found is None:
+            self._suspect = ""
+            self._next += self._asked
+            self._note(standing)
+            return False
+        if found.what == self._suspect:
+            raise found
+        self._suspect = found.what
+        return True
+
+    def _note(self, standing: Standing) -> None:
+        known, now = self._known, time.monotonic()
+        for name, (topic_id, _) in standing.topics.items():
+            known.topic_ids.setdefault(name, topic_id)
+        for place, span in standing.spans.items():
+            known.ends[place] = max(span.end, known.ends.get(place, 0))
+            self._note_held(place, span, now)
+        self.held_seconds = max((now - since for _, since in self._held.values()), default=0.0)
+        if self.held_seconds > HELD_SECONDS and not self._warned:
+            place, (stable, _) = min(self._held.items(), key=lambda item: item[1][1])
+            what, hint = held_back(self._config, place, stable)
+            log.warning("readers are held back", extra={"fields": {"error": what, "hint": hint}})
+        self._warned = self.held_seconds > HELD_SECONDS
+
+    def _note_held(self, place: Place, span: Span, now: float) -> None:
+        if span.stable >= span.end:
+            self._held.pop(place, None)
+        elif self._held.get(place, (-1, now))[0] != span.stable:
+            self._held[place] = (span.stable, now)
+
+
+def same_seq(prefix: str, newest: FrontierRecord, position: ResumePosition) -> None:
+    """Raise GapError where the newest frontier and the resume record were not written together.
+
+    The events since that frontier are `pending` in the resume record, so that both must count to
+    the same seq: one that counts less has lost its newest records.
+    """
+    counted = newest.seq + sum(events for *_, events in position.pending)
+    if counted == position.seq and newest.lsn <= position.end_lsn:
+        return
+    resume, frontier = names.resume_topic(prefix), names.frontier_topic(prefix)
+    short = frontier if counted < position.seq else resume
+    raise GapError(
+        f"topic {short} has lost its newest records: {frontier} counts up to seq {counted}"
+        f" ({newest.lsn}), {resume} up to seq {position.seq} ({position.end_lsn})",
+        hint=_LOST,
+    )
+
+
+def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iterator[CDCError]:
+    """Yield what is wrong with the topics; pure."""
+    for topic in sorted(standing.missing):
+        yield GapError(
+            f"topic {topic} is gone, though the pipeline writes to it",
+            hint=f"its events are lost downstream; {_ANEW}",
+        )
+    for topic, (topic_id, partitions) in standing.topics.items():
+        if known.topic_ids.get(topic, topic_id) != topic_id:
+            yield GapError(
+                f"topic {topic} was deleted and created again: what it held is gone",
+                hint=f"its events are lost downstream; {_ANEW}",
+            )
+        pinned = identity.partitions.get(topic, 1)
+        if partitions != pinned:
+            yield partitions_changed(topic, partitions, pinned)
+    for (topic, number), span in standing.spans.items():
+        end = known.ends.get((topic, number), 0)
+        if span.end < end:
+            yield GapError(
+                f"topic {topic}, partition {number}, ends at offset {span.end}, but the brokers"
+                f" had acknowledged it up to {end}: offsets {span.end} to {end - 1} are lost",
+                hint=_LOST,
+            )
+        kept = known.kept.get((topic, number))
+        if kept is not None and span.first >= kept.offset:
+            yield GapError(
+                f"topic {topic}, partition {number}, begins at offset {span.first}: events before"
+                f" it are gone, though log.retention_hours promises them, up to offset"
+                f" {kept.offset - 1}, to followers",
+                hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
+                f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
+            )
+
+
+def partitions_changed(topic: str, partitions: int, pinned: int) -> ConfigError:
+    """Return the refusal of a changed partition count."""
+    return ConfigError(
+        f"topic {topic} has {partitions} partitions, the resume record pins {pinned}: keys would"
+        " change partition and lose their order",
+        hint=ACKNOWLEDGE,
+    )
+
+
+def held_back(config: Config, place: Place, stable: int) -> tuple[str, str]:
+    """Return what an open transaction does to readers of a partition, and what ends it."""
+    topic, number = place
+    tool = f"kafka-transactions.sh --bootstrap-server {config.log.bootstrap_servers}"
+    where = f"--topic {topic} --partition {number}"
+    what = (
+        f"topic {topic}, partition {number}: an open transaction holds read_committed readers back"
+        f" at offset {stable}"
+    )
+    hint = (
+        f"find whose it is: {tool} describe-producers {where}; where nobody will end it: {tool}"
+        f" abort {where} --start-offset {stable}"
+    )
+    return what, hint
+
+
+def look_once(config: Config, admin: Admin, identity: ResumeIdentity) -> Standing:
+    """Return how the topics of a log stand now. Blocks. Raises UnavailableError if unknown."""
+    own = (names.resume_topic, names.frontier_topic, names.schema_topic)
+    wanted = {named(config.prefix): 1 for named in own} | identity.partitions
+    standing = Question(admin, wanted).answer()
+    if unknown := wanted.keys() - standing.topics.keys() - standing.missing:
+        raise UnavailableError(
+            f"the brokers do not tell how {min(unknown)} stands", hint="see that all brokers run"
+        )
+    return standing

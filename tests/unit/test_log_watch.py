@@ -1,0 +1,95 @@
+"""What the watch says of topics that are not as they were, and of those that are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy
+from cdc.events import LSN
+from cdc.log.offsets import Span, Standing
+from cdc.log.records import FrontierRecord
+from cdc.log.watch import Kept, Known, problems, same_seq
+from tests.property.stream import position
+from tests.unit.test_continuity import IDENTITY
+
+USERS = "shop.public.users"
+RESUME = "shop.cdc.resume"
+KNOWN = Known(
+    {USERS: "aXb", RESUME: "r1"}, {(USERS, 0): 40, (USERS, 1): 7}, {(USERS, 0): Kept(20, 0.0)}
+)
+STANDING = Standing(
+    {USERS: ("aXb", 4), RESUME: ("r1", 1)},
+    frozenset(),
+    {(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
+)
+
+
+def judged(**changed: object) -> list[CDCError]:
+    return list(problems(IDENTITY, KNOWN, STANDING._replace(**changed)))  # type: ignore[arg-type]
+
+
+def test_topics_that_stand_as_they_should_are_no_problem() -> None:
+    """Records that retention may delete may be gone, and markers stand behind the last record."""
+    assert judged() == []
+
+
+def test_what_a_broker_did_not_tell_is_no_problem() -> None:
+    assert judged(topics={}, spans={}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "words"),
+    [
+        ({"missing": frozenset({USERS}), "topics": {}}, GapError, (USERS, "is gone")),
+        ({"topics": {USERS: ("cYd", 4)}}, GapError, (USERS, "created again")),
+        ({"topics": {RESUME: ("r2", 1)}}, GapError, (RESUME, "created again")),
+        (
+            {"topics": {USERS: ("aXb", 6)}},
+            ConfigError,
+            (USERS, "6 partitions", "pins 4", "cdc topics acknowledge"),
+        ),
+        (
+            {"spans": {(USERS, 0): Span(0, 33, 33)}},
+            GapError,
+            (f"{USERS}, partition 0, ends at offset 33", "33 to 39 are lost", "unclean"),
+        ),
+        (
+            {"spans": {(USERS, 0): Span(20, 41, 41)}},
+            GapError,
+            (f"{USERS}, partition 0, begins at offset 20", "cdc topics acknowledge"),
+        ),
+    ],
+    ids=["gone", "recreated", "own-recreated", "widened", "truncated", "emptied"],
+)
+def test_topics_that_are_not_as_they_were_halt_with_a_remedy(
+    changed: dict[str, object], kind: type[CDCError], words: tuple[str, ...]
+) -> None:
+    (problem,) = judged(**changed)
+    assert isinstance(problem, kind)
+    assert (problem.policy, problem.exit_code) == (Policy.HALT, Exit.CONFIG)
+    for word in words:
+        assert word in str(problem)
+
+
+FRONTIER = FrontierRecord(
+    pipeline="shop", epoch=1, lsn=LSN(0x4000), seq=10, committed_at_us=0, partitions=()
+)
+POSITION = replace(position(end_lsn=0x5000), seq=13, pending=((USERS, 0, 2), (USERS, 1, 1)))
+
+
+def test_a_frontier_and_a_resume_record_that_count_alike_belong_together() -> None:
+    same_seq("shop", FRONTIER, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("frontier", "lost"),
+    [
+        (replace(FRONTIER, seq=9), "shop.cdc.frontier"),
+        (replace(FRONTIER, seq=11), "shop.cdc.resume"),
+        (replace(FRONTIER, lsn=LSN(0x6000)), "shop.cdc.resume"),
+    ],
+)
+def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: str) -> None:
+    with pytest.raises(GapError, match=f"topic {lost} has lost its newest records"):
+        same_seq("shop", frontier, POSITION)
