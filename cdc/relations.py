@@ -1,23 +1,68 @@
 """Relation messages → table versions.
 
 Pure. A version is what the stream said of a relation's columns and identity, with what only the
-catalog knows beside it. The same description again is the same version: the walsender repeats it
-in each session and after each invalidation.
+catalog knows beside it, and what the configuration says of key and masks. The same description
+again is the same version: the walsender repeats it in each session and after each invalidation.
+
+The configuration names columns, and a column can be renamed while it runs. So a version that would
+show what the one before it hid is refused (`_nothing_bared`), unless the configuration says so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from cdc.config.selection import ALL
 from cdc.decode.messages import ReplicaIdentity
 from cdc.decode.types import type_name
+from cdc.errors import ConfigError
 from cdc.log import names
+from cdc.log.mask import column_mask
 from cdc.log.records import SchemaColumn, SchemaRecord
 
 if TYPE_CHECKING:
+    from cdc.config import TableSelection
     from cdc.decode.messages import Relation
     from cdc.events import LSN
+    from cdc.log.values_options import Values
     from cdc.source.catalog import TableFacts
+    from cdc.source.published import Published
+
+# Those under which the stream marks the key's columns.
+_MARKING = (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
+
+
+class Asked(NamedTuple):
+    """A relation to be described, and what is known of it beside the stream."""
+
+    relation: Relation
+    facts: TableFacts
+    published: Published | None
+    selection: TableSelection
+    types: dict[int, str]
+    values: Values | None
+    from_lsn: LSN
+
+    @property
+    def name(self) -> str:
+        return f"{self.relation.namespace}.{self.relation.name}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.relation.columns)
+
+    @property
+    def marked(self) -> tuple[str, ...]:
+        """The columns of the replica identity, as far as the stream tells them."""
+        return tuple(column.name for column in self.relation.columns if column.key)
+
+    @property
+    def catalog_speaks(self) -> bool:
+        """Whether today's catalog describes the columns as the stream does."""
+        if self.published is None:
+            return True
+        told = tuple((c.name, c.type_id, c.type_modifier) for c in self.relation.columns)
+        return told == self.published.columns
 
 
 class Relations:
@@ -37,68 +82,161 @@ class Relations:
         from_lsn: LSN,
         *,
         replaying: bool,
+        values: Values | None = None,
+        published: Published | None = None,
+        selection: TableSelection = ALL,
     ) -> tuple[SchemaRecord, bool]:
         """Return the relation's version, and whether it is a new one.
 
         While `replaying` what the log holds, the relation may be an older version than the newest,
         and today's catalog says nothing of that time: the newest version that the stream describes
         alike is the one, with the key it had.
+
+        Raises ConfigError where the configuration's key or masks don't fit the relation.
         """
+        asked = Asked(relation, facts, published, selection, types, values, from_lsn)
         versions = [v for v in self._known.values() if v.relation_id == relation.relation_id]
-        columns = tuple(
-            SchemaColumn(
-                name=column.name,
-                type_id=column.type_id,
-                type=type_name(column.type_id) or types.get(column.type_id, "unknown"),
-                type_modifier=column.type_modifier,
-                nullable=facts.nullable.get(column.name),
+        record = self._record(asked, _key(asked, versions))
+        custom = asked.selection.key is not None
+        for candidate in reversed(versions if replaying else versions[-1:]):
+            if _same(candidate, record, replaying=replaying, custom=custom):
+                return candidate, False
+        _key_holds(asked, record)
+        _nothing_bared(asked, record, versions[-1] if versions else None)
+        self.schema_id = record.schema_id
+        self._known[record.schema_id] = record
+        return record, True
+
+    def _record(self, asked: Asked, key: tuple[str, ...]) -> SchemaRecord:
+        relation, types = asked.relation, asked.types
+        columns = []
+        for column in relation.columns:
+            mask = column_mask(asked.selection, column.name)
+            columns.append(
+                SchemaColumn(
+                    name=column.name,
+                    type_id=column.type_id,
+                    type=type_name(column.type_id) or types.get(column.type_id, "unknown"),
+                    type_modifier=column.type_modifier,
+                    nullable=asked.facts.nullable.get(column.name),
+                    mask=mask.label if mask else None,
+                )
             )
-            for column in relation.columns
-        )
-        record = SchemaRecord(
+        return SchemaRecord(
             schema_id=self.schema_id + 1,
             relation_id=relation.relation_id,
             schema=relation.namespace or "pg_catalog",
             table=relation.name,
             topic=names.data_topic(self._prefix, relation.namespace, relation.name),
             replica_identity=relation.replica_identity.value,
-            from_lsn=from_lsn,
-            key=_key(relation, facts),
-            columns=columns,
+            from_lsn=asked.from_lsn,
+            key=key,
+            columns=tuple(columns),
+            values=asked.values,
+            where=asked.published.where if asked.published else None,
         )
-        for candidate in reversed(versions if replaying else versions[-1:]):
-            if _same(candidate, record, key_too=not replaying):
-                return candidate, False
-        self.schema_id = record.schema_id
-        self._known[record.schema_id] = record
-        return record, True
 
 
-def _key(relation: Relation, facts: TableFacts) -> tuple[str, ...]:
-    """Return the key's columns, in the key's order where the catalog still agrees on them.
+def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
+    """Return the key's columns: the configuration's, or the primary key's in the key's order.
 
-    The stream marks them for DEFAULT and USING INDEX. Under FULL it marks every column and under
-    NOTHING none, so there the primary key is the catalog's to tell.
+    The stream marks them for DEFAULT and USING INDEX, and only their order is another's to tell.
+    Under FULL it marks every column and under NOTHING none: there the catalog tells the primary
+    key, but only while it describes the table as the stream does. A reader that lags behind a
+    change of the table goes by the version that had these columns, or the one before.
     """
-    marked = tuple(column.name for column in relation.columns if column.key)
-    everything = {column.name for column in relation.columns}
-    if relation.replica_identity in (ReplicaIdentity.FULL, ReplicaIdentity.NOTHING):
-        return facts.primary_key if set(facts.primary_key) <= everything else ()
-    return facts.primary_key if set(facts.primary_key) == set(marked) else marked
+    if asked.selection.key is not None:
+        return asked.selection.key
+    primary, columns, newest_first = asked.facts.primary_key, set(asked.columns), versions[::-1]
+    if asked.relation.replica_identity in _MARKING:
+        marked = asked.marked
+        ordered = [primary, *(version.key for version in newest_first)]
+        return next((key for key in ordered if set(key) == set(marked)), marked)
+    today = primary if set(primary) <= columns else ()
+    if asked.catalog_speaks or not versions:
+        return today
+    alike = [v for v in newest_first if tuple(c.name for c in v.columns) == asked.columns]
+    then = (alike or newest_first)[0].key
+    return then if set(then) <= columns else today
 
 
-def _same(known: SchemaRecord, seen: SchemaRecord, *, key_too: bool) -> bool:
-    """Return whether the stream says the same of both.
+def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: bool) -> bool:
+    """Return whether the stream and the configuration say the same of both.
 
-    A key's order is the catalog's and makes no new version. Under FULL and NOTHING the whole key
-    is, and counts only where today's catalog can speak (`key_too`).
+    A key's order is the catalog's and makes no new version, unless it is the configuration's
+    (`custom`). Under FULL and NOTHING the whole key is the catalog's, as the row filter is always,
+    and counts only where today's catalog can speak.
     """
-    marked = seen.replica_identity in (ReplicaIdentity.DEFAULT.value, ReplicaIdentity.INDEX.value)
-    return _described(known) == _described(seen) and (
-        set(known.key) == set(seen.key) or not (marked or key_too)
-    )
+    if _described(known) != _described(seen):
+        return False
+    if custom and known.key != seen.key:
+        return False
+    if not replaying and known.where != seen.where:
+        return False
+    marked = seen.replica_identity in {identity.value for identity in _MARKING}
+    return set(known.key) == set(seen.key) or not (marked or not replaying)
 
 
 def _described(record: SchemaRecord) -> tuple[object, ...]:
-    columns = tuple((c.name, c.type_id, c.type_modifier) for c in record.columns)
-    return (record.schema, record.table, record.topic, record.replica_identity, columns)
+    columns = tuple((c.name, c.type_id, c.type_modifier, c.mask) for c in record.columns)
+    named = (record.schema, record.table, record.topic, record.replica_identity)
+    return (*named, columns, record.values)
+
+
+def _key_holds(asked: Asked, record: SchemaRecord) -> None:
+    """Raise ConfigError where the key would not tell this relation's rows apart, or be unknown."""
+    labels = {column.name: column.mask for column in record.columns}
+    missing = [name for name in record.key if name not in labels]
+    if missing:
+        raise ConfigError(
+            f"the key of {asked.name} is to be {', '.join(record.key)}, but at {asked.from_lsn} the"
+            f" table has no column {', '.join(missing)}",
+            hint=f'correct tables."{asked.name}".key; a column that was added later can be in the'
+            " key of a new log only",
+        )
+    # Without a marked column Postgres refuses updates and deletes: inserts carry every column.
+    unsent = [name for name in record.key if asked.marked and name not in asked.marked]
+    if unsent:
+        raise ConfigError(
+            f"the key of {asked.name} has {', '.join(unsent)}, which Postgres does not send with"
+            f" updates and deletes: its replica identity is {', '.join(asked.marked)}",
+            hint="ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX of a unique index that has"
+            f' the key\'s columns; or take another tables."{asked.name}".key',
+        )
+    masks = {name: labels[name] for name in record.key}
+    alike = [name for name, mask in masks.items() if mask and not mask.startswith("hmac:")]
+    if alike:
+        raise ConfigError(
+            f"{', '.join(alike)} is in the key of {asked.name}, and its mask"
+            f" {masks[alike[0]]} would make rows alike",
+            hint="a key's column takes the mask hmac, or none",
+        )
+
+
+def _nothing_bared(asked: Asked, record: SchemaRecord, before: SchemaRecord | None) -> None:
+    """Raise ConfigError where what was hidden so far would be shown under another name."""
+    selection, columns = asked.selection, set(asked.columns)
+    if before is None:
+        # The catalog may be younger than the stream: a column that either knows is well.
+        exact = {name.exact for name, mask in selection.masks if mask.kind != "keep"}
+        gone = sorted(n for n in exact if n and n not in columns and n not in asked.facts.nullable)
+        if gone:
+            raise _bared(asked, gone, "but the table has none of that name")
+        return
+    hidden = {column.name for column in before.columns if column.mask is not None}
+    known = {column.name for column in before.columns}
+    shown = {c.name for c in record.columns if c.mask is None and selection.mask(c.name) is None}
+    if hidden & shown:
+        raise _bared(asked, sorted(hidden & shown), "and is silent now")
+    gone = sorted(hidden - columns)
+    if gone and shown - known:
+        new = ", ".join(sorted(shown - known))
+        raise _bared(asked, gone, f"but that is gone, and {new} is new and may be the same")
+
+
+def _bared(asked: Asked, columns: list[str], how: str) -> ConfigError:
+    return ConfigError(
+        f"{asked.name}: the configuration hid {', '.join(columns)} so far, {how}",
+        hint=f'name table and column as they are called now: tables."{asked.name}".mask; there'
+        " `keep` says that a column may be shown from here on",
+    )

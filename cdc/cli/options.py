@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.control.setup import Step
+    from cdc.control.steps import Step
 
 
 def with_config(command: Callable[..., Any]) -> Callable[..., Any]:

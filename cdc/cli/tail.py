@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc.config import Config
-    from cdc.config.model import TablePattern
+    from cdc.config import TablePattern
     from cdc.log.tail import Arrived
 
 _COLOURS = {"c": "green", "r": "green", "u": "yellow", "d": "red", "t": "magenta", "m": "cyan"}
@@ -80,7 +80,7 @@ def _reader_is_gone() -> bool:
 
 
 def _patterns(tables: Sequence[str]) -> list[TablePattern]:
-    from cdc.config.model import parse_table_pattern  # noqa: PLC0415 - not for --help
+    from cdc.config.patterns import parse_table_pattern  # noqa: PLC0415 - not for --help
 
     try:
         return [parse_table_pattern(table) for table in tables]

@@ -2,14 +2,16 @@
 
 What is written wins over what is default, and the environment over the file. Every value is checked
 before anything connects, every finding is told at once, and each names its place. The modules:
-`model` what can be set, `layers` where it is read from, `check` what is refused, `show` how it is
-shown without its secrets.
+`model` what can be set, `layers` where it is read from, `check` and `rules` what is refused,
+`selection` what of each table is captured, `show` how it is shown without its secrets.
 """
 
 from __future__ import annotations
 
 from cdc.config.check import Effective, load, read
-from cdc.config.model import Batch, Config, Http, Log, Source, TablePattern
+from cdc.config.model import Batch, Config, Http, Log, Mask, Source, TableRule
+from cdc.config.patterns import TablePattern
+from cdc.config.selection import Selection, TableSelection
 from cdc.config.show import mask_dsn, show
 
 __all__ = [
@@ -18,8 +20,12 @@ __all__ = [
     "Effective",
     "Http",
     "Log",
+    "Mask",
+    "Selection",
     "Source",
     "TablePattern",
+    "TableRule",
+    "TableSelection",
     "load",
     "mask_dsn",
     "read",

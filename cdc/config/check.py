@@ -7,6 +7,7 @@ every finding: the place, the field, what was given (never a secret) and what is
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from msgspec import inspect
 from cdc.config.layers import Broken, Given, known_paths, read_layers, variable_of
 from cdc.config.meaning import complaints
 from cdc.config.model import Config
+from cdc.config.rules import build_rules
 from cdc.config.show import is_secret
 from cdc.errors import ConfigError
 
@@ -75,9 +77,12 @@ def _build(
     values: dict[str, Any] = {}
     before = len(problems)
     for field in msgspec.structs.fields(struct):
-        here = (*at, field.name)
+        here = (*at, field.encode_name)
         if here in known.sections:
             values[field.name] = _build(field.type, here, given, path, problems)
+        elif here in known.named:
+            checked = partial(_checked, problems=problems)
+            values[field.name] = build_rules(here, given, checked, problems)
         elif here in known.open:
             below = {each: value for each, value in given.items() if each[:-1] == here}
             values[field.name] = {

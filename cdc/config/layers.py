@@ -7,14 +7,14 @@ is guessed: an unset variable, a missing secret file, a doubled key is a finding
 One variable for each field: `LOCKSTEP_`, then the path in capitals joined by `_`
 (`LOCKSTEP_SOURCE_DSN`, `LOCKSTEP_LOG_LEVEL` for `log_level`). Settings below `log.kafka` follow a
 double underscore, with `_` for each dot: `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD`. Lists are separated
-by commas.
+by commas. The sections below `tables` stand in the file only.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, NamedTuple, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import yaml
@@ -61,11 +61,15 @@ def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
 
 
 class Known(NamedTuple):
-    """Where the model has fields: leaves by path, and the paths whose entries are free names."""
+    """Where the model has fields: leaves by path, and the paths whose entries are free names.
+
+    The entries of `open` are values, those of `named` are sections, all of one struct.
+    """
 
     leaves: tuple[tuple[str, ...], ...]
     open: tuple[tuple[str, ...], ...]
     sections: tuple[tuple[str, ...], ...]
+    named: dict[tuple[str, ...], type[msgspec.Struct]]
 
 
 def known_paths() -> Known:
@@ -73,20 +77,29 @@ def known_paths() -> Known:
     leaves: list[tuple[str, ...]] = []
     opened: list[tuple[str, ...]] = []
     sections: list[tuple[str, ...]] = []
+    named: dict[tuple[str, ...], type[msgspec.Struct]] = {}
 
     def walk(struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
         for field in msgspec.structs.fields(struct):
-            here = (*path, field.name)
+            here = (*path, field.encode_name)
             if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
                 sections.append(here)
                 walk(field.type, here)
-            elif get_origin(getattr(field.type, "__origin__", field.type)) is dict:
-                opened.append(here)
-            else:
+            elif (entries := _entries(field.type)) is None:
                 leaves.append(here)
+            elif isinstance(entries, type) and issubclass(entries, msgspec.Struct):
+                named[here] = entries
+            else:
+                opened.append(here)
 
     walk(Config, ())
-    return Known(tuple(leaves), tuple(opened), tuple(sections))
+    return Known(tuple(leaves), tuple(opened), tuple(sections), named)
+
+
+def _entries(kind: Any) -> Any:  # noqa: ANN401 - a type as a value
+    """Return the type of a dict's values; None for what is no dict."""
+    plain = getattr(kind, "__origin__", kind)
+    return get_args(plain)[1] if get_origin(plain) is dict else None
 
 
 def variable_of(path: tuple[str, ...], *, opened: bool = False) -> str:
@@ -94,7 +107,7 @@ def variable_of(path: tuple[str, ...], *, opened: bool = False) -> str:
     if opened:
         section = "_".join(path[:-1]).upper()
         return f"{ENVIRONMENT}{section}__{path[-1].upper().replace('.', '_')}"
-    return ENVIRONMENT + "_".join(path).upper()
+    return ENVIRONMENT + "_".join(path).upper().replace(".", "_")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -130,31 +143,69 @@ def _read_file(path: Path, layers: Layers) -> None:
     _read_mapping(root, (), path, layers)
 
 
+class _Shape(NamedTuple):
+    """What may stand below a path: names that are known (None: any), and which are sections."""
+
+    names: frozenset[str] | None
+    sections: frozenset[str] | None  # None: whatever is written as one
+
+
+_NONE: frozenset[str] = frozenset()
+_MASKS = frozenset({"fixed", "truncate", "hmac"})
+
+
+def _shape(at: tuple[str, ...]) -> _Shape:
+    """Return what the model has below `at`, a section or a place of free names."""
+    known = known_paths()
+    if at in known.open:
+        return _Shape(None, _NONE)
+    if at in known.named:
+        return _Shape(None, None)
+    if at[:-1] in known.named:
+        fields = msgspec.structs.fields(known.named[at[:-1]])
+        return _Shape(frozenset(field.name for field in fields), frozenset({"mask"}))
+    if at[:-2] in known.named:
+        return _Shape(None, None)  # a column's mask is a word, or a section of one field
+    if at[:-3] in known.named:
+        return _Shape(_MASKS, _NONE)
+    paths = (*known.leaves, *known.open, *known.sections, *known.named)
+    names = {each[len(at)] for each in paths if each[: len(at)] == at and len(each) > len(at)}
+    deep = {*known.open, *known.sections, *known.named}
+    return _Shape(frozenset(names), frozenset(name for name in names if (*at, name) in deep))
+
+
 def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Layers) -> None:
     """Put every value below `node`, the section `at`, into `layers`."""
-    known = known_paths()
     section = ".".join(at) or "the file"
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         return
+    line = node.start_mark.line + 1
     if not isinstance(node, yaml.MappingNode):
-        line = node.start_mark.line + 1
         layers.problems.append(f"{path}:{line}: {section}: expected names with values below it")
         return
-    names = {
-        each[len(at)] for each in sum(known, ()) if each[: len(at)] == at and len(each) > len(at)
-    }
+    shape = _shape(at)
+    if shape.names is _MASKS and not node.value:
+        layers.problems.append(f"{path}:{line}: {section}: expected one of fixed, hmac, truncate")
     for key_node, value_node in node.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
         name = key_node.value if isinstance(key_node, yaml.ScalarNode) else "(a structure)"
         here = (*at, name)
         if here in layers.given:
             layers.problems.append(f"{place}: {'.'.join(here)}: given twice")
-        elif at not in known.open and name not in names:
-            layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{nearest(name, names)}")
-        elif here in known.sections or here in known.open:
+        elif shape.names is not None and name not in shape.names:
+            hint = nearest(name, shape.names)
+            layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{hint}")
+        elif _is_section(shape, here, value_node):
             _read_mapping(value_node, here, path, layers)
         else:
             layers.given[here] = _scalar(value_node, place)
+
+
+def _is_section(shape: _Shape, here: tuple[str, ...], node: yaml.Node) -> bool:
+    if shape.sections is None:
+        # A table's rule is always one; a column's mask where it is written so.
+        return here[:-1] in known_paths().named or isinstance(node, yaml.MappingNode)
+    return here[-1] in shape.sections
 
 
 def _scalar(node: yaml.Node, place: str) -> Given:
@@ -188,6 +239,8 @@ def _construct(node: yaml.Node, depth: int) -> object:
 
 # --- the environment ---
 
+_LISTS = (("source", "tables"), ("source", "exclude"))
+
 
 def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
     known = known_paths()
@@ -199,7 +252,7 @@ def _read_environment(env: Mapping[str, str], layers: Layers) -> None:
         if variable in leaves:
             path = leaves[variable]
             value: object = text
-            if path == ("source", "tables"):
+            if path in _LISTS:
                 value = [part.strip() for part in text.split(",") if part.strip()]
             layers.given[path] = Given(value, text, variable, as_text=True)
             continue

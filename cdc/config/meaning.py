@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdc.config.model import parse_table_pattern
+from cdc.config.patterns import parse_table_pattern
 from cdc.config.show import MASK, has_password
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _tables(patterns: tuple[str, ...], _: Mapping[str, Any]) -> Iterator[str]:
                 'double quotes around a name that holds dots or spaces: public."odd.name"'
             )
         else:
-            if pattern.schema in ("pg_catalog", "information_schema"):
+            if pattern.schema.exact in ("pg_catalog", "information_schema"):
                 yield f"{text!r}: Postgres does not publish its catalogs"
 
 
@@ -144,6 +144,7 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("source", "slot"): _slot,
     ("source", "publication"): _publication,
     ("source", "tables"): _tables,
+    ("source", "exclude"): _tables,
     ("source", "password_file"): _password_file,
     ("log", "bootstrap_servers"): _bootstrap_servers,
     ("log", "prefix"): _prefix,

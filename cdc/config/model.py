@@ -6,47 +6,74 @@ value are made from what stands here.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from cdc.config.selection import Selection
 from cdc.errors import ConfigError
+from cdc.log.values_options import Values
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+Streaming = Literal["off", "on", "parallel"]
 
 
-class TablePattern(NamedTuple):
-    """One entry of `source.tables`; `table` is None for every table of the schema."""
+class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands in a column's place: `value` is the hmac's key, the length, or what is fixed."""
 
-    schema: str
-    table: str | None
+    kind: Literal["keep", "null", "fixed", "truncate", "hmac"]
+    value: str | int | float | bool | None = None
 
-    def matches(self, schema: str, table: str) -> bool:
-        return schema == self.schema and self.table in (None, table)
-
-
-_NAME = r'"(?:[^"]|"")+"|[^\s".*]+'
-_TABLE_PATTERN = re.compile(rf"({_NAME})\.({_NAME}|\*)")
+    def __repr__(self) -> str:
+        """Return it without its value, which may be a key."""
+        return f"Mask({self.kind})"
 
 
-def parse_table_pattern(text: str) -> TablePattern:
-    """Return the pattern that `text` writes: `schema.table` or `schema.*`; raise ValueError.
+class TableRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is captured of a table, and how."""
 
-    Names stand as the catalog holds them (no folding to lower case); double quotes, doubled inside,
-    are needed only around dots, spaces, stars and quotes.
-    """
-    match = _TABLE_PATTERN.fullmatch(text)
-    if match is None:
-        raise ValueError(f"not a table pattern: {text!r}")
-    schema, table = match.groups()
-    return TablePattern(_unquote(schema), None if table == "*" else _unquote(table))
-
-
-def _unquote(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+    columns: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="The only columns captured; `*` stands for any text. Must hold the key.",
+            examples=[["id", "name"]],
+        ),
+    ] = None
+    exclude: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Columns left out; not beside `columns`. Where Postgres sends one all the "
+            "same (14, REPLICA IDENTITY FULL), it is null in every event.",
+            examples=[["password_*"]],
+        ),
+    ] = ()
+    where: Annotated[
+        str | None,
+        Meta(
+            description="The publication's row filter (Postgres 15 and later), in SQL. May name "
+            "columns of the replica identity only.",
+            examples=["region = 'eu'"],
+        ),
+    ] = None
+    key: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="The key's columns, in this order, instead of the primary key's. The "
+            "replica identity must hold them.",
+            examples=[["tenant", "id"]],
+        ),
+    ] = None
+    mask: Annotated[
+        dict[str, Mask],
+        Meta(
+            description="How columns are hidden, in every event, key, dead letter and log line: "
+            "`null`; `{fixed: value}`; `{truncate: n}`, the first n characters; `{hmac: key}`, "
+            "the HMAC-SHA256 in hex, with a key of 16 characters or more; `keep`, as it is.",
+            examples=[{"email": {"hmac": "${HMAC_KEY}"}}],
+        ),
+    ] = {}
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,11 +107,68 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[str, ...],
         Meta(
             min_length=1,
-            description="What `cdc setup` publishes: `schema.table`, or `schema.*` for the tables "
-            'that the schema holds at that time. Exact case; `"…"` around dots and spaces.',
+            description="What `cdc setup` publishes: `schema.table`, `schema.*` for a schema's "
+            "tables; `*` stands for any text, also within a name (`public.log_*`). Exact case; "
+            '`"…"` around dots, spaces and stars.',
             examples=[["public.users", "public.orders"]],
         ),
     ] = ("public.*",)
+    exclude: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Tables that `tables` matches and that are left out all the same, written "
+            "alike.",
+            examples=[["public.audit_*"]],
+        ),
+    ] = ()
+    new_tables: Annotated[
+        Literal["setup", "publish"],
+        Meta(
+            description="When tables created later in a schema that `tables` takes whole "
+            "(`schema.*`) are captured: after the next `cdc setup`, or `publish`: from their first "
+            "row. The latter takes Postgres 15, a superuser, and no row filter, column list or "
+            "excluded table there; Postgres refuses UPDATE and DELETE on one without a key.",
+        ),
+    ] = "setup"
+    partitions: Annotated[
+        Literal["root", "leaf"],
+        Meta(
+            description="Whether a partitioned table is one topic (`root`) or each of its "
+            "partitions one (`leaf`). Stays as it is within a log.",
+        ),
+    ] = "root"
+    generated_columns: Annotated[
+        Literal["stored", "none"],
+        Meta(
+            description="Whether stored generated columns are captured. Postgres sends them from "
+            "18 on; before, they are in no event.",
+        ),
+    ] = "stored"
+    origin: Annotated[
+        Literal["any", "none"],
+        Meta(
+            description="Whether changes that came to this database by replication are captured: "
+            "`any`, or `none` of them (Postgres 16 and later).",
+        ),
+    ] = "any"
+    streaming: Annotated[
+        Streaming,
+        Meta(
+            description="Whether Postgres sends a transaction larger than its "
+            "`logical_decoding_work_mem` while it is open; the daemon keeps it in `spool_dir` "
+            "until it commits. `off`: Postgres keeps it on its own disk. `parallel` is the same "
+            "with what Postgres 16 and later tell besides of rolled back parts.",
+        ),
+    ] = "on"
+    spool_dir: Annotated[
+        str | None,
+        Meta(
+            description="Where open transactions are kept, in a private directory of the "
+            "pipeline's own: needs room for the largest of them, and survives nothing. Default: "
+            "the system's directory for temporary files.",
+            examples=["/var/lib/lockstep"],
+        ),
+    ] = None
     password_file: Annotated[
         str | None,
         Meta(
@@ -186,8 +270,25 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ]
     source: Source
     log: Log
+    tables: Annotated[
+        dict[str, TableRule],
+        Meta(
+            description="What is captured of single tables. A name may be a pattern, as in "
+            "`source.tables`; of several that match, later ones win, setting by setting; excluded "
+            "and masked columns add up.",
+            examples=[
+                {
+                    "public.users": {
+                        "exclude": ["password"],
+                        "mask": {"email": {"hmac": "${HMAC_KEY}"}},
+                    }
+                }
+            ],
+        ),
+    ] = {}
     batch: Batch = Batch()
     http: Http = Http()
+    values: Values = Values()
     log_level: Annotated[
         LogLevel, Meta(description="The least severe log line that is written.")
     ] = "info"
@@ -220,5 +321,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ) from error
 
     @property
-    def table_patterns(self) -> tuple[TablePattern, ...]:
-        return tuple(parse_table_pattern(text) for text in self.source.tables)
+    def selection(self) -> Selection:
+        """What is captured of any table."""
+        return Selection(self)

@@ -1,7 +1,7 @@
 """Show the effective configuration: every value, where it came from, and no secret.
 
-A secret is the DSN's password and any Kafka setting that is named like one; a setting whose name
-tells nothing is shown.
+A secret is the DSN's password, a mask's HMAC key and any Kafka setting that is named like one; a
+setting whose name tells nothing is shown.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from cdc.config.model import Mask, TableRule
 
 if TYPE_CHECKING:
     from cdc.config.check import Effective
@@ -34,6 +36,8 @@ def has_password(dsn: str) -> bool:
 
 def is_secret(path: tuple[str, ...]) -> bool:
     """Return whether the whole value at `path` must not be shown."""
+    if path[0] == "tables":
+        return path[-1] == "hmac" and path[-3:-2] == ("mask",)
     return path[:2] == ("log", "kafka") and bool(_SECRET_SETTING.search(path[-1].lower()))
 
 
@@ -59,9 +63,14 @@ def show(effective: Effective) -> list[tuple[str, object, str]]:
     rows: list[tuple[str, object, str]] = []
 
     def walk(value: object, path: tuple[str, ...]) -> None:
-        if isinstance(value, msgspec.Struct):
+        if isinstance(value, Mask):
+            plain = value.kind in {"null", "keep"}
+            walk(value.kind if plain else value.value, path if plain else (*path, value.kind))
+        elif isinstance(value, msgspec.Struct):
             for field in msgspec.structs.fields(value):
-                walk(getattr(value, field.name), (*path, field.name))
+                each = getattr(value, field.name)
+                if not isinstance(value, TableRule) or each != field.default:
+                    walk(each, (*path, field.encode_name))
         elif isinstance(value, dict):
             for name, each in value.items():
                 walk(each, (*path, name))

@@ -31,10 +31,11 @@ def render(values: Mapping[str, object]) -> str:
 def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]) -> Iterator[str]:
     indent = "  " * path.count(".")
     for field in msgspec.structs.fields(struct):
-        at = f"{path}{field.name}"
+        name = field.encode_name
+        at = f"{path}{name}"
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             # A section without a value would be nothing; one with comments only is allowed.
-            yield f"\n# {(field.type.__doc__ or '').strip()}\n{field.name}:"
+            yield f"\n# {(field.type.__doc__ or '').strip()}\n{name}:"
             yield from _lines(field.type, f"{at}.", values)
             continue
         if path == "":
@@ -42,11 +43,11 @@ def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]
         description, examples = described(field.type)
         yield from (f"{indent}# {line}" for line in textwrap.wrap(description.replace("`", ""), 90))
         if at in values:
-            yield f"{indent}{field.name}: {_flow(values[at])}"
+            yield f"{indent}{name}: {_flow(values[at])}"
         else:
             default = field.default if isinstance(field.default, str | int | float) else None
             shown = examples[0] if default is None and examples else field.default
-            yield f"{indent}# {field.name}: {_flow(shown)}"
+            yield f"{indent}# {name}: {_flow(shown)}"
 
 
 def described(kind: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a type as a value
@@ -59,5 +60,6 @@ def described(kind: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a type as a
 
 def _flow(value: object) -> str:
     value = list(value) if isinstance(value, tuple) else value
+    # Flow style wraps nowhere, so that a line can be switched on by removing its mark.
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("...\n").strip()

@@ -47,7 +47,7 @@ def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None
                 server=source_inspection.server(connection),
                 slot=source_inspection.slot(connection, config.slot),
                 publication=source_inspection.publication(connection, config.publication),
-                tables=source_inspection.tables(connection, config.table_patterns),
+                tables=source_inspection.tables(connection, config.selection),
                 holders=source_inspection.holders(connection),
                 set_up=False,
             )

@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from cdc.control import setup_publication
 from cdc.control.findings import listed, size
+from cdc.control.steps import Did, Step
 from cdc.errors import CDCError, ConfigError, GapError
 from cdc.events import LSN
 from cdc.log import reader, resume, topics
 from cdc.log.records import ResumeIdentity, ResumePosition
-from cdc.source import catalog, inspection
+from cdc.source import catalog, inspection, membership
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect
 
@@ -36,21 +37,6 @@ if TYPE_CHECKING:
 _OLDEST_MAJOR = 14
 
 
-class Did(Enum):
-    """What a step did."""
-
-    DONE = "done"  # changed something
-    LEFT = "left"  # found it as it should be
-    WARN = "warn"  # something to know before going on
-
-
-class Step(NamedTuple):
-    """One line of the account that `cdc setup` and `cdc teardown` give."""
-
-    did: Did
-    what: str
-
-
 # --- setting up ---
 
 
@@ -60,12 +46,14 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
         server = inspection.server(connection)
         _check_server(server)
         tables = source_setup.matched_tables(connection, config)
+        wanted = setup_publication.planned(connection, config, server, tables)
         slot = inspection.slot(connection, config.slot)
         record = reader.read_resume(config)
         _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
         if record is not None and slot is not None:
             yield from _membership(connection, config, slot, record, tables)
-        yield from _publication(connection, config, tables, new=record is None)
+        state = membership.state(connection, config.publication)
+        yield from setup_publication.publish(connection, config, wanted, state, slot, record)
         yield from _identities(tables)
         client = topics.admin(config)
         described: dict[str, topics.Described] = {}
@@ -159,43 +147,6 @@ def _membership(
     kept = msgspec.structs.replace(identity, publication=now)
     resume.write_first(config, kept, position)
     yield Step(Did.DONE, f"the log goes on without {listed(gone)}")
-
-
-def _publication(
-    connection: psycopg.Connection,
-    config: Config,
-    tables: list[inspection.Table],
-    *,
-    new: bool,
-) -> Iterator[Step]:
-    name = config.publication
-    publication = inspection.publication(connection, name)
-    names = listed([str(each) for each in tables])
-    if publication is None:
-        if not new:
-            raise GapError(
-                f"the publication {name} is gone; changes made since then are not in the stream",
-                hint="start anew with `cdc teardown --topics`, then `cdc setup`",
-            )
-        source_setup.create_publication(connection, name, tables)
-        yield Step(Did.DONE, f"created the publication {name} of {names}")
-        return
-    lacking = {"insert", "update", "delete", "truncate"} - publication.operations
-    if lacking:
-        raise ConfigError(
-            f"the publication {name} does not publish {', '.join(sorted(lacking))}",
-            hint=f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')",
-        )
-    missing = [each for each in tables if str(each) not in publication.members]
-    if missing:
-        source_setup.add_tables(connection, name, missing)
-        added = listed([str(each) for each in missing])
-        yield Step(Did.DONE, f"added {added} to the publication {name}")
-    else:
-        yield Step(Did.LEFT, f"the publication {name} has {names}")
-    extra = sorted(publication.members.keys() - {str(each) for each in tables})
-    if extra:
-        yield Step(Did.WARN, f"the publication also has {listed(extra)}: they are captured too")
 
 
 def _identities(tables: list[inspection.Table]) -> Iterator[Step]:

@@ -12,6 +12,7 @@ import msgspec
 
 from cdc.errors import ConfigError
 from cdc.events import LSN, Frontier, PartitionEnd
+from cdc.log.values_options import Values
 
 # Raised when a field changes its meaning or a field is added that a reader must not ignore.
 FORMAT = 1
@@ -77,18 +78,19 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
         return Frontier(self.epoch, self.lsn, self.seq, self.committed_at_us, ends)
 
 
-class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One column of a table version."""
+class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One column of a table version; `mask` says what stands in place of its values."""
 
     name: str
     type_id: int
     type: str
     type_modifier: int
     nullable: bool | None
+    mask: str | None = None
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of one table, valid from `from_lsn` on."""
+    """One version of one table, valid from `from_lsn` on; `where` is its row filter."""
 
     format: int = FORMAT
     schema_id: int
@@ -100,6 +102,8 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     from_lsn: LSN
     key: tuple[str, ...]
     columns: tuple[SchemaColumn, ...]
+    values: Values | None = None  # how they are written; None in records older than the options
+    where: str | None = None
 
 
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from cdc.config import Config
-    from cdc.config.model import TablePattern
+    from cdc.config import Config, TablePattern
 
 # `consume` waits for its whole timeout unless the batch is full: this is what a reader lags behind.
 _WAIT_SECONDS: Final = 0.1
@@ -87,7 +86,7 @@ def _matching(
         if not any(pattern.matches(*table) for table in tables.values()):
             known = ", ".join(sorted(f"{schema}.{table}" for schema, table in tables.values()))
             raise ConfigError(
-                f"the log holds no table {pattern.schema}.{pattern.table or '*'}",
+                f"the log holds no table {pattern.text}",
                 hint=f"it holds {known}",
             )
     return {

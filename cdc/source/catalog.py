@@ -75,6 +75,17 @@ def existing(connection: Connection, tables: Collection[str]) -> frozenset[str]:
     return frozenset(row[0] for row in found)
 
 
+def names(connection: Connection, tables: Collection[int]) -> dict[int, tuple[str, str]]:
+    """Return schema and name of each of the tables that exist, by oid."""
+    with translated("looking up tables"):
+        found = connection.execute(
+            "SELECT c.oid::bigint, n.nspname::text, c.relname::text FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s)",
+            (list(tables),),
+        ).fetchall()
+    return {oid: (schema, name) for oid, schema, name in found}
+
+
 class TableFacts(NamedTuple):
     """What only the catalog knows of a table."""
 

@@ -14,13 +14,12 @@ from psycopg import sql
 from cdc.events import LSN
 from cdc.log.records import Publication as PinnedPublication
 from cdc.source.connection import translated
+from cdc.source.membership import continued
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import psycopg
 
-    from cdc.config import TablePattern
+    from cdc.config import Selection
 
 # Counting a large table takes minutes; beyond this many rows the statistics' estimate does.
 COUNT_LIMIT = 10_000
@@ -256,7 +255,7 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
             f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
             for schema, table, rel, _, _ in members
         },
-        memberships={name: oid for *_, name, oid in members},
+        memberships=continued(connection, oid, {name: oid for *_, name, oid in members}),
     )
 
 
@@ -274,20 +273,21 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
        c.relrowsecurity, greatest(c.reltuples, 0)::bigint, format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+      AND CASE WHEN %s::text[] IS NULL THEN n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+               ELSE n.nspname = ANY(%s) END
       -- Partitions are published through their root.
       AND NOT c.relispartition
 ORDER BY 2, 3
 """
 
 
-def tables(connection: psycopg.Connection, patterns: Iterable[TablePattern]) -> list[Table]:
-    """Return every relation that a pattern matches, publishable or not, partitions by root."""
-    patterns = list(patterns)
+def tables(connection: psycopg.Connection, selection: Selection) -> list[Table]:
+    """Return every relation that is captured by name, publishable or not, partitions by root."""
     with translated("reading the catalog"):
-        rows = connection.execute(_TABLES, ([each.schema for each in patterns],)).fetchall()
+        rows = connection.execute(_TABLES, (selection.schemas, selection.schemas)).fetchall()
     found = [Table(*row) for row in rows]
-    return [t for t in found if any(each.matches(t.schema, t.name) for each in patterns)]
+    return [each for each in found if selection.takes(each.schema, each.name)]
 
 
 def count_rows(connection: psycopg.Connection, table: Table) -> tuple[int, bool]:

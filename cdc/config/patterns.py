@@ -1,0 +1,71 @@
+"""Names in the configuration that may stand for many: `public.users`, `public.*`, `shop_*.log_*`.
+
+Pure. A name stands as the catalog holds it, with no folding to lower case; a star is any text.
+Double quotes, doubled inside, make a name exact and are needed only around dots, spaces, stars and
+quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NAME = r'"(?:[^"]|"")+"|[^\s".]+'
+_TABLE = re.compile(rf"({_NAME})\.({_NAME})")
+_QUOTED = re.compile(r'"(?:[^"]|"")+"')
+
+
+class NamePattern(NamedTuple):
+    """A name, or with stars many."""
+
+    text: str  # as it is written
+    exact: str | None  # the one name that it stands for
+    wild: re.Pattern[str] | None
+
+    def matches(self, name: str) -> bool:
+        return name == self.exact if self.wild is None else bool(self.wild.fullmatch(name))
+
+    @property
+    def is_all(self) -> bool:
+        return self.text == "*"
+
+
+def parse_name(text: str) -> NamePattern:
+    """Return what `text` stands for."""
+    if _QUOTED.fullmatch(text):
+        return NamePattern(text, text[1:-1].replace('""', '"'), None)
+    if "*" not in text:
+        return NamePattern(text, text, None)
+    wild = ".*".join(re.escape(part) for part in text.split("*"))
+    return NamePattern(text, None, re.compile(wild, re.DOTALL))
+
+
+class TablePattern(NamedTuple):
+    """One table, or with stars many."""
+
+    text: str  # as it is written
+    schema: NamePattern
+    table: NamePattern
+
+    def matches(self, schema: str, table: str) -> bool:
+        return self.schema.matches(schema) and self.table.matches(table)
+
+    @property
+    def exact(self) -> tuple[str, str] | None:
+        """Schema and name of the one table that it stands for; None where it may be many."""
+        if self.schema.exact is None or self.table.exact is None:
+            return None
+        return self.schema.exact, self.table.exact
+
+    @property
+    def whole_schema(self) -> str | None:
+        """The schema that it takes all of: `schema.*`."""
+        return self.schema.exact if self.table.is_all else None
+
+
+def parse_table_pattern(text: str) -> TablePattern:
+    """Return the pattern that `text` writes; raise ValueError where that is none."""
+    match = _TABLE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a table pattern: {text!r}")
+    return TablePattern(text, parse_name(match[1]), parse_name(match[2]))

@@ -1,0 +1,131 @@
+"""What is captured, by table and by column, as the configuration says it.
+
+Pure: nothing here knows what the database holds. `Selection` answers for any table, also for one
+that the configuration has never heard of; `cdc.source.plan` and the doctor hold the answers against
+the catalog, and the daemon asks for each relation that the stream describes.
+
+Several sections of `tables` may match one table. They are laid over each other in the order they
+stand in the file: the last `columns`, `where` and `key` count, `exclude` and `mask` add up, and of
+two masks for a column the last one counts.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.config.patterns import NamePattern, TablePattern, parse_name, parse_table_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cdc.config.model import Config, Mask, TableRule
+
+
+class TableSelection(NamedTuple):
+    """What of one table is captured, and how."""
+
+    included: tuple[NamePattern, ...] | None  # None: every column
+    excluded: tuple[NamePattern, ...]
+    where: str | None
+    key: tuple[str, ...] | None
+    masks: tuple[tuple[NamePattern, Mask], ...]
+
+    def captures(self, column: str) -> bool:
+        """Return whether the column is captured, masked or not."""
+        if self.included is not None and not _any(self.included, column):
+            return False
+        return not _any(self.excluded, column)
+
+    def mask(self, column: str) -> Mask | None:
+        """Return how the column is masked; `keep` and None are: not at all."""
+        return next((mask for name, mask in reversed(self.masks) if name.matches(column)), None)
+
+    def hides(self, column: str) -> bool:
+        """Return whether the column's own value is to be in no event."""
+        mask = self.mask(column)
+        return not self.captures(column) or (mask is not None and mask.kind != "keep")
+
+    @property
+    def narrows(self) -> bool:
+        """Whether some columns or rows are not captured."""
+        return self.included is not None or bool(self.excluded) or self.where is not None
+
+
+ALL = TableSelection(None, (), None, None, ())
+
+
+class Rule(NamedTuple):
+    """A section of `tables`."""
+
+    pattern: TablePattern
+    rule: TableRule
+
+    def columns(self) -> dict[str, list[NamePattern]]:
+        """Return the columns that it names, by the setting that names them."""
+        rule = self.rule
+        return {
+            "columns": [parse_name(each) for each in rule.columns or ()],
+            "exclude": [parse_name(each) for each in rule.exclude],
+            "key": [NamePattern(each, each, None) for each in rule.key or ()],
+            "mask": [parse_name(each) for each in rule.mask],
+        }
+
+
+class Selection:
+    """The configuration's answer for every table."""
+
+    def __init__(self, config: Config) -> None:
+        self.patterns = _parsed(config.source.tables)
+        self.excluded = _parsed(config.source.exclude)
+        self.rules = [Rule(parse_table_pattern(at), rule) for at, rule in config.tables.items()]
+
+    def takes(self, schema: str, table: str) -> bool:
+        """Return whether the table is captured."""
+        tables = any(each.matches(schema, table) for each in self.patterns)
+        return tables and not self.excludes(schema, table)
+
+    def excludes(self, schema: str, table: str) -> bool:
+        """Return whether the table is left out by name."""
+        return any(each.matches(schema, table) for each in self.excluded)
+
+    def of(self, *names: tuple[str, str]) -> TableSelection:
+        """Return what is captured of the table of that schema and name.
+
+        A partition has several names: its own and those of the tables it is a part of.
+        """
+        chosen = ALL
+        for pattern, rule in self.rules:
+            if any(pattern.matches(*name) for name in names):
+                chosen = _over(chosen, rule)
+        return chosen
+
+    @cached_property
+    def schemas(self) -> list[str] | None:
+        """The schemas that captured tables may be in; None where that may be any."""
+        exact = [each.schema.exact for each in self.patterns]
+        named = [each for each in exact if each is not None]
+        return named if len(named) == len(exact) else None
+
+
+def _over(below: TableSelection, rule: TableRule) -> TableSelection:
+    included, excluded = below.included, below.excluded
+    if rule.columns is not None:
+        included = tuple(parse_name(each) for each in rule.columns)
+    excluded += tuple(parse_name(each) for each in rule.exclude)
+    masks = tuple((parse_name(each), mask) for each, mask in rule.mask.items())
+    return TableSelection(
+        included,
+        excluded,
+        below.where if rule.where is None else rule.where,
+        below.key if rule.key is None else rule.key,
+        below.masks + masks,
+    )
+
+
+def _any(patterns: Iterable[NamePattern], name: str) -> bool:
+    return any(each.matches(name) for each in patterns)
+
+
+def _parsed(texts: Iterable[str]) -> tuple[TablePattern, ...]:
+    return tuple(parse_table_pattern(text) for text in texts)
