@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cdc import continuity, failpoints
 from cdc.control.health import State
 from cdc.control.metrics import Cut
+from cdc.control.watch import Watch
 from cdc.errors import CDCError, GapError, Policy, StoppedError
 from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
@@ -133,7 +134,8 @@ class Pipeline:
         proven = continuity.check(config, identity, position, found)
         self._begin_at(identity, position)
         self.tables.adopt(proven)
-        self.daemon.metrics.timeline = proven.timeline
+        self.watch = Watch(config, self.tables.publication, self.daemon.health, self.daemon.metrics)
+        self._closing.callback(self.watch.close)
 
     def _take_slot(self, system: System) -> None:
         try:
@@ -175,6 +177,7 @@ class Pipeline:
             self._settle()
             self._publish(idle=received < BACKLOG_FRAMES)
             self._look_after()
+            self.watch.turn(self.tables.publication, self.tables.note)
             self._wait(received)
         self._finish()
 

@@ -94,13 +94,17 @@ class Tables:
         if identity != self._identity:
             self._identify(identity)
 
+    def note(self, publication: records.Publication) -> None:
+        """Take a publication that has lost nothing as the one to hold on to."""
+        self._identify(replace(self._identity, publication=publication))
+
     def follow(self, publication: records.Publication) -> None:
         """Note the publication as it is; raise GapError where that has lost changes."""
         old = self._identity.publication
         if publication != old:
             existing = catalog.existing(self._sql, old.tables)
             continuity.same_publication(old, publication, existing)
-            self._identify(replace(self._identity, publication=publication))
+            self.note(publication)
 
     def _partitions(self, version: records.SchemaRecord) -> int:
         """Return the partition count of the version's topic; create and pin a new topic."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from psycopg import sql
 
 from cdc.control.findings import Finding, error, listed, note, ok, size, warning
+from cdc.control.retention import Retention, judge_holders, judge_idle, judge_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # Below it, walsenders are cut off by an ordinary pause, such as a broker's restart.
 _SHORT_SENDER_TIMEOUT_MS = 30_000
-# A transaction open for longer holds back the slot's restart LSN, and so WAL.
-_LONG_TRANSACTION_SECONDS = 300
 _OLDEST_MAJOR, _NEWEST_MAJOR = 14, 18
 _RESTART = "  -- then restart Postgres"
 
@@ -46,7 +45,7 @@ def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
         *_tables(config, facts),
         *_publication(config, facts),
         *_slot(config, facts),
-        *_holders(facts.holders),
+        *judge_holders(facts.holders),
     ]
 
 
@@ -251,43 +250,15 @@ def _slot(config: Config, facts: SourceFacts) -> Iterator[Finding]:
         what = f"{name} belongs to the database {slot.database}, not {facts.server.database}"
         yield error("slot", what, "another source.slot, or the database's name in source.dsn")
         return
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        why = slot.invalidation_reason or "the WAL it needs was removed"
-        yield error("slot", f"{name} is lost: {why}", anew)
-        return
-    retained = size(slot.retained_bytes or 0)
-    use = f"streamed from by pid {slot.active_pid}" if slot.active_pid else "not in use"
-    if slot.wal_status == "unreserved":
-        yield error(
-            "slot",
-            f"{name} is about to be lost: it keeps {retained}, more than it may",
-            "start the daemon now (cdc run); raise max_slot_wal_keep_size",
-        )
-    elif slot.safe_wal_bytes is not None and slot.safe_wal_bytes < 2**30:
-        left = size(max(0, slot.safe_wal_bytes))
-        yield warning(
-            "slot",
-            f"{name} is lost after {left} more of WAL",
-            "cdc run; raise max_slot_wal_keep_size",
-        )
-    else:
-        yield ok("slot", f"{name} is {use}, keeps {retained} of WAL")
+    threats = list(judge_slot(Retention(slot)))
+    yield from threats
+    if not threats:
+        use = f"streamed from by pid {slot.active_pid}" if slot.active_pid else "not in use"
+        yield ok("slot", f"{name} is {use}, keeps {size(slot.retained_bytes or 0)} of WAL")
+    yield from judge_idle(facts.server, slot)
     if slot.two_phase:
-        yield error("slot_two_phase", f"{name} decodes prepared transactions early", anew)
-
-
-def _holders(holders: list[Holder]) -> Iterator[Finding]:
-    for each in holders:
-        if (each.age_seconds or 0) < _LONG_TRANSACTION_SECONDS:
-            continue
-        minutes = each.age_seconds / 60
-        if each.prepared is not None:
-            gid = sql.Literal(each.prepared).as_string()
-            what = f"the prepared transaction {gid} is {minutes:.0f} min old and keeps WAL"
-            yield warning(
-                "prepared", what, f"COMMIT PREPARED {gid};  -- or ROLLBACK PREPARED {gid};"
-            )
-        else:
-            what = f"pid {each.pid} writes in a transaction of {minutes:.0f} min: it keeps WAL"
-            fix = f"end it, or: SELECT pg_terminate_backend({each.pid});"
-            yield warning("open_transaction", what, fix)
+        yield error(
+            "slot_two_phase",
+            f"{name} decodes prepared transactions before they are decided",
+            "cdc slot alter --no-two-phase (Postgres 18, no daemon running); before 18 " + anew,
+        )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cdc.events import LSN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 # Longer than any single step of the loop, shorter than a person's patience.
 LIVE_SECONDS = 30.0
@@ -51,6 +51,7 @@ class Report(NamedTuple):
     published_lsn: LSN
     wal_end_lsn: LSN
     seq: int
+    warnings: tuple[str, ...] = ()  # what will hurt if nobody does anything; not ready is worse
 
     def body(self) -> dict[str, object]:
         """Return the report as JSON-ready values."""
@@ -75,6 +76,7 @@ class Health:
         self._published = LSN(0)
         self._wal_end = LSN(0)
         self._seq = 0
+        self._warnings: tuple[str, ...] = ()
 
     @property
     def state(self) -> State:
@@ -104,6 +106,10 @@ class Health:
                 self._moved_at = self._now()
             self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
             self._seq = seq
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Have the report carry these sentences, and no others."""
+        self._warnings = tuple(warnings)
 
     def report(self) -> Report:
         """Return what stands now."""
@@ -136,4 +142,5 @@ class Health:
                 published_lsn=self._published,
                 wal_end_lsn=self._wal_end,
                 seq=self._seq,
+                warnings=self._warnings,
             )

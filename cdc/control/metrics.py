@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from cdc.control.retention import Retention
     from cdc.log.records import ResumePosition
+    from cdc.source.inspection import Holder
 
 # A commit takes some milliseconds at rest and up to a second with a full batch.
 _COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -42,12 +44,22 @@ _GAUGES = {
     "confirmed_lsn": "The LSN up to which Postgres was told that it may forget WAL.",
     "frontier_lsn": "The LSN of the newest frontier record.",
     "seq": "The newest event's seq.",
-    "timeline": "The source's timeline; another after a promotion.",
     "lag_bytes": "WAL between the server's end and the published LSN.",
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
 }
+_LOOKED = {
+    "timeline": "The source's timeline; another after a promotion.",
+    "slot_retained_bytes": "WAL that the server keeps for the slot.",
+    "slot_safe_bytes": "WAL that may still be written before the slot is lost; absent: no limit.",
+    "slot_still_seconds": "Time since the slot's restart LSN moved while WAL was written.",
+    "slot_lost_in_seconds": "When the slot is lost if it stands still from now on.",
+    "wal_bytes_per_second": "Rate at which the server writes WAL, smoothed over a minute.",
+    "oldest_transaction_seconds": "Age of the oldest open transaction that writes, of any client.",
+    "oldest_prepared_seconds": "Age of the oldest prepared transaction.",
+}
+_WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
 
 class Cut(NamedTuple):
@@ -74,11 +86,11 @@ class Metrics(Collector):
         self.confirmed_lsn = 0
         self.frontier_lsn = 0
         self.seq = 0
-        self.timeline = 0
         self.lag_seconds = 0.0
         self.pending_events = 0
         self.pending_bytes = 0
         self.feedback_at: float | None = None
+        self._looked: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
         self.events = 0
         self.kafka_transactions = 0
@@ -145,6 +157,31 @@ class Metrics(Collector):
         if batch.events:
             self.lag_seconds = max(0.0, time.time() - position.committed_at_us / 1e6)
 
+    def looked(self, timeline: int, retention: Retention | None, holders: list[Holder]) -> None:
+        """Note what a look at the source saw; None of a slot that was not there."""
+        ages = {
+            prepared: max(
+                (each.age_seconds or 0.0 for each in holders if bool(each.prepared) is prepared),
+                default=0.0,
+            )
+            for prepared in (False, True)
+        }
+        values: dict[str, float | None] = {
+            "timeline": timeline,
+            "oldest_transaction_seconds": ages[False],
+            "oldest_prepared_seconds": ages[True],
+        }
+        if retention is not None:
+            values |= {
+                "slot_retained_bytes": retention.slot.retained_bytes,
+                "slot_safe_bytes": retention.slot.safe_wal_bytes,
+                "slot_still_seconds": retention.still_seconds,
+                "slot_lost_in_seconds": retention.lost_in_seconds,
+                "wal_bytes_per_second": retention.wal_bytes_per_second,
+            }
+        wal_status = retention.slot.wal_status if retention else None
+        self._looked = self._now(), values, wal_status
+
     def reconnected(self, reason: str) -> None:
         """Count a reconnect; `reason` is an error's class name or another fixed word."""
         self.reconnects[reason] = self.reconnects.get(reason, 0) + 1
@@ -163,6 +200,7 @@ class Metrics(Collector):
             yield GaugeMetricFamily(
                 "lockstep_feedback_age_seconds", "Time since the last feedback.", value=age
             )
+        yield from self._collect_look()
         state = GaugeMetricFamily("lockstep_state", "1 for what it is doing.", labels=["state"])
         for each in State:
             state.add_metric([each.value], float(each is State(self.state)))
@@ -178,3 +216,22 @@ class Metrics(Collector):
         for reason, count in list(self.reconnects.items()):
             reconnects.add_metric([reason], count)
         yield reconnects
+
+    def _collect_look(self) -> Iterator[Metric]:
+        if self._looked is None:
+            return
+        at, values, wal_status = self._looked
+        for name, meaning in _LOOKED.items():
+            if (value := values.get(name)) is not None:
+                yield GaugeMetricFamily(f"lockstep_{name}", meaning, value=value)
+        if wal_status is not None:
+            status = GaugeMetricFamily(
+                "lockstep_slot_wal_status", "1 for the slot's wal_status.", labels=["wal_status"]
+            )
+            for each in _WAL_STATUS:
+                status.add_metric([each], float(each == wal_status))
+            yield status
+        age = max(0.0, self._now() - at)
+        yield GaugeMetricFamily(
+            "lockstep_look_age_seconds", "Time since the last look at the source.", value=age
+        )

@@ -68,6 +68,14 @@ class Slot(NamedTuple):
     inactive_seconds: float | None = None  # since somebody last read from it (17+)
 
 
+class StandbySlot(NamedTuple):
+    """A physical slot that `synchronized_standby_slots` names."""
+
+    name: str
+    exists: bool
+    active: bool
+
+
 class Publication(NamedTuple):
     """A publication and the tables that it publishes."""
 
@@ -217,6 +225,21 @@ def _slot(fields: dict[str, Any], retained: int | None, inactive: float | None) 
         temporary=bool(fields["temporary"]),
         inactive_seconds=inactive,
     )
+
+
+def standby_slots(connection: psycopg.Connection, server: Server) -> list[StandbySlot]:
+    """Return the slots that the walsenders of failover slots wait for; none before 17."""
+    named = server.settings.get("synchronized_standby_slots", "").replace('"', "").split(",")
+    names = [each.strip() for each in named if each.strip()]
+    if not names:
+        return []
+    with translated("reading the standbys' slots"):
+        rows = connection.execute(
+            "SELECT slot_name::text, active FROM pg_replication_slots WHERE slot_name = ANY(%s)",
+            (names,),
+        ).fetchall()
+    active: dict[str, bool] = dict(rows)
+    return [StandbySlot(each, each in active, active.get(each, False)) for each in names]
 
 
 _PUBLICATION = """

@@ -122,4 +122,14 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
         "published_lsn": "0/16B3748",
         "wal_end_lsn": "0/16B374D",
         "seq": 3,
+        "warnings": (),
     }
+
+
+def test_warnings_are_told_and_do_not_make_it_unready(health: Health) -> None:
+    health.to(State.STREAMING, "ok")
+    health.warn(["the slot is lost in 5 min"])
+    assert health.report().warnings == ("the slot is lost in 5 min",)
+    assert health.report().ready
+    health.warn([])
+    assert health.report().warnings == ()

@@ -25,6 +25,7 @@ OWNERS = {
     "psycopg": {
         "cdc/source",
         "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
+        "cdc/control/retention.py",  # likewise
         "cdc/control/setup.py",  # names the connection's type
         "cdc/demo",  # an application: it writes to the source as any other would
     },

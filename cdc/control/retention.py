@@ -1,0 +1,157 @@
+"""What the slot keeps, for how long that goes well, and who holds it back. Pure.
+
+Postgres keeps WAL from the slot's restart LSN on, and gives the slot up once that is more than
+`max_slot_wal_keep_size`. The restart LSN follows the daemon, and stands still while a transaction
+that writes is open or prepared, in whichever database. The forecast asks how long the slot would
+last if it stood still from now on, at the rate at which WAL is being written.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from psycopg import sql
+
+from cdc.control.findings import Finding, error, size, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.source.inspection import Holder, Server, Slot, StandbySlot
+
+# The rate is smoothed over about as long: a bulk load shows, a single burst does not alarm.
+_SMOOTHING_SECONDS: Final = 60.0
+# The restart LSN moves in steps, some 15 s apart: the server notes running transactions so often.
+_STANDS_STILL_SECONDS: Final = 60.0
+# Time for a person to do something about it.
+_SOON_SECONDS: Final = 3_600.0
+# Where nobody measured a rate, so little room is too little.
+_LITTLE_BYTES: Final = 2**30
+# A transaction open for longer holds the restart LSN back for longer than a step of its own.
+LONG_TRANSACTION_SECONDS: Final = 300.0
+
+
+class Retention(NamedTuple):
+    """The slot's share of the server's disk; None is what its server does not tell or limit."""
+
+    slot: Slot
+    wal_bytes_per_second: float | None = None  # None until it was measured
+    still_seconds: float = 0.0  # since the restart LSN moved, while WAL was written
+
+    @property
+    def lost_in_seconds(self) -> float | None:
+        """Return after how long the slot is lost if it stands still; None where it never is."""
+        if self.slot.safe_wal_bytes is None or not self.wal_bytes_per_second:
+            return None
+        return max(0, self.slot.safe_wal_bytes) / self.wal_bytes_per_second
+
+
+class Gauge:
+    """Follows a slot over looks at it, at monotonic times, and tells its `Retention`."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[float, int] | None = None
+        self._rate: float | None = None
+        self._restart_lsn: int | None = None
+        self._moved_at = 0.0
+
+    def observe(self, at: float, wal_lsn: int, slot: Slot) -> Retention:
+        """Take in one look."""
+        if self._seen and at > self._seen[0] and wal_lsn >= self._seen[1]:
+            seconds = at - self._seen[0]
+            rate = (wal_lsn - self._seen[1]) / seconds
+            share = 1 - math.exp(-seconds / _SMOOTHING_SECONDS)
+            self._rate = rate if self._rate is None else self._rate + share * (rate - self._rate)
+        if slot.restart_lsn != self._restart_lsn or (self._seen and wal_lsn == self._seen[1]):
+            self._restart_lsn, self._moved_at = slot.restart_lsn, at
+        self._seen = at, wal_lsn
+        return Retention(slot, self._rate, at - self._moved_at)
+
+
+def judge_slot(retention: Retention) -> Iterator[Finding]:
+    """Yield what threatens the slot, or has lost it."""
+    slot = retention.slot
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        why = slot.invalidation_reason or "the WAL it needs was removed"
+        anew = "cdc teardown --topics, cdc setup: the log starts anew"
+        yield error("slot", f"{slot.name} is lost: {why}", anew)
+        return
+    retained = size(slot.retained_bytes or 0)
+    if slot.wal_status == "unreserved":
+        yield error(
+            "slot",
+            f"{slot.name} is about to be lost: it keeps {retained}, more than it may",
+            "start the daemon now (cdc run); raise max_slot_wal_keep_size",
+        )
+        return
+    seconds, safe = retention.lost_in_seconds, slot.safe_wal_bytes
+    if seconds is not None:
+        near = seconds < _SOON_SECONDS and (
+            slot.active_pid is None or retention.still_seconds >= _STANDS_STILL_SECONDS
+        )
+    else:
+        near = safe is not None and safe < _LITTLE_BYTES and not retention.wal_bytes_per_second
+    if near:
+        room = size(max(0, safe or 0))
+        when = f", in about {spell(seconds)} at the present rate" if seconds is not None else ""
+        yield warning(
+            "slot",
+            f"{slot.name} keeps {retained} and is lost after {room} more of WAL{when}",
+            "cdc run, and end the transactions that hold it back (cdc doctor names them); raise "
+            "max_slot_wal_keep_size: ALTER SYSTEM SET max_slot_wal_keep_size = …; "
+            "SELECT pg_reload_conf();",
+        )
+
+
+def judge_idle(server: Server, slot: Slot) -> Iterator[Finding]:
+    """Yield how long a slot that nobody reads will still be kept (Postgres 18)."""
+    limit = int(server.settings.get("idle_replication_slot_timeout", "0"))
+    if limit and slot.active_pid is None and slot.inactive_seconds is not None:
+        left = max(0.0, limit - slot.inactive_seconds)
+        yield warning(
+            "idle_slot",
+            f"{slot.name} is read by nobody and is invalidated in {spell(left)}, at the next"
+            " checkpoint after that",
+            "cdc run, or: ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
+            "SELECT pg_reload_conf();",
+        )
+
+
+def judge_holders(holders: list[Holder]) -> Iterator[Finding]:
+    """Yield the transactions that have held the slot back for long."""
+    for each in holders:
+        if (each.age_seconds or 0) < LONG_TRANSACTION_SECONDS:
+            continue
+        age = spell(each.age_seconds)
+        if each.prepared is not None:
+            gid = sql.Literal(each.prepared).as_string()
+            what = f"the prepared transaction {gid} is {age} old and keeps WAL"
+            fix = f"COMMIT PREPARED {gid};  -- or ROLLBACK PREPARED {gid};"
+            yield warning("prepared", what, fix)
+        else:
+            what = f"pid {each.pid} writes in a transaction of {age}: it keeps WAL"
+            fix = f"end it, or: SELECT pg_terminate_backend({each.pid});"
+            yield warning("open_transaction", what, fix)
+
+
+def judge_standbys(named: list[StandbySlot]) -> Iterator[Finding]:
+    """Yield the standbys that a failover slot's walsender waits for in vain."""
+    for each in named:
+        if not each.active:
+            state = "is not connected" if each.exists else "has no such slot"
+            yield warning(
+                "standby",
+                f"synchronized_standby_slots names {each.name}, which {state}: no change is sent"
+                " before it has it",
+                "bring that standby back, or take its slot out of synchronized_standby_slots; "
+                "SELECT pg_reload_conf();",
+            )
+
+
+def spell(seconds: float) -> str:
+    """Return a duration as people say it, in one unit: `3 h`."""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

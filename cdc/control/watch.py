@@ -1,0 +1,137 @@
+"""Watch the source beside the stream, for what the stream does not tell.
+
+A table that left the publication, while nobody writes to any; a slot that keeps ever more WAL; the
+transaction that holds it back. Every few seconds, on a thread and a connection of its own: neither
+the loop nor a commit ever waits for these queries, and a source that answers none of them costs
+nothing but the news. What would lose changes is raised where the loop asks; the rest are findings,
+for /readyz, /metrics and the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc import continuity
+from cdc.control import retention
+from cdc.control.findings import Finding, note
+from cdc.control.retention import Gauge, Retention
+from cdc.errors import CDCError, GapError
+from cdc.source import catalog, inspection
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import Config
+    from cdc.control.health import Health
+    from cdc.control.metrics import Metrics
+    from cdc.log.records import Publication
+
+log = logging.getLogger("cdc.control.watch")
+
+# Rows may be missing for so long before anybody knows. A look costs the server milliseconds.
+LOOK_SECONDS: Final = 5.0
+# A catalog that is locked for longer is looked at the next time.
+_STATEMENT_TIMEOUT: Final = b"SET statement_timeout = '10s'"
+
+
+class Look(NamedTuple):
+    """What one look saw."""
+
+    timeline: int
+    retention: Retention | None
+    holders: list[inspection.Holder]
+    findings: list[Finding]
+
+
+class Watch:
+    """Looks until `close`. `turn` tells the loop what there is, and costs it nothing."""
+
+    def __init__(
+        self, config: Config, publication: Publication, health: Health, metrics: Metrics
+    ) -> None:
+        """Begin at once; `publication` is what the log knows of it."""
+        self._config = config
+        self._known = publication
+        self._health = health
+        self._metrics = metrics
+        self._gauge = Gauge()
+        self._connection: catalog.Connection | None = None
+        self._error: CDCError | None = None
+        self._seen: tuple[Publication, Publication] | None = None  # what was known, what is
+        self._told: set[tuple[str, str]] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cdc-watch", daemon=True)
+        self._thread.start()
+
+    def turn(self, known: Publication, adopt: Callable[[Publication], None]) -> None:
+        """Raise what a look found lost; `adopt` a publication that has grown since `known`."""
+        if self._error is not None:
+            raise self._error
+        self._known = known
+        if self._seen is not None:
+            (before, now), self._seen = self._seen, None
+            # A relation message may have told more, meanwhile.
+            if before is known and now != known:
+                adopt(now)
+
+    def close(self) -> None:
+        """Stop looking. Does not wait for a look that hangs; its thread ends with it."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._take(self._look())
+            except GapError as error:
+                self._error = error
+                break
+            except CDCError as error:
+                # The stream finds out for itself whether the server is gone.
+                self._disconnect()
+                self._tell([note("watch", f"cannot look at the source: {error.what}", error.hint)])
+            self._over.wait(LOOK_SECONDS)
+        self._disconnect()
+
+    def _look(self) -> Look:
+        config, known = self._config, self._known
+        sql = self._connection or connect(config)
+        if self._connection is None:
+            sql.execute(_STATEMENT_TIMEOUT)
+            self._connection = sql
+        publication = catalog.publication(sql, config.publication)
+        if publication != known:
+            continuity.same_publication(known, publication, catalog.existing(sql, known.tables))
+        self._seen = known, publication
+        server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
+        holders = inspection.holders(sql)
+        findings = [*retention.judge_holders(holders)]
+        kept = None
+        if slot is not None:
+            kept = self._gauge.observe(time.monotonic(), server.wal_lsn, slot)
+            findings += retention.judge_slot(kept)
+            if slot.failover:
+                findings += retention.judge_standbys(inspection.standby_slots(sql, server))
+        return Look(server.timeline, kept, holders, findings)
+
+    def _take(self, look: Look) -> None:
+        if self._over.is_set():
+            return
+        self._metrics.looked(look.timeline, look.retention, look.holders)
+        self._tell(look.findings)
+
+    def _tell(self, findings: list[Finding]) -> None:
+        """Show the findings, and log each once while it lasts."""
+        self._health.warn([each.what for each in findings])
+        about = {(each.check, each.fix): each for each in findings}
+        for key in about.keys() - self._told:
+            log.warning(about[key].check, extra={"fields": about[key].fields()})
+        self._told = set(about)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

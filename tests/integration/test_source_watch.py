@@ -1,0 +1,102 @@
+"""What the stream does not tell is found beside it: with no traffic at all, within seconds."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+_TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, n int)",
+    "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+)
+_CONFIG = 78
+# A look every five seconds, on a busy machine.
+_LOOK_SECONDS = 20.0
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    """A pipeline whose daemon runs and has nothing to do."""
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    return line
+
+
+def test_a_table_that_leaves_the_publication_is_a_gap_though_nobody_writes(
+    line: PipelineUnderTest,
+) -> None:
+    line.database.execute(f"ALTER PUBLICATION {line.config.publication} DROP TABLE orders")
+    line.ends(line.daemon, _CONFIG, "no longer has public.orders", seconds=_LOOK_SECONDS)
+
+
+def test_a_publication_dropped_is_a_gap_though_nobody_writes(line: PipelineUnderTest) -> None:
+    line.database.execute(f"DROP PUBLICATION {line.config.publication}")
+    line.ends(line.daemon, _CONFIG, "does not exist", seconds=_LOOK_SECONDS)
+
+
+def test_a_publication_recreated_is_a_gap_though_nobody_writes(line: PipelineUnderTest) -> None:
+    name = line.config.publication
+    line.database.execute(
+        f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR TABLE users, orders"
+    )
+    line.ends(line.daemon, _CONFIG, "dropped and created again", seconds=_LOOK_SECONDS)
+
+
+def test_a_new_table_is_held_on_to_before_its_first_row(line: PipelineUnderTest) -> None:
+    """So that its leaving is a gap too."""
+    name = line.config.publication
+    line.database.execute(
+        "CREATE TABLE more (id int PRIMARY KEY)", f"ALTER PUBLICATION {name} ADD TABLE more"
+    )
+    wait_until(
+        lambda: "public.more" in line.resume()[0].publication.tables, "it is not noted", 40.0
+    )
+    line.database.execute(f"ALTER PUBLICATION {name} DROP TABLE more")
+    line.ends(line.daemon, _CONFIG, "no longer has public.more", seconds=_LOOK_SECONDS)
+
+
+def test_the_slots_share_of_the_disk_is_measured(line: PipelineUnderTest) -> None:
+    daemon = line.daemon
+    wait_until(lambda: daemon.metric("lockstep_slot_retained_bytes") > 0, "not measured")
+    assert daemon.metric("lockstep_slot_wal_status") == 1
+    assert daemon.metric("lockstep_timeline") == 1
+    line.database.execute("INSERT INTO users SELECT i, 1 FROM generate_series(1, 50000) i")
+    wait_until(
+        lambda: daemon.metric("lockstep_slot_lost_in_seconds") > 0, "no forecast", _LOOK_SECONDS
+    )
+    safe = daemon.metric("lockstep_slot_safe_bytes")
+    rate = daemon.metric("lockstep_wal_bytes_per_second")
+    assert 0 < rate < safe
+
+
+def test_transactions_that_hold_the_slot_back_are_told(line: PipelineUnderTest) -> None:
+    """Open ones and prepared ones, also of other databases: their age is a metric."""
+    daemon = line.daemon
+    with psycopg.connect(line.database.dsn) as slow:
+        slow.execute("INSERT INTO users VALUES (1, 1)")
+        wait_until(
+            lambda: daemon.metric("lockstep_oldest_transaction_seconds") > 3, "not seen", 30.0
+        )
+    wait_until(lambda: daemon.metric("lockstep_oldest_transaction_seconds") < 3, "still seen", 30.0)
+    assert daemon.metric("lockstep_oldest_prepared_seconds") == 0
+    assert daemon.health()["warnings"] == []
+    converge(line.config)
+
+
+def test_a_look_that_fails_costs_nothing_but_the_news(line: PipelineUnderTest) -> None:
+    """Its connection is ended again and again; the stream goes on on its own."""
+    daemon = line.daemon
+    looking = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND backend_type = 'client backend'"
+        " AND application_name LIKE 'lockstep%%' AND query LIKE '%%prepared%%'"
+    )
+    wait_until(lambda: line.query(looking)[0], "it does not look")
+    wait_until(lambda: daemon.health()["warnings"], "not told", _LOOK_SECONDS)
+    line.database.execute("INSERT INTO users VALUES (1, 1)")
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+    wait_until(lambda: not daemon.health()["warnings"], "it looks no more", _LOOK_SECONDS)
+    assert daemon.metric("lockstep_reconnects_total") == 0
