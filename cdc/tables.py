@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from cdc import continuity
 from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
+from cdc.log.values_options import as_record
 from cdc.sequence import Table
 from cdc.source import catalog
 
@@ -73,7 +74,12 @@ class Tables:
         self.follow(catalog.publication(self._sql, self._config.publication))
         facts = catalog.table_facts(self._sql, relation.relation_id)
         version, new = self._relations.version(
-            relation, facts, types, from_lsn, replaying=replaying
+            relation,
+            facts,
+            types,
+            from_lsn,
+            replaying=replaying,
+            values=as_record(self._config.values),
         )
         if new:
             self._publish(version)

@@ -136,7 +136,7 @@ OWNED.
 def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
     known = known_paths()
     for field in msgspec.structs.fields(struct):
-        here = (*at, field.name)
+        here = (*at, field.encode_name)
         if here in known.sections:
             yield from _rows(field.type, here)
             continue

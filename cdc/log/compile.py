@@ -15,6 +15,7 @@ from orjson import dumps
 from cdc import __version__
 from cdc.errors import ProtocolError
 from cdc.log.values import NAMESPACE, form
+from cdc.log.values_options import from_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
 
 NULL: Final = b"null"
-# What Debezium puts in place of a value that Postgres did not send; our readers use `unchanged`.
-PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
 
 # A column that has this many columns behind it is followed by four bytes whatever they hold.
 _ROOM: Final = 4
@@ -38,6 +37,9 @@ class RowSource:
         self._schema = schema
         self._database = database
         self._name = name
+        self._options = from_record(schema.values)
+        # Debezium's readers look for it in place of a value not sent; ours read `unchanged`.
+        self._placeholder = dumps(self._options.unavailable_value_placeholder)
         self._labels = [dumps(column.name) for column in schema.columns]
         names = [column.name for column in schema.columns]
         self.key_columns = tuple(names.index(name) for name in schema.key)
@@ -134,7 +136,7 @@ class RowSource:
             else:
                 lines.append("    k = b[q]")
                 step = "p = q + 5; q = p + SIZE(b, q + 1)[0]"
-            value = form(column.type_id, column.type_modifier)
+            value = form(column, self._options)
             lines.append(f"    if k == 116: {step}; v{i} = {value}")
             lines.append(f"    elif k == 110: v{i} = NULL; q += 1")
             lines.extend(line.replace("{i}", str(i)) for line in other)
@@ -170,7 +172,7 @@ class RowSource:
         """Return what stands for a value not sent; a key not sent raises: its row has no place."""
         if column in self.key_columns:
             raise self._malformed(b)
-        return PLACEHOLDER
+        return self._placeholder
 
     def _malformed(self, b: bytes) -> ProtocolError:
         table = f"{self._schema.schema}.{self._schema.table}"

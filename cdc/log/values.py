@@ -1,114 +1,218 @@
 """Column text as Postgres writes it → JSON bytes, one form a type.
 
 A form is a Python expression over `b[p:q]`, the value's bytes, which the compiled encoders inline;
-the functions below are what some forms call. Exact or text: what does not fit a form's shape
-(infinity, BC, years above 9999) stays Postgres' own text in a JSON string, never clamped, never
-null. docs/EVENTS.md lists the forms for users; the session settings that pin the text are in
-`cdc.source.connection`.
+the functions of `cdc.log.values_*` are what some forms call. It depends on what the stream says of
+the column and on the table version's options, and on nothing else: neither today's catalog nor the
+value's neighbours. Exact or text: what does not fit a form's shape stays Postgres' own text in a
+JSON string, never clamped, never null.
+
+A domain comes under its base type's name (and without its modifier), so it has the base type's
+form. A type that Postgres describes itself (an enum's, a composite's, an extension's) is known by
+its name only. docs/EVENTS.md lists the forms for users; the session settings that pin the text are
+in `cdc.source.connection`.
 """
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from binascii import b2a_base64, unhexlify
-from datetime import date, datetime
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from orjson import dumps
 
-_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - Postgres' timestamp has no zone either
+from cdc.decode.types import TYPE_NAMES, type_name
+from cdc.log import values_numbers, values_structures, values_times
+from cdc.log.values_numbers import SAFE_CHARACTERS, scale_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.log.records import SchemaColumn
+    from cdc.log.values_options import Values
 
 # Form: an expression giving JSON bytes from b[p:q].
 NUMBER: Final = "b[p:q]"  # digits, straight into the JSON
 QUOTED: Final = "QUOTE % b[p:q]"  # ASCII without quotes or backslashes, by the type's grammar
 TEXT: Final = "dumps(b[p:q].decode())"  # a strict decode: invalid UTF-8 raises
-BOOL: Final = "TRUE if b[p] == 116 else FALSE"
+FLOAT: Final = "floating(b[p:q])"
 # Only the everyday shape is rewritten in place: `YYYY-MM-DD hh:mm:ss[.f]+00`.
 INSTANT: Final = (
     "INSTANT_FORMAT % b[p:q - 3].replace(SPACE, T)"
     " if b[q - 3] == 43 and b[p + 10] == 32 else QUOTE % b[p:q]"
 )
-FLOAT: Final = "floating(b[p:q])"
-BYTEA: Final = "bytea(b[p:q])"
-DATE: Final = "days(b[p:q])"
-TIME: Final = "time_micros(b[p:q])"
-TIMESTAMP_MICROS: Final = "timestamp_micros(b[p:q])"
-TIMESTAMP_MILLIS: Final = "timestamp_millis(b[p:q])"
+# `YYYY-MM-DD hh:mm:ss[.f]`, which ends in a digit, unlike what could reach beyond its end.
+_ISO_TIMESTAMP: Final = (
+    "INSTANT_FORMAT % b[p:q].replace(SPACE, T)"
+    " if b[q - 1] < 58 and b[p + 10] == 32 else QUOTE % b[p:q]"
+)
+_ISO_DATE: Final = "INSTANT_FORMAT % b[p:q] if q - p == 10 else QUOTE % b[p:q]"
 
+# Postgres has a pseudo-type of that name; a column's type has it only where nothing described it.
+_BUILT_IN: Final = frozenset(TYPE_NAMES.values()) - {"unknown"}
 _FORMS: Final = {
-    16: BOOL,
-    17: BYTEA,
-    20: NUMBER,
-    21: NUMBER,
-    23: NUMBER,
-    26: NUMBER,
-    650: QUOTED,  # cidr
-    700: FLOAT,
-    701: FLOAT,
-    774: QUOTED,  # macaddr8
-    829: QUOTED,  # macaddr
-    869: QUOTED,  # inet
-    1082: DATE,
-    1083: TIME,
-    1184: INSTANT,
-    1700: QUOTED,  # numeric: exact text, NaN and infinities included
-    2950: QUOTED,  # uuid
+    "bool": "TRUE if b[p] == 116 else FALSE",
+    "int2": NUMBER,
+    "int4": NUMBER,
+    "oid": NUMBER,
+    "float4": FLOAT,
+    "float8": FLOAT,
+    "timestamptz": INSTANT,
 }
-_TIMESTAMP: Final = 1114
+# Types whose text is digits, letters and signs that JSON leaves alone.
+_PLAIN: Final = frozenset(
+    ["bit", "varbit", "uuid", "inet", "cidr", "macaddr", "macaddr8", "timetz", "point", "lseg",
+     "box", "path", "polygon", "line", "circle", "int4range", "int8range", "numrange",
+     "int4multirange", "int8multirange", "nummultirange", "int2vector", "oidvector", "tid",
+     "xid", "xid8", "cid", "pg_lsn", "pg_snapshot", "txid_snapshot"]
+)  # fmt: skip
+_DATES: Final = {"isostring": _ISO_DATE}
+_TIMES: Final = {
+    "adaptive_time_microseconds": "time_micros(b[p:q])",
+    "connect": "time_millis(b[p:q])",
+    "isostring": "INSTANT_FORMAT % b[p:q]",
+    "microseconds": "time_micros(b[p:q])",
+    "nanoseconds": "time_nanos(b[p:q])",
+}
+_TIMESTAMPS: Final = {
+    "connect": "timestamp_millis(b[p:q])",
+    "isostring": _ISO_TIMESTAMP,
+    "microseconds": "timestamp_micros(b[p:q])",
+    "nanoseconds": "timestamp_nanos(b[p:q])",
+}
+_MILLISECONDS: Final = 3  # digits of a second's fraction
+_BINARY: Final = {
+    "bytes": "QUOTE % base64(unhex(b[p + 2:q]), newline=False)",
+    "base64": "QUOTE % base64(unhex(b[p + 2:q]), newline=False)",
+    "base64-url-safe": "QUOTE % base64url(unhex(b[p + 2:q]))",
+    "hex": "QUOTE % b[p + 2:q]",
+}
+_INTERVALS: Final = {
+    "postgres": QUOTED,
+    "string": "interval_iso(b[p:q])",
+    "numeric": "interval_micros(b[p:q])",
+}
+# Types of extensions that are known by name, in whatever schema; all but hstore are their text.
+EXTENSIONS: Final = frozenset(
+    ["hstore", "ltree", "lquery", "ltxtquery", "citext", "isbn", "isbn13", "issn", "issn13",
+     "ismn", "ismn13", "ean13", "upc", "cube", "seg", "vector", "halfvec", "sparsevec",
+     "geometry", "geography", "box2d", "box3d", "raster"]
+)  # fmt: skip
+# Between array elements stands a comma but for these; PostGIS chose its own.
+_DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}
 
 
-def form(type_id: int, type_modifier: int) -> str:
-    """Return the expression that turns `b[p:q]` of this type into JSON bytes."""
-    if type_id == _TIMESTAMP:
-        # As Debezium's adaptive mode: milliseconds hold timestamp(0) to timestamp(3) exactly.
-        return TIMESTAMP_MILLIS if 0 <= type_modifier <= 3 else TIMESTAMP_MICROS  # noqa: PLR2004
-    return _FORMS.get(type_id, TEXT)
+def form(column: SchemaColumn, options: Values) -> str:
+    """Return the expression that turns `b[p:q]` of this column into JSON bytes."""
+    name = type_name(column.type_id) or column.type
+    element = element_of(name)
+    if element is None:
+        return _scalar(name, column.type_modifier, options)
+    value, text = _scalar(element, column.type_modifier, options), _text(options)
+    if name in _BUILT_IN:
+        array = {NUMBER: "numbers", FLOAT: "floats", QUOTED: "words", TEXT: "texts"}.get(value)
+        # A box is plain text too, but what stands between boxes is no comma.
+        if array and element not in _DELIMITERS:
+            return f"{array}(b[p:q])"
+    delimiter = _DELIMITERS.get(_unqualified(element), ",")
+    return f"array_of({value!r}, {delimiter!r}, {text!r}, {name not in _BUILT_IN})(b[p:q])"
 
 
-def floating(text: bytes) -> bytes:
-    """Return a JSON number, or a string for NaN and the infinities, which JSON lacks."""
-    return text if text[-1:].isdigit() else b'"%b"' % text
+def element_of(name: str) -> str | None:
+    """Return the name of an array's element type; None for what is no array by its name."""
+    if name in _BUILT_IN:
+        return name[1:] if name.startswith("_") else None
+    schema, dot, bare = name.rpartition(".")
+    return f"{schema}{dot}{bare[1:]}" if bare.startswith("_") and bare != "_" else None
 
 
-def bytea(text: bytes) -> bytes:
-    r"""Return base64 in quotes for hex text (`\x0a1b`)."""
-    return b'"%b"' % b2a_base64(unhexlify(text[2:]), newline=False)
+def is_known(name: str) -> bool:
+    """Return whether more is known of a type than its name: it is built in, or a known extension's.
+
+    What is not known may be an enum, a composite or a range of a user's as well.
+    """
+    name = element_of(name) or name
+    return name in _BUILT_IN or ("." in name and _unqualified(name) in EXTENSIONS)
 
 
-def days(text: bytes) -> bytes:
-    """Return days since 1970-01-01."""
-    if len(text) != len("YYYY-MM-DD"):
-        return b'"%b"' % text
-    return b"%d" % (date.fromisoformat(text.decode()).toordinal() - _EPOCH_DAY)
+def _unqualified(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
-def time_micros(text: bytes) -> bytes:
-    """Return microseconds since midnight; `24:00:00` is 86400000000."""
-    seconds = (int(text[:2]) * 60 + int(text[3:5])) * 60 + int(text[6:8])
-    return b"%d" % (seconds * 1_000_000 + int(text[9:].ljust(6, b"0")))
+def _scalar(name: str, modifier: int, options: Values) -> str:  # noqa: PLR0911 - a case a type
+    """Return the form of a type that is no array."""
+    match name:
+        case "int8":
+            small = f"b[p:q] if q - p < {SAFE_CHARACTERS} else bigint(b[p:q])"
+            return small if options.bigint_handling_mode == "string" else NUMBER
+        case "numeric":
+            return _numeric(modifier, options)
+        case "money":
+            return _money(options)
+        case "date":
+            return _DATES.get(options.time_precision_mode, "days(b[p:q])")
+        case "time" | "timestamp":
+            forms = _TIMES if name == "time" else _TIMESTAMPS
+            unit = "millis" if 0 <= modifier <= _MILLISECONDS else "micros"
+            return forms.get(options.time_precision_mode, f"{name}_{unit}(b[p:q])")
+        case "interval":
+            return _INTERVALS[options.interval_handling_mode]
+        case "bytea":
+            return _BINARY[options.binary_handling_mode]
+        case _ if name in _BUILT_IN:
+            return _FORMS.get(name) or (QUOTED if name in _PLAIN else _text(options))
+        case _ if _unqualified(name) == "hstore" and options.hstore_handling_mode != "text":
+            pairs = "hstore" if options.hstore_handling_mode == "map" else "hstore_json"
+            legible = options.invalid_text_handling_mode == "base64"
+            return f"legible(b[p:q], {pairs})" if legible else f"{pairs}(b[p:q])"
+        case _:
+            return _text(options)
 
 
-def timestamp_micros(text: bytes) -> bytes:
-    """Return microseconds since 1970-01-01 of the wall clock the text shows."""
-    micros = _micros(text)
-    return b'"%b"' % text if micros is None else b"%d" % micros
+def _text(options: Values) -> str:
+    return TEXT if options.invalid_text_handling_mode == "fail" else "legible(b[p:q])"
 
 
-def timestamp_millis(text: bytes) -> bytes:
-    """Return milliseconds since 1970-01-01 of the wall clock the text shows."""
-    micros = _micros(text)
-    return b'"%b"' % text if micros is None else b"%d" % (micros // 1000)
+def _numeric(modifier: int, options: Values) -> str:
+    if options.decimal_handling_mode == "string":
+        return QUOTED  # exact text, NaN and infinities included
+    if options.decimal_handling_mode == "double":
+        return FLOAT  # every digit; it is the reader that rounds
+    scale = scale_of(modifier)
+    return "scaled(b[p:q])" if scale is None else f"unscaled(b[p:q], {scale})"
 
 
-def _micros(text: bytes) -> int | None:
-    if text[10:11] != b" " or text[-1:] == b"C":
-        return None
-    since = datetime.fromisoformat(text.decode()) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+def _money(options: Values) -> str:
+    digits = options.money_fraction_digits
+    if options.decimal_handling_mode == "precise":
+        return "money_units(b[p:q])"
+    # Two is what Postgres writes under lc_monetary=C, whatever the database's own.
+    plain = digits == 2  # noqa: PLR2004
+    number = "b[p:q].translate(None, MONEY_MARKS)" if plain else f"money(b[p:q], {digits})"
+    return number if options.decimal_handling_mode == "double" else f"QUOTE % {number}"
+
+
+@cache
+def _array_of(
+    element: str,
+    delimiter: str,
+    whole: str,
+    guessed: bool,  # noqa: FBT001 - as the forms write it
+) -> values_structures.Form:
+    """Return the function that reads arrays whose elements have the form `element`."""
+    return values_structures.Reader(
+        _function(element), delimiter.encode(), _function(whole), guessed=guessed
+    )
+
+
+def _function(expression: str) -> values_structures.Form:
+    """Return a form as a function of the value's bytes."""
+    function: Callable[[bytes, int, int], bytes] = eval(f"lambda b, p, q: {expression}", NAMESPACE)  # noqa: S307 - our own text
+    return lambda text: function(text, 0, len(text))
 
 
 # The names that forms use.
-NAMESPACE: Final = {
+NAMESPACE: Final[dict[str, Any]] = {
     "QUOTE": b'"%b"',
     "TRUE": b"true",
     "FALSE": b"false",
@@ -116,10 +220,11 @@ NAMESPACE: Final = {
     "T": b"T",
     "INSTANT_FORMAT": b'"%bZ"',
     "dumps": dumps,
-    "floating": floating,
-    "bytea": bytea,
-    "days": days,
-    "time_micros": time_micros,
-    "timestamp_micros": timestamp_micros,
-    "timestamp_millis": timestamp_millis,
+    "unhex": unhexlify,
+    "base64": b2a_base64,
+    "base64url": urlsafe_b64encode,
+    "array_of": _array_of,
+    **values_numbers.NAMESPACE,
+    **values_structures.NAMESPACE,
+    **values_times.NAMESPACE,
 }

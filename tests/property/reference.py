@@ -26,6 +26,7 @@ from cdc.decode.messages import (
     Value,
 )
 from cdc.events import LSN
+from tests.property import array_text
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
 
@@ -80,12 +81,17 @@ def value_of(type_id: int, modifier: int, text: str) -> object:  # noqa: PLR0911
             return base64.b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode()
         case 20 | 21 | 23 | 26:
             return int(text)
+        case 790:
+            return text.replace("$", "").replace(",", "")
+        case 1007 | 1009:
+            return array_text.read(text, int if type_id == 1007 else str)
         case 700 | 701:
             return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
         case 1082 if found := _DATE.fullmatch(text):
             return _days(*map(int, found.groups()))
         case 1083 if found := _TIME.fullmatch(text):
-            return _micros(*found.groups())
+            micros = _micros(*found.groups())
+            return micros // 1_000 if modifier in (0, 1, 2, 3) else micros
         case 1114 if found := _TIMESTAMP.fullmatch(text):
             year, month, day, *time = found.groups()
             micros = _days(int(year), int(month), int(day)) * 86_400_000_000 + _micros(*time)

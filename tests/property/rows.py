@@ -109,12 +109,17 @@ _TEXTS: dict[tuple[int, int], st.SearchStrategy[str]] = {
     (790, -1): st.sampled_from(["$1,234.11", "-$92,233,720,368,547,758.08"]),
     (829, -1): st.just("08:00:2b:01:02:03"),
     (869, -1): st.ip_addresses().map(str),
-    (1007, -1): st.sampled_from(["{}", "{1,NULL,-3}", "[0:1]={1,2}"]),
-    (1009, -1): st.sampled_from(['{"a,b","\\"",NULL,"NULL","{}"}', "{}"]),
+    (1007, -1): st.sampled_from(["{}", "{1,NULL,-3}", "[0:1]={1,2}", "{{1,2},{NULL,4}}"]),
+    (1009, -1): st.sampled_from(
+        ['{"a,b","\\"",NULL,"NULL","{}"}', "{}", "{a,NULL}", '{{x,""},{"a b",NULL}}', "[2:2]={a}"]
+    ),
     (1042, 8): _texts.map(lambda text: text.ljust(4)),
     (1043, 24): _texts,
     (1082, -1): _days | _odd_days,
     (1083, -1): st.times().map(_clock) | st.just("24:00:00"),
+    (1083, 3): st.times().map(
+        lambda at: _clock(at.replace(microsecond=at.microsecond // 1000 * 1000))
+    ),
     (1114, -1): _moments(""),
     (1114, 0): _moments("", 0),
     (1114, 3): _moments("", 3),

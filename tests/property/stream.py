@@ -15,6 +15,7 @@ from cdc.log.encoder import Encoder
 from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
 from cdc.log.routes import LogicalMessages, Table
+from cdc.log.values_options import Values, as_record
 from cdc.relations import Relations
 from cdc.sequence import Pause, Sequencer, Step
 from cdc.source.catalog import TableFacts
@@ -93,8 +94,10 @@ class Session:
         *,
         known: list[SchemaRecord] | None = None,
         max_events: int = MANY,
+        values: Values | None = None,
     ) -> None:
         """`keys` are the primary keys that the catalog tells, by relation id."""
+        self.values = as_record(values or Values())
         self.batch = Batch()
         self.keys = keys
         self.relations = Relations(PREFIX, known or [], resume.schema_id)
@@ -122,6 +125,7 @@ class Session:
             sequencer.types,
             sequencer.transaction_lsn,
             replaying=sequencer.replaying,
+            values=self.values,
         )
         if new:
             self.new_versions.append(version)

@@ -1,0 +1,37 @@
+"""Evaluate a column's form as the compiled encoders do: in the middle of other bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cdc.decode.types import TYPE_NAMES
+from cdc.log.records import SchemaColumn
+from cdc.log.values import NAMESPACE, form
+from cdc.log.values_options import Values
+
+_OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
+# What may stand behind a value must not change it: bytes that the forms look for among them.
+_BEHIND = (b"", b"t\0\0\0 12 +", b" " * 30, b"+" * 30, b"9" * 30)
+
+
+def column(name: str, modifier: int = -1) -> SchemaColumn:
+    """Return a column of the type; `schema.name` for one that is not built in."""
+    type_id = _OIDS.get(name, 90_001)
+    return SchemaColumn(name="c", type_id=type_id, type=name, type_modifier=modifier, nullable=True)
+
+
+def written(name: str, text: str | bytes, modifier: int = -1, **options: Any) -> object:  # noqa: ANN401
+    """Return the value in the event, whatever stands before and behind its text."""
+    value = text if isinstance(text, bytes) else text.encode()
+    function = eval(  # noqa: S307 - our own text
+        f"lambda b, p, q: {form(column(name, modifier), Values(**options))}", dict(NAMESPACE)
+    )
+    found = {
+        function(ahead + value + behind, len(ahead), len(ahead) + len(value))
+        for ahead in (b"", b"\n\0-1 ")
+        for behind in _BEHIND
+    }
+    [json_bytes] = found
+    result: object = json.loads(json_bytes)
+    return result
