@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from cdc import continuity
 from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
-from cdc.log.values_options import as_record
 from cdc.sequence import Table
 from cdc.source import catalog
 
@@ -79,7 +78,7 @@ class Tables:
             types,
             from_lsn,
             replaying=replaying,
-            values=as_record(self._config.values),
+            values=self._config.values,
         )
         if new:
             self._publish(version)

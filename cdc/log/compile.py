@@ -15,7 +15,7 @@ from orjson import dumps
 from cdc import __version__
 from cdc.errors import ProtocolError
 from cdc.log.values import NAMESPACE, form
-from cdc.log.values_options import from_record
+from cdc.log.values_options import Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ class RowSource:
         self._schema = schema
         self._database = database
         self._name = name
-        self._options = from_record(schema.values)
+        self._options = schema.values or Values()
         # Debezium's readers look for it in place of a value not sent; ours read `unchanged`.
         self._placeholder = dumps(self._options.unavailable_value_placeholder)
         self._labels = [dumps(column.name) for column in schema.columns]

@@ -102,7 +102,6 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     from_lsn: LSN
     key: tuple[str, ...]
     columns: tuple[SchemaColumn, ...]
-    values: dict[str, str | int] = {}  # how they are written: `cdc.log.values_options`
     values: Values | None = None  # how they are written; None in records older than the options
     where: str | None = None
 

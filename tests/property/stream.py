@@ -15,7 +15,7 @@ from cdc.log.encoder import Encoder
 from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
 from cdc.log.routes import LogicalMessages, Table
-from cdc.log.values_options import Values, as_record
+from cdc.log.values_options import Values
 from cdc.relations import Relations
 from cdc.sequence import Pause, Sequencer, Step
 from cdc.source.catalog import TableFacts
@@ -97,7 +97,7 @@ class Session:
         values: Values | None = None,
     ) -> None:
         """`keys` are the primary keys that the catalog tells, by relation id."""
-        self.values = as_record(values or Values())
+        self.values = values or Values()
         self.batch = Batch()
         self.keys = keys
         self.relations = Relations(PREFIX, known or [], resume.schema_id)
