@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from cdc.errors import ConfigError, GapError
 from cdc.log.records import FORMAT
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+T = TypeVar("T")
 
 # Why an event is not in its place: larger than its topic takes.
 Reason = Literal["size"]
@@ -82,27 +81,26 @@ class Letters:
 
         Chunks whose head retention has deleted are passed over.
         """
-        try:
-            part = msgspec.json.decode(key or b"", type=Part)
-            if part.chunk == 0:
-                self._heads[part.id] = _head(value or b"")
-                self._chunks[part.id] = []
-            elif part.id in self._heads and part.chunk == len(self._chunks[part.id]) + 1:
-                self._chunks[part.id].append(value or b"")
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"the topic of dead letters holds a record that can't be read: {error}",
-                hint="something else writes to it; give the pipeline a log.prefix of its own",
-            ) from error
+        part = part_of(key)
+        if part.chunk == 0:
+            self._heads[part.id] = _head(value or b"")
+            self._chunks[part.id] = []
+        elif part.id in self._heads and part.chunk == len(self._chunks[part.id]) + 1:
+            self._chunks[part.id].append(value or b"")
         return self._heads[part.id] if part.id in self else None
 
     def __contains__(self, letter_id: str) -> bool:
         head = self._heads.get(letter_id)
         return head is not None and len(self._chunks[letter_id]) == head.chunks
 
-    def left(self) -> Iterable[str]:
+    def left(self) -> list[str]:
         """Return the ids of the letters not taken, whole or not."""
         return list(self._heads)
+
+    def drop(self, letter_id: str) -> None:
+        """Forget a letter."""
+        self._heads.pop(letter_id, None)
+        self._chunks.pop(letter_id, None)
 
     def take(self, letter_id: str) -> bytes:
         """Return a letter's event and forget it; raise GapError where it is not whole."""
@@ -129,11 +127,27 @@ class Letters:
         return event
 
 
+def part_of(key: bytes | None) -> Part:
+    """Return which part of which letter a record of the topic is."""
+    return _decode(key or b"", Part)
+
+
 def _head(value: bytes) -> Head:
-    seen = msgspec.json.decode(value, type=dict).get("format")
+    seen = _decode(value, dict[str, object]).get("format")
     if isinstance(seen, int) and seen > FORMAT:
         raise ConfigError(
             f"a dead letter is of format {seen}; this version reads up to {FORMAT}",
             hint="run the Lockstep version that wrote it, or a newer one",
         )
-    return msgspec.json.decode(value, type=Head)
+    return _decode(value, Head)
+
+
+def _decode(text: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    # Bytes that are no UTF-8 are told apart from those that are no JSON.
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the topic of dead letters holds a record that can't be read: {error}",
+            hint="something else writes to it; give the pipeline a log.prefix of its own",
+        ) from error

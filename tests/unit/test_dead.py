@@ -217,6 +217,7 @@ def test_a_letter_that_is_not_what_was_written_is_told() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [(None, b"{}"), (b"{}", b"{}"), (b'{"id":"1-1","chunk":0}', b"{}"), (b"\xff", None),
+     (b'{"id":"\xff","chunk":0}', b""),
      (b'{"id":"1-1","chunk":0}', b'{"format":2}'), (b'{"id":"1-1","chunk":0}', b"[]")],
 )  # fmt: skip
 def test_what_is_no_letter_is_refused(key: bytes | None, value: bytes | None) -> None:

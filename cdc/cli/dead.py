@@ -1,0 +1,76 @@
+"""`cdc dead list|show`: events that were too large for their topics, and the whole of one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, example, next_step, print_json, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.letters import Head
+
+
+_REASONS = {"size": "too large for its topic"}
+
+
+@click.group(epilog=example("cdc dead list", "cdc dead show 1-42 > event.json"))
+def dead() -> None:
+    """List dead letters, or show the whole of one.
+
+    An event too large for its topic stands there without its large values, and points to the whole
+    event in the topic of dead letters. Nothing is to be replayed: the event has its place already.
+    """
+
+
+@dead.command("list", epilog=example("cdc dead list", "cdc dead list --json | jq '.[].id'"))
+@with_config
+@as_json
+def list_(config: Config, *, as_json: bool) -> None:
+    """List the dead letters: id, commit, position, what happened to which row, size, and why."""
+    from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
+
+    from cdc.log import letters_topic  # noqa: PLC0415
+
+    heads = letters_topic.heads(config)
+    if as_json:
+        print_json([asdict(head) for head in heads])
+        return
+    head = None
+    for head in heads:
+        click.echo(_line(head))
+    if head:
+        next_step("cdc dead show ID writes the whole event")
+    else:
+        click.echo("there are no dead letters")
+
+
+def _line(head: Head) -> str:
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+
+    at = datetime.fromtimestamp(head.committed_at_us / 1e6, UTC).astimezone()
+    return "  ".join(
+        (
+            click.style(f"{head.id:<10}", bold=True),
+            click.style(f"{at:%Y-%m-%d %H:%M:%S}", dim=True),
+            click.style(f"{head.commit_lsn:<11} {head.ordinal:>6}", dim=True),
+            head.op,
+            click.style(f"{head.schema}.{head.table}" if head.table else head.topic, bold=True),
+            click.style(head.key or "(no key)", fg="cyan"),
+            f"{size(head.bytes)} ({', '.join(head.columns)})",
+            _REASONS[head.reason],
+        )
+    )
+
+
+@dead.command(epilog=example("cdc dead show 1-42", "cdc dead show 1-42 | jq .after.body"))
+@with_config
+@click.argument("letter_id", metavar="ID")
+def show(config: Config, letter_id: str) -> None:
+    """Write the whole event of the dead letter ID, as it would stand in its topic."""
+    from cdc.log import letters_topic  # noqa: PLC0415 - not for --help
+
+    click.echo(letters_topic.event(config, letter_id))
