@@ -240,5 +240,5 @@ def _same_topics(identity: ResumeIdentity, found: Found) -> None:
             raise ConfigError(
                 f"topic {topic} has {actual} partitions, the resume record pins {pinned}: keys"
                 " would change partition and lose their order",
-                hint=_ANEW,
+                hint="`cdc topics acknowledge` takes it as it is and begins a new epoch",
             )

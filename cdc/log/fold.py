@@ -6,7 +6,7 @@ partitions in any interleaving, and the frontier records; `finish` returns the t
 broken promise as a sentence:
 
 - `seq` is dense over all topics, without gap or repeat; Position grows with it;
-- in every partition, and for every key, `seq` ascends; one key lives in one partition;
+- in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone follows each delete of a key at once, and stands nowhere else;
 - rows are created once, changed and deleted only while they exist;
 - each cut between two frontiers holds the events it counts, and whole source transactions only;
@@ -105,7 +105,7 @@ class Fold:
         self.frontiers: list[Frontier] = []
         self._decode = msgspec.json.Decoder(Event).decode
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._homes: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._homes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
         self._first_seq = first_seq
         self._next_seq = first_seq
         self._waiting: dict[int, _Arrival] = {}
@@ -201,7 +201,7 @@ class Fold:
             self.findings.add(f"{here} holds seq {seq} after seq {seqs[-1]}")
         home.events.add(arrival.offset, seq)
         if key is not None:
-            self._check_key(here, arrival.topic, arrival.partition, key, seq)
+            self._check_key(here, arrival, key)
             if event.op == "d":
                 home.deleted = key
         if seq < self._next_seq or seq in self._waiting:
@@ -210,8 +210,11 @@ class Fold:
             self._waiting[seq] = arrival
             self._apply_in_turn()
 
-    def _check_key(self, here: str, topic: str, partition: int, key: bytes, seq: int) -> None:
-        known = self._homes.get((topic, key))
+    def _check_key(self, here: str, arrival: _Arrival, key: bytes) -> None:
+        """Check the key's order within its epoch: a new one may give it another partition."""
+        place = (arrival.topic, arrival.event.source.epoch, key)
+        partition, seq = arrival.partition, arrival.event.source.seq
+        known = self._homes.get(place)
         if known is not None:
             if known[0] != partition:
                 self.findings.add(
@@ -219,7 +222,7 @@ class Fold:
                 )
             if seq <= known[1]:
                 self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")
-        self._homes[topic, key] = (partition, seq)
+        self._homes[place] = (partition, seq)
 
     # -- an event in its turn ---------------------------------------------------------------
 

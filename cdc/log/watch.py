@@ -53,6 +53,13 @@ _LOST: Final = (
 ACKNOWLEDGE: Final = "`cdc topics acknowledge` takes it as it is and begins a new epoch"
 
 
+class EpochError(ConfigError):
+    """A change of the topics that breaks the order of keys or readers' paths, but loses no event.
+
+    A new epoch may begin on it, once a person has acknowledged it (`cdc topics acknowledge`).
+    """
+
+
 class Kept(NamedTuple):
     """A record that must not be deleted yet: the one before `offset`, there since `since`."""
 
@@ -66,6 +73,14 @@ class Known(NamedTuple):
     topic_ids: dict[str, str]
     ends: dict[Place, int]
     kept: dict[Place, Kept]
+
+
+class Examined(NamedTuple):
+    """A log held against its own records."""
+
+    problems: list[CDCError]
+    topics: dict[str, tuple[str, int]]  # id and partition count, as they are
+    held: dict[Place, int]  # where readers are held back, and at which offset
 
 
 class LogWatch:
@@ -93,13 +108,7 @@ class LogWatch:
 
         A cluster that does not answer in full is left to the looks that follow.
         """
-        config = self._config
-        tail = reader.read_frontier_tail(config, FRONTIERS)
-        if tail:
-            same_seq(config.prefix, tail[-1][0], position)
-        elif position.seq > sum(events for *_, events in position.pending):
-            self._once_written()
-        self._remember(identity, position, tail)
+        self._recall(identity, position)
         wanted = len(self._own) + len(identity.partitions)
         for _ in range(_START_TRIES + wanted):
             if self._judge(identity, self._ask(identity).answer()):
@@ -135,25 +144,38 @@ class LogWatch:
         self._asked = len(chosen)
         return Question(self._admin, chosen)
 
-    def _once_written(self) -> None:
-        """Raise GapError where the frontier topic has never held a record."""
-        topic = names.frontier_topic(self._config.prefix)
-        if not reader.end_offsets(self._config, [(topic, 0)])[topic, 0]:
-            raise GapError(
-                f"topic {topic} never held a record, though the resume record counts events that"
-                " had a frontier: it was deleted and created again",
-                hint=f"followers can't tell what is whole; {_ANEW}",
-            )
+    def examine(self, identity: ResumeIdentity, position: ResumePosition) -> Examined:
+        """Return all that is wrong now. Blocks. Raises UnavailableError where brokers don't tell.
 
-    def _remember(
-        self,
-        identity: ResumeIdentity,
-        position: ResumePosition,
-        tail: list[tuple[FrontierRecord, float]],
-    ) -> None:
-        """Take from the log what must stand in the partitions."""
-        known, oldest = self._known, self._oldest()
+        What is held back is so at both ends of a second: an open transaction of a daemon that is
+        well has moved on by then.
+        """
+        found: list[CDCError] = []
+        try:
+            self._recall(identity, position)
+        except GapError as problem:
+            found.append(problem)
+        wanted = {**self._own, **identity.partitions}
+        first = Question(self._admin, wanted).answer()
+        time.sleep(_AGAIN_SECONDS)
+        standing = Question(self._admin, wanted).answer()
+        if unknown := wanted.keys() - standing.topics.keys() - standing.missing:
+            raise UnavailableError(
+                f"the brokers do not tell how {min(unknown)} stands", hint="see that all run"
+            )
+        held = {
+            place: span.stable
+            for place, span in standing.spans.items()
+            if span.stable < span.end and first.spans.get(place, span).stable == span.stable
+        }
+        found += problems(identity, self._known, standing)
+        return Examined(found, standing.topics, held)
+
+    def _recall(self, identity: ResumeIdentity, position: ResumePosition) -> None:
+        """Take from the log what must stand in the partitions; raise what it contradicts."""
+        prefix, known, oldest = self._config.prefix, self._known, self._oldest()
         known.topic_ids.update(identity.topic_ids)
+        tail = reader.read_frontier_tail(self._config, FRONTIERS)
         for frontier, since in tail:
             for topic, number, end, _ in frontier.partitions:
                 known.ends[topic, number] = end
@@ -163,6 +185,19 @@ class LogWatch:
         for topic, number, events in position.pending:
             place = (topic, number)
             known.ends[place] = known.ends.get(place, 0) + events
+        if tail:
+            same_seq(prefix, tail[-1][0], position)
+        elif position.seq > sum(events for *_, events in position.pending):
+            self._once_written(names.frontier_topic(prefix))
+
+    def _once_written(self, topic: str) -> None:
+        """Raise GapError where the frontier topic has never held a record."""
+        if not reader.end_offsets(self._config, [(topic, 0)])[topic, 0]:
+            raise GapError(
+                f"topic {topic} never held a record, though the resume record counts events that"
+                " had a frontier: it was deleted and created again",
+                hint=f"followers can't tell what is whole; {_ANEW}",
+            )
 
     def _learn(self, ends: Mapping[Place, int]) -> None:
         """Note what the brokers have acknowledged, and that it must be kept from now on."""
@@ -247,8 +282,18 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
                 hint=f"its events are lost downstream; {_ANEW}",
             )
         pinned = identity.partitions.get(topic, 1)
-        if partitions != pinned:
-            yield partitions_changed(topic, partitions, pinned)
+        if partitions > pinned:
+            yield EpochError(
+                f"topic {topic} has {partitions} partitions, the resume record pins {pinned}: keys"
+                " would change partition and lose their order",
+                hint=ACKNOWLEDGE,
+            )
+        if partitions < pinned:
+            yield GapError(
+                f"topic {topic} has {partitions} partitions, the resume record pins {pinned}: it"
+                " was deleted and created again",
+                hint=f"its events are lost downstream; {_ANEW}",
+            )
     for (topic, number), span in standing.spans.items():
         end = known.ends.get((topic, number), 0)
         if span.end < end:
@@ -259,22 +304,13 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
             )
         kept = known.kept.get((topic, number))
         if kept is not None and span.first >= kept.offset:
-            yield GapError(
+            yield EpochError(
                 f"topic {topic}, partition {number}, begins at offset {span.first}: events before"
                 f" it are gone, though log.retention_hours promises them, up to offset"
                 f" {kept.offset - 1}, to followers",
                 hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
                 f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
             )
-
-
-def partitions_changed(topic: str, partitions: int, pinned: int) -> ConfigError:
-    """Return the refusal of a changed partition count."""
-    return ConfigError(
-        f"topic {topic} has {partitions} partitions, the resume record pins {pinned}: keys would"
-        " change partition and lose their order",
-        hint=ACKNOWLEDGE,
-    )
 
 
 def held_back(config: Config, place: Place, stable: int) -> tuple[str, str]:
@@ -291,15 +327,3 @@ def held_back(config: Config, place: Place, stable: int) -> tuple[str, str]:
         f" abort {where} --start-offset {stable}"
     )
     return what, hint
-
-
-def look_once(config: Config, admin: Admin, identity: ResumeIdentity) -> Standing:
-    """Return how the topics of a log stand now. Blocks. Raises UnavailableError if unknown."""
-    own = (names.resume_topic, names.frontier_topic, names.schema_topic)
-    wanted = {named(config.prefix): 1 for named in own} | identity.partitions
-    standing = Question(admin, wanted).answer()
-    if unknown := wanted.keys() - standing.topics.keys() - standing.missing:
-        raise UnavailableError(
-            f"the brokers do not tell how {min(unknown)} stands", hint="see that all brokers run"
-        )
-    return standing

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy
+from cdc.errors import CDCError, Exit, GapError, Policy
 from cdc.events import LSN
 from cdc.log.offsets import Span, Standing
 from cdc.log.records import FrontierRecord
-from cdc.log.watch import Kept, Known, problems, same_seq
+from cdc.log.watch import EpochError, Kept, Known, problems, same_seq
 from tests.property.stream import position
 from tests.unit.test_continuity import IDENTITY
 
@@ -46,7 +46,7 @@ def test_what_a_broker_did_not_tell_is_no_problem() -> None:
         ({"topics": {RESUME: ("r2", 1)}}, GapError, (RESUME, "created again")),
         (
             {"topics": {USERS: ("aXb", 6)}},
-            ConfigError,
+            EpochError,
             (USERS, "6 partitions", "pins 4", "cdc topics acknowledge"),
         ),
         (
@@ -54,13 +54,14 @@ def test_what_a_broker_did_not_tell_is_no_problem() -> None:
             GapError,
             (f"{USERS}, partition 0, ends at offset 33", "33 to 39 are lost", "unclean"),
         ),
+        ({"topics": {USERS: ("aXb", 3)}}, GapError, (USERS, "3 partitions", "created again")),
         (
             {"spans": {(USERS, 0): Span(20, 41, 41)}},
-            GapError,
+            EpochError,
             (f"{USERS}, partition 0, begins at offset 20", "cdc topics acknowledge"),
         ),
     ],
-    ids=["gone", "recreated", "own-recreated", "widened", "truncated", "emptied"],
+    ids=["gone", "recreated", "own-recreated", "widened", "truncated", "narrowed", "emptied"],
 )
 def test_topics_that_are_not_as_they_were_halt_with_a_remedy(
     changed: dict[str, object], kind: type[CDCError], words: tuple[str, ...]

@@ -1,0 +1,61 @@
+"""`cdc topics acknowledge`: go on with topics that are not as the resume record has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    did,
+    example,
+    left,
+    next_step,
+    print_json,
+    warn,
+    with_config,
+    yes,
+)
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.group(epilog=example("cdc topics acknowledge"))
+def topics() -> None:
+    """Say what is to become of topics that have changed."""
+
+
+@topics.command(epilog=example("cdc topics acknowledge", "cdc topics acknowledge --yes"))
+@with_config
+@yes
+@as_json
+def acknowledge(config: Config, *, yes: bool, as_json: bool) -> None:
+    """Accept added partitions and emptied topics, and begin a new epoch on them.
+
+    For when the daemon has stopped with exit code 78 over a topic that was widened, or emptied
+    sooner than log.retention_hours says. From the new epoch on, a key of a widened topic may live
+    in another partition: readers that take order from partitions alone must first have read
+    everything before it; `seq` orders both. Only while no daemon runs. Asks first.
+    """
+    from cdc.control import acknowledge as control  # noqa: PLC0415 - not for --help
+
+    changed = control.survey(config)
+    epoch = changed.identity.epoch
+    if changed.what:
+        if not as_json:
+            for what in changed.what:
+                warn(what)
+        if not yes:
+            confirm(f"Begin epoch {epoch + 1} at seq {changed.position.seq}?")
+        epoch = control.acknowledge(config, changed)
+    if as_json:
+        print_json({"acknowledged": changed.what, "epoch": epoch, "seq": changed.position.seq})
+        return
+    if not changed.what:
+        left(f"every topic is as the resume record has it, in epoch {epoch}")
+    else:
+        did(f"epoch {epoch} begins after seq {changed.position.seq}")
+    next_step("cdc run")

@@ -1,0 +1,78 @@
+"""Begin a new epoch on topics that are not as the resume record has them: `cdc topics acknowledge`.
+
+A topic that was given more partitions sends keys to other ones, and a topic that was emptied leaves
+followers that were behind without a path. Neither loses an event, so the log may go on, once a
+person has said so. The new epoch marks where: all events before it, by `seq`, lie as the old
+partition counts say, all after it as the new ones do. What is lost for good can't be acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from cdc.errors import ConfigError, GapError
+from cdc.log import reader, resume, topics
+from cdc.log.watch import EpochError, LogWatch
+from cdc.source import inspection
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity, ResumePosition
+
+
+class Changed(NamedTuple):
+    """What there is to acknowledge: a sentence for each topic, and where the log stands."""
+
+    what: list[str]
+    identity: ResumeIdentity
+    position: ResumePosition
+    partitions: dict[str, int]  # as they are now
+
+
+def survey(config: Config) -> Changed:
+    """Return what there is to acknowledge; raise what can't be, and while a daemon runs."""
+    _nobody_streams(config)
+    record = reader.read_resume(config)
+    if record is None:
+        raise ConfigError(
+            f'there is no resume record of pipeline "{config.pipeline}"',
+            hint="`cdc setup` begins the log; there is nothing to acknowledge yet",
+        )
+    identity, position = record
+    admin = topics.admin(config)
+    examined = LogWatch(config, admin).examine(identity, position)
+    for problem in examined.problems:
+        if not isinstance(problem, EpochError):
+            raise problem
+    partitions = {name: examined.topics[name][1] for name in identity.partitions}
+    return Changed([problem.what for problem in examined.problems], identity, position, partitions)
+
+
+def acknowledge(config: Config, changed: Changed) -> int:
+    """Begin a new epoch with the topics as they are; return its number.
+
+    A daemon that starts at this moment is fenced, and then finds the new epoch.
+    """
+    _nobody_streams(config)
+    epoch = changed.identity.epoch + 1
+    identity = replace(changed.identity, epoch=epoch, partitions=changed.partitions)
+    resume.write_first(config, identity, changed.position)
+    return epoch
+
+
+def _nobody_streams(config: Config) -> None:
+    with connect(config) as connection:
+        slot = inspection.slot(connection, config.slot)
+    if slot is None:
+        raise GapError(
+            f"there is no slot {config.slot}: the log can't be continued",
+            hint="`cdc doctor` says what can be done",
+        )
+    if slot.active_pid is not None:
+        raise ConfigError(
+            f"a daemon streams from the slot {config.slot} (pid {slot.active_pid} of the server)",
+            hint="stop the daemon and its standbys, acknowledge, start them again",
+        )
