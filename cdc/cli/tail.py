@@ -117,7 +117,10 @@ def _line(arrived: Arrived) -> str:
         f"{source['schema']}.{source['table']}",
         " ".join(f"{name}={_short(value)}" for name, value in key.items()),
     )
-    row = _row(event, set(key), set(source.get("unchanged", ())))
+    absent = dict.fromkeys(source.get("unchanged", ()), "(unchanged)")
+    if dead := source.get("dead"):
+        absent |= dict.fromkeys(dead["columns"], f"(dead letter {dead['id']})")
+    row = _row(event, set(key), absent)
     # What does not fit on the terminal's line is cut; programs take --json.
     room = shutil.get_terminal_size((160, 24)).columns - len("  ".join(head)) - 2
     row = row if len(row) <= room or not sys.stdout.isatty() else row[: max(0, room - 1)] + "…"
@@ -133,17 +136,20 @@ def _line(arrived: Arrived) -> str:
     ).rstrip()
 
 
-def _row(event: dict[str, Any], key: set[str], unchanged: set[str]) -> str:
-    """Return the row's columns beside its key; of an update, what the old row says has changed."""
+def _row(event: dict[str, Any], key: set[str], absent: dict[str, str]) -> str:
+    """Return the row's columns beside its key; of an update, what the old row says has changed.
+
+    `absent` are columns whose value is not there, and why.
+    """
     before, after = event.get("before") or {}, event.get("after") or {}
     parts = []
     for name, value in (after or before).items():
-        if name in key or name in unchanged:
+        if name in key or name in absent:
             continue
         if after and name in before and before[name] == value:
             continue
         parts.append(f"{name}={_short(value)}")
-    parts.extend(f"{name}=(unchanged)" for name in sorted(unchanged))
+    parts.extend(f"{name}={why}" for name, why in sorted(absent.items()))
     return " ".join(parts)
 
 
