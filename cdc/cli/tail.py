@@ -15,8 +15,7 @@ from cdc.cli.options import example, next_step, with_config
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cdc.config import Config
-    from cdc.config import TablePattern
+    from cdc.config import Config, TablePattern
     from cdc.log.tail import Arrived
 
 _COLOURS = {"c": "green", "r": "green", "u": "yellow", "d": "red", "t": "magenta", "m": "cyan"}
