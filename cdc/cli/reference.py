@@ -115,7 +115,31 @@ _REST = """
 The environment wins over the file. A field's variable is `LOCKSTEP_` and its path in capitals,
 joined by `_`. Settings below `log.kafka` follow a double underscore, with `_` for each dot:
 `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD` sets `sasl.password`. Lists are separated by commas. A variable
-that begins like ours and names no field is an error.
+that begins like ours and names no field is an error. What is said of single `tables` stands in the
+file only; a `${VARIABLE}` may stand there as anywhere.
+
+## Tables, columns, rows
+
+`source.tables` names what is captured and `source.exclude` what of it is left out. A section below
+`tables` says more of one table, or with a pattern of many:
+
+```yaml
+tables:
+  public.users:
+    exclude: [password]              # or: columns: [id, name, ...]
+    where: region = 'eu'             # the publication's row filter
+    key: [tenant, id]                # instead of the primary key
+    mask:
+      email: {hmac: "${HMAC_KEY}"}   # the same value is the same string, everywhere
+      phone: null
+      name: {truncate: 1}
+      salary: {fixed: 0}
+  "*.*":
+    exclude: [secret_*]
+```
+
+`cdc doctor` holds these against the database, `cdc setup` puts them into the publication, and does
+so again whenever they change; docs/EVENTS.md says what events look like then.
 
 ## Secrets
 
@@ -141,20 +165,40 @@ def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
             yield from _rows(field.type, here)
             continue
         meaning, _ = described(field.type)
-        default = field.default
-        if field.required:
-            shown = "**required**"
-        elif isinstance(default, tuple):
-            shown = f"`[{', '.join(default)}]`"
-        elif here in known.open:
-            shown = "`{}`"
-        else:
-            shown = "" if default is None else f"`{default}`"
-        variable = (
-            variable_of((*here, "<name>"), opened=True) if here in known.open else variable_of(here)
+        opened, named = here in known.open, here in known.named
+        variable = variable_of((*here, "<name>"), opened=True) if opened else variable_of(here)
+        in_file_only = named or at[:-1] in known.named
+        yield _row(
+            here,
+            "tables, each with the fields below" if named else expected(field.type),
+            "{}" if opened or named else field.default,
+            "in the file only" if in_file_only else f"`{variable}`",
+            meaning,
+            required=field.required,
         )
-        takes = expected(field.type).replace("|", "\\|")
-        yield f"| `{'.'.join(here)}` | {takes} | {shown} | `{variable}` | {meaning} |"
+        if named:
+            yield from _rows(known.named[here], (*here, "<table>"))
+
+
+def _row(
+    at: tuple[str, ...],
+    takes: str,
+    default: object,
+    variable: str,
+    meaning: str,
+    *,
+    required: bool,
+) -> str:
+    if required:
+        shown = "**required**"
+    elif isinstance(default, tuple):
+        shown = f"`[{', '.join(default)}]`"
+    elif default is None or default is msgspec.NODEFAULT:
+        shown = ""
+    else:
+        shown = f"`{default}`"
+    cells = (f"`{'.'.join(at)}`", takes.replace("|", "\\|"), shown, variable, meaning)
+    return f"| {' | '.join(cells)} |"
 
 
 def pages() -> dict[str, str]:

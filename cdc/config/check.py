@@ -157,12 +157,19 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
             few = ", not empty" if info.min_length else ""
             return f"a list of {_words(info.item_type)}{few}"
         case inspect.DictType():
-            return f"names, each with {_words(info.value_type)}"
+            return f"names, each with {_entry(info.value_type)}"
         case inspect.UnionType():
             kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
             return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
         case _:
             raise AssertionError(f"no words for {info}")
+
+
+def _entry(info: inspect.Type) -> str:
+    """Return what an open section's entries are, in words; a struct by its own name."""
+    if isinstance(info, inspect.StructType):
+        return f"a {info.cls.__name__.lower()}"
+    return _words(info)
 
 
 def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.config import mask_dsn
+from cdc.control import doctor_tables
 from cdc.control.doctor_log import LogFacts, check_log, check_meeting
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, error
@@ -18,6 +19,7 @@ from cdc.log import inspection as log_inspection
 from cdc.log import reader, topics
 from cdc.source import inspection as source_inspection
 from cdc.source.connection import connect
+from cdc.source.plan import has_topic
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -31,6 +33,7 @@ def examine(config: Config) -> list[Finding]:
     if source is not None:
         source = source._replace(set_up=log is not None and log.resume is not None)
         findings += check_source(config, source)
+        findings += _tables(config, source)
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
@@ -57,6 +60,13 @@ def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None
         return None
 
 
+def _tables(config: Config, source: SourceFacts) -> list[Finding]:
+    try:
+        return doctor_tables.examine(config, source.server, source.tables)
+    except CDCError as failure:
+        return [error("tables", failure.what, failure.hint)]
+
+
 def _log_facts(
     config: Config, tables: list[source_inspection.Table], findings: list[Finding]
 ) -> LogFacts | None:
@@ -66,7 +76,7 @@ def _log_facts(
         wanted = topics.internal_topics(config) + [
             topics.data_topic(config, table.schema, table.name)
             for table in tables
-            if table.publishable
+            if has_topic(config, table)
         ]
         return LogFacts(
             cluster=cluster,

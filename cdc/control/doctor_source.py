@@ -210,27 +210,6 @@ def _publication(config: Config, facts: SourceFacts) -> Iterator[Finding]:
             f"{name} does not publish {', '.join(sorted(lacking))}: they would be lost",
             f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate');",
         )
-    narrowed = [table for table, narrow in publication.members.items() if narrow]
-    if narrowed:
-        yield warning(
-            "publication_filters",
-            f"row filters or column lists on {listed(narrowed)}: the log holds only what they pass",
-            "cdc's promise covers what the publication passes; drop the filters to capture all",
-        )
-    wanted = {str(each): each for each in facts.tables if each.publishable}
-    missing = [table for table in wanted if table not in publication.members]
-    if missing:
-        tables = ", ".join(wanted[each].quoted for each in missing)
-        yield warning(
-            "publication_tables",
-            f"{name} lacks {listed(missing)}",
-            f"cdc setup, or: ALTER PUBLICATION {quoted} ADD TABLE {tables};",
-        )
-    extra = [table for table in publication.members if table not in wanted]
-    if extra and wanted:
-        yield note("publication_extra", f"published beyond source.tables: {listed(extra)}")
-    if not missing and not lacking:
-        yield ok("publication", f"{name} publishes {len(publication.members)} tables")
 
 
 def _slot(config: Config, facts: SourceFacts) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.source import catalog, inspection, membership
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect
+from cdc.source.plan import has_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +169,8 @@ def _topics(
     new: bool,
 ) -> Iterator[Step]:
     """Create what is missing; put the data topics as they are into `described`."""
-    data = [topics.data_topic(config, each.schema, each.name) for each in tables]
+    named = [each for each in tables if has_topic(config, each)]
+    data = [topics.data_topic(config, each.schema, each.name) for each in named]
     own = topics.internal_topics(config)
     names = [topic.name for topic in own + data]
     before = topics.describe(client, names)

@@ -297,7 +297,8 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpe
        c.relrowsecurity, greatest(c.reltuples, 0)::bigint, format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
-      AND CASE WHEN %s::text[] IS NULL THEN n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+      AND CASE WHEN %s::text[] IS NULL
+               THEN n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
                ELSE n.nspname = ANY(%s) END
       -- Partitions are published through their root.
       AND NOT c.relispartition

@@ -95,6 +95,11 @@ def plan(
     )
 
 
+def has_topic(config: Config, table: Table) -> bool:
+    """Return whether the table's events go to a topic of its own name."""
+    return table.publishable and (table.kind != "p" or config.source.partitions == "root")
+
+
 def _can_list(config: Config, server: Server, table: Table) -> bool:
     """Return whether Postgres takes a column list of the table."""
     by_leaf = table.kind == "p" and config.source.partitions == "leaf"
@@ -214,18 +219,23 @@ def _key_problems(member: Member, columns: list[Column]) -> Iterator[Problem]:
 def _rule_problems(
     config: Config, members: list[Member], columns: dict[int, list[Column]]
 ) -> Iterator[Problem]:
-    """Find what names nothing: a mask with a slip of the pen hides nothing."""
+    """Find what names nothing: a mask with a slip of the pen hides nothing.
+
+    With a star it may be a precaution, and is none.
+    """
     for rule in config.selection.rules:
         pattern, _ = rule
         section = f'tables."{pattern.text}"'
         tables = [m.table for m in members if pattern.matches(m.table.schema, m.table.name)]
+        if not tables and pattern.exact is None:
+            continue
         if not tables:
             fix = f"correct or remove {section}; source.tables must match it too"
             yield Problem("tables_rule", f"{section} matches no captured table", fix)
             continue
         known = {c.name for table in tables for c in columns.get(table.oid, [])}
         for setting, name in _named(rule):
-            if not any(name.matches(column) for column in known):
+            if name.exact is not None and name.exact not in known:
                 yield Problem(
                     "tables_rule",
                     f"{section}.{setting} names {name.text}, which {_many(tables)} not have",

@@ -8,7 +8,6 @@ import pytest
 
 from cdc.config import Config, load, mask_dsn, read, show
 from cdc.config.layers import known_paths, variable_of
-from cdc.config.model import parse_table_pattern
 from cdc.config.template import render
 from cdc.errors import ConfigError, Exit
 
@@ -265,25 +264,6 @@ def test_an_empty_value_of_an_optional_field_is_its_default(path: Path) -> None:
     assert (config.slot, config.prefix) == ("lockstep_shop", "shop")
 
 
-@pytest.mark.parametrize(
-    ("text", "schema", "table"),
-    [
-        ("public.users", "public", "users"),
-        ("public.*", "public", None),
-        ('"a.b"."c ""d"""', "a.b", 'c "d"'),
-        ("Été.Straße", "Été", "Straße"),
-        ('public."*"', "public", "*"),
-    ],
-)
-def test_table_patterns_name_what_the_catalog_holds(
-    text: str, schema: str, table: str | None
-) -> None:
-    pattern = parse_table_pattern(text)
-    assert pattern == (schema, table)
-    assert pattern.matches(schema, table or "anything")
-    assert not pattern.matches("other", table or "anything")
-
-
 def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> None:
     values = {
         "pipeline": "shop",
@@ -303,4 +283,4 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret = path.parent / "postgres"
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
-    assert loaded(path, switched, KAFKA_PASSWORD="pw").slot == "lockstep_shop"
+    assert loaded(path, switched, KAFKA_PASSWORD="pw", HMAC_KEY="k" * 16).slot == "lockstep_shop"

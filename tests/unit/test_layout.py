@@ -27,6 +27,7 @@ OWNERS = {
         "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
         "cdc/control/retention.py",  # likewise
         "cdc/control/setup.py",  # names the connection's type
+        "cdc/control/setup_publication.py",  # the same
         "cdc/demo",  # an application: it writes to the source as any other would
     },
     "confluent_kafka": {
@@ -53,7 +54,7 @@ LAYERS = {
     "cdc/log": {"cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events"},
     "cdc/source": {"cdc.source", "cdc.log", "cdc.errors", "cdc.events"},
     "cdc/sequence.py": {"cdc.decode", "cdc.log", "cdc.errors", "cdc.events"},
-    "cdc/relations.py": {"cdc.decode", "cdc.log"},
+    "cdc/relations.py": {"cdc.config", "cdc.decode", "cdc.errors", "cdc.log"},
     "cdc/continuity.py": {"cdc.errors"},
 }
 # The daemon runs without these: tools around it, not parts of it.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import convert
 from msgspec.structs import replace
 
+from cdc.config import Mask
+from cdc.config.patterns import parse_name
+from cdc.config.selection import ALL, TableSelection
 from cdc.decode.messages import Column, Relation, ReplicaIdentity
+from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
 from cdc.relations import Relations
 from cdc.source.catalog import TableFacts
+from cdc.source.published import Published
 
 DEFAULT, FULL = ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL
 INDEX, NOTHING = ReplicaIdentity.INDEX, ReplicaIdentity.NOTHING
@@ -39,8 +46,22 @@ class Versions:
         *,
         types: dict[int, str] | None = None,
         replaying: bool = False,
+        today: str | None = None,
+        where: str | None = None,
+        selection: TableSelection = ALL,
     ) -> tuple[SchemaRecord, bool]:
-        return self.relations.version(told, catalog, types or {}, LSN(0x100), replaying=replaying)
+        """Return the version; `today` are the columns that the catalog has by now."""
+        columns = tuple(c.name for c in told.columns) if today is None else tuple(today)
+        published = Published(tuple((name, 23, -1) for name in columns), where)
+        return self.relations.version(
+            told,
+            catalog,
+            types or {},
+            LSN(0x100),
+            replaying=replaying,
+            published=published,
+            selection=selection,
+        )
 
 
 def test_a_version_holds_what_stream_and_catalog_say() -> None:
@@ -204,3 +225,151 @@ def test_a_version_that_the_log_does_not_hold_is_recorded_also_in_a_replay() -> 
     assert versions.of(relation(), facts("a")) == (version, False)
     other, _ = versions.of(relation(columns="ab"), facts("a"))
     assert other.schema_id == version.schema_id + 1
+
+
+# --- the key, seen by a reader that lags ---
+
+
+def test_a_lagging_reader_takes_the_key_of_the_version_with_these_columns() -> None:
+    versions = Versions()
+    versions.of(relation(FULL, "abc"), facts("a"))
+    # Since then the table got a column d and the primary key became b: the catalog is younger.
+    version, _ = versions.of(relation(FULL, "abc", table="u"), facts("b"), today="abcd")
+    assert version.key == ("a",)
+    # Caught up, the catalog describes what the stream does: it speaks.
+    version, _ = versions.of(relation(FULL, "abcd", "abcd"), facts("b"))
+    assert version.key == ("b",)
+
+
+def test_a_lagging_reader_keeps_the_last_key_while_its_columns_exist() -> None:
+    versions = Versions()
+    versions.of(relation(NOTHING, ""), facts("a"))
+    version, _ = versions.of(relation(NOTHING, "", "abcd"), facts("b"), today="abcde")
+    assert version.key == ("a",)
+    version, _ = versions.of(relation(NOTHING, "", "bcd"), facts("b"), today="abcde")
+    assert version.key == ("b",)
+
+
+def test_a_table_that_was_never_described_has_todays_key_or_none() -> None:
+    assert Versions().of(relation(FULL, "abc"), facts("b"), today="abcd")[0].key == ("b",)
+    assert Versions().of(relation(FULL, "abc"), facts("d"), today="abcd")[0].key == ()
+
+
+def test_the_keys_order_is_kept_where_the_catalog_has_moved_on() -> None:
+    versions = Versions()
+    versions.of(relation(DEFAULT, "ab"), facts("b", "a"))
+    version, _ = versions.of(relation(DEFAULT, "ab", "abcd"), facts("c"), today="abcd")
+    assert version.key == ("b", "a")
+
+
+# --- what the configuration says ---
+
+
+def masks(**kinds: str) -> TableSelection:
+    key = "k" * 16
+    given = [
+        (column, convert({"kind": kind, "value": key}, Mask)) for column, kind in kinds.items()
+    ]
+    return selecting(masks=tuple((parse_name(column), mask) for column, mask in given))
+
+
+def selecting(**fields: object) -> TableSelection:
+    return ALL._replace(**fields)  # type: ignore[arg-type] # any field's
+
+
+def test_a_custom_key_keeps_its_order_and_needs_an_identity_that_holds_it() -> None:
+    chosen = selecting(key=("c", "a"))
+    assert Versions().of(relation(FULL, "abc"), facts("a"), selection=chosen)[0].key == ("c", "a")
+    assert Versions().of(relation(INDEX, "abc"), facts("a"), selection=chosen)[0].key == ("c", "a")
+    # Postgres refuses updates and deletes there, and an insert has every column.
+    assert Versions().of(relation(NOTHING, ""), facts(), selection=chosen)[0].key == ("c", "a")
+    with pytest.raises(ConfigError, match="has c, which Postgres does not send") as caught:
+        Versions().of(relation(DEFAULT, "a"), facts("a"), selection=chosen)
+    assert "REPLICA IDENTITY FULL" in caught.value.hint
+    with pytest.raises(ConfigError, match="the table has no column c"):
+        Versions().of(relation(FULL, "ab", "ab"), facts("a"), selection=chosen)
+
+
+def test_another_order_of_a_custom_key_is_another_version() -> None:
+    versions = Versions()
+    for key in (("a", "c"), ("c", "a")):
+        _, new = versions.of(relation(FULL, "abc"), facts("a"), selection=selecting(key=key))
+        assert new
+    assert not versions.of(relation(FULL, "abc"), facts("a"), selection=selecting(key=key))[1]
+
+
+def test_a_version_names_the_masked_columns_and_a_changed_mask_is_a_version() -> None:
+    versions = Versions()
+    version, _ = versions.of(relation(), facts("a"), selection=masks(b="null"))
+    assert [c.mask for c in version.columns] == [None, "null", None]
+    version, new = versions.of(relation(), facts("a"), selection=masks(b="hmac"))
+    assert new
+    label = version.columns[1].mask
+    assert label is not None
+    assert label.startswith("hmac:")
+    assert "k" * 16 not in label
+    assert not versions.of(relation(), facts("a"), selection=masks(b="hmac"))[1]
+
+
+def test_a_column_that_is_left_out_and_still_sent_is_excluded() -> None:
+    chosen = selecting(excluded=(parse_name("c"),))
+    version, _ = Versions().of(relation(), facts("a"), selection=chosen)
+    assert [c.mask for c in version.columns] == [None, None, "excluded"]
+
+
+@pytest.mark.parametrize("kind", ["null", "fixed", "truncate"])
+def test_a_key_that_would_make_rows_alike_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match="a is in the key of"):
+        Versions().of(relation(), facts("a"), selection=masks(a=kind))
+    assert Versions().of(relation(), facts("a"), selection=masks(a="hmac"))[0].key == ("a",)
+
+
+def test_an_excluded_key_is_refused() -> None:
+    chosen = selecting(included=(parse_name("b"),))
+    with pytest.raises(ConfigError, match="excluded would make rows alike"):
+        Versions().of(relation(FULL, "abc"), facts("a"), selection=chosen)
+
+
+def test_a_changed_row_filter_is_a_version_but_not_in_a_replay() -> None:
+    versions = Versions()
+    first, _ = versions.of(relation(), facts("a"), where="(b > 1)")
+    assert first.where == "(b > 1)"
+    assert versions.of(relation(), facts("a"), where="(b > 2)", replaying=True) == (first, False)
+    assert versions.of(relation(), facts("a"), where="(b > 2)")[1]
+
+
+# --- what was hidden stays hidden ---
+
+
+def test_a_masked_column_that_is_renamed_is_not_shown() -> None:
+    versions = Versions()
+    versions.of(relation(), facts("a"), selection=masks(b="null"))
+    with pytest.raises(ConfigError, match="hid b so far, but that is gone, and x is new") as caught:
+        versions.of(relation(columns="axc"), facts("a"), selection=masks(b="null"))
+    assert "keep" in caught.value.hint
+    # The new name is masked too, or said to be clear: the version is taken.
+    assert versions.of(relation(columns="axc"), facts("a"), selection=masks(b="null", x="null"))[1]
+    assert versions.of(relation(columns="ayc"), facts("a"), selection=masks(b="null", y="keep"))[1]
+
+
+def test_a_masked_column_may_be_dropped_and_others_may_come() -> None:
+    versions = Versions()
+    versions.of(relation(), facts("a"), selection=masks(b="null"))
+    assert versions.of(relation(columns="abcd"), facts("a"), selection=masks(b="null"))[1]
+    assert versions.of(relation(columns="acd"), facts("a"), selection=masks(b="null"))[1]
+
+
+def test_a_table_renamed_away_from_its_section_is_not_shown() -> None:
+    versions = Versions()
+    versions.of(relation(), facts("a"), selection=masks(b="null"))
+    with pytest.raises(ConfigError, match="hid b so far"):
+        versions.of(relation(table="renamed"), facts("a"))
+    assert versions.of(relation(table="renamed"), facts("a"), selection=masks(b="keep"))[1]
+
+
+def test_a_mask_that_names_no_column_of_a_new_table_is_not_passed_over() -> None:
+    with pytest.raises(ConfigError, match="hid x so far, but the table has none"):
+        Versions().of(relation(), facts("a"), selection=masks(x="null"))
+    # The catalog knows it: the stream has not come to where it was added.
+    catalog = TableFacts(("a",), {"x": True})
+    assert Versions().of(relation(), catalog, today="abcx", selection=masks(x="null"))[1]
