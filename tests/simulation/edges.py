@@ -1,0 +1,178 @@
+"""The real modules' edges, replaced by those of the current world while schedules run.
+
+The only place that knows what the product's modules import: where one of them asks the outside for
+something new, this is where it gets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn, cast
+from unittest import mock
+
+import cdc.continuity
+import cdc.failpoints
+import cdc.log.publisher
+import cdc.pipeline
+import cdc.source.stream
+import cdc.tables
+from cdc.config import Config
+from cdc.events import LSN
+from cdc.frames import HEADER_SIZE
+from cdc.log import records
+from cdc.log.encoder import Encoder
+from cdc.source.catalog import TableFacts
+from cdc.source.published import Published
+from cdc.source.stream import Stream
+from cdc.source.timelines import System
+from cdc.spool import Spool
+from tests.property.histories import KEYS
+from tests.simulation.broker import Producer
+from tests.simulation.slot import Wire
+from tests.simulation.world import Nothing, World
+
+
+class SimulatedStream(Stream):
+    """The real stream but for how it connects and sleeps."""
+
+    def __init__(self, _config: Config, _wake_fd: int, **_options: object) -> None:
+        self.streaming = "off"
+        self._parts, self._have, self._need = [], 0, HEADER_SIZE
+        self._fatal = None
+        self._feedback_seconds, self._silence_seconds = 3.0, 1e9
+        self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
+        self.reply_requested = False
+        self.feedback_at = self._heard_at = World.current.clock.monotonic()
+        self.world = World.current
+        self._wire = Wire(self.world.slot, self.world.scheduler)
+
+    def identify(self) -> System:
+        return System("7", 1)
+
+    def start(self) -> None:
+        self._wire.start(b"")
+
+    def wait(self, seconds: float, *, for_frames: bool) -> None:  # noqa: ARG002 - as the real
+        self.world.turn(seconds)
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+@lru_cache(maxsize=4_096)
+def _encoder(version: records.SchemaRecord, database: str, name: str, partitions: int) -> Encoder:
+    return Encoder(version, database, name, partitions)
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise AssertionError("the world has no such thing")
+
+
+class _Clock:
+    """The module `time` of the current world."""
+
+    def monotonic(self) -> float:
+        return World.current.clock.monotonic()
+
+    def time_ns(self) -> int:
+        return World.current.clock.time_ns()
+
+    def sleep(self, seconds: float) -> None:
+        World.current.clock.sleep(seconds)
+
+
+def _producer(settings: dict[str, Any]) -> Producer:
+    return Producer(World.current.broker, World.current.scheduler, settings)
+
+
+def _reach(failpoint: str) -> None:
+    World.current.scheduler.reach(failpoint)
+
+
+class _LazySpool:
+    """The real spool, made when a transaction is streamed: most schedules have none."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._spool: Spool | None = None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method of the spool's
+        if self._spool is None:
+            self._spool = Spool(self._directory)
+        return getattr(self._spool, name)
+
+    def close(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+
+
+class _Agreeing:
+    """Columns of today's catalog that are always those of the stream."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Current:
+    """Whatever the current world has under these names, looked up at each use."""
+
+    def __init__(self, **calls: Any) -> None:  # noqa: ANN401 - stands for any module
+        self.__dict__.update(calls)
+
+
+@contextlib.contextmanager
+def played() -> Iterator[None]:
+    """Put the world's edges in place of the real ones for as long as this lasts."""
+    replaced: dict[Any, dict[str, Any]] = {
+        cdc.failpoints: {"reach": _reach},
+        cdc.source.stream: {"time": _Clock()},
+        cdc.log.publisher: {
+            "time": _Clock(),
+            "Producer": lambda settings: Producer(
+                World.current.broker, World.current.scheduler, settings
+            ),
+        },
+        cdc.pipeline: {
+            "time": _Clock(),
+            "Stream": SimulatedStream,
+            "connect": lambda _: Nothing(),
+            "reader": _Current(
+                read_resume=lambda _: World.current.resume(),
+                read_schemas=lambda _: World.current.schemas(),
+                end_offsets=lambda _, parts: {
+                    p: World.current.broker.ends.get(p, 0) for p in parts
+                },
+            ),
+            "topics": _Current(admin=lambda _: None, describe=lambda *_: {}),
+            "catalog": Nothing(),
+            "Spool": _LazySpool,
+            "Watch": lambda *_: Nothing(),
+            "continuity": _Current(
+                Found=cdc.continuity.Found,
+                same_writer=lambda *_: None,
+                check=lambda _, identity, position, __: World.current.proven(identity, position),
+            ),
+        },
+        cdc.tables: {
+            "catalog": _Current(
+                publication=lambda *_: records.Publication(name="p", oid=1, tables={}),
+                table_facts=lambda _, relation_id: TableFacts(KEYS[relation_id], {}),
+                existing=_refuse,
+            ),
+            "topics": _Current(data_topic=_refuse, ensure=_refuse),
+            "published": lambda *_: Published(cast("Any", _Agreeing()), None),
+            "Encoder": lambda version, database, name, partitions, *_: _encoder(
+                version, database, name, partitions
+            ),
+        },
+    }
+    with contextlib.ExitStack() as stack:
+        for module, names_ in replaced.items():
+            for name, value in names_.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield

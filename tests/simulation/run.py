@@ -1,0 +1,96 @@
+"""Run schedules: `python -m tests.simulation --schedules N --seed S`."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+import yaml
+
+from cdc.config import Config, load
+from tests.property.histories import History, history_of
+from tests.property.stream import PREFIX
+from tests.simulation.edges import played
+from tests.simulation.oracle import Oracle
+from tests.simulation.world import World
+
+# Schedules to a history: making one, and what it must give, takes as long as a few schedules.
+_SHARED: Final = 8
+_TRANSACTIONS: Final = 6
+_MAX_EVENTS: Final = (1, 2, 5)
+
+
+class BrokenError(AssertionError):
+    """A schedule after which the log is not what it must be."""
+
+
+class Outcome(NamedTuple):
+    schedules: int
+    sessions: int
+    faults: Counter[str]
+
+
+@cache
+def config(max_events: int) -> Config:
+    """Return a configuration with batches so small that transactions are cut."""
+    settings = {
+        "pipeline": PREFIX,
+        "source": {"dsn": "postgresql://localhost/shop_db"},
+        "log": {"bootstrap_servers": "localhost:1", "prefix": PREFIX, "partitions": 4},
+        "batch": {"max_events": max_events, "max_wait_ms": 50},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lockstep.yaml"
+        file.write_text(yaml.safe_dump(settings), "utf-8")
+        return load(file, {})
+
+
+def schedules(first: int, count: int) -> Iterator[tuple[int, History]]:
+    """Yield seeds with their histories; a seed's history depends on nothing but the seed."""
+    for seed in range(first, first + count):
+        yield seed, _history(seed // _SHARED)
+
+
+@cache
+def _recent(_: int) -> dict[int, History]:
+    return {}
+
+
+def _history(number: int) -> History:
+    known = _recent(0)
+    if number not in known:
+        known.clear()
+        known[number] = history_of(number, 1 + Random(number).randrange(_TRANSACTIONS))
+    return known[number]
+
+
+def simulate(seed: int, history: History, totals: Counter[str] | None = None) -> int:
+    """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
+    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)]), history, seed)
+    oracle = Oracle(history, world.broker, world.slot, PREFIX)
+    try:
+        world.run()
+        oracle.finish(offsets_told=not world.scheduler.faults["report has no offset"])
+    except Exception as error:
+        faults = ", ".join(f"{name} {n}" for name, n in sorted(world.scheduler.faults.items()))
+        raise BrokenError(f"schedule {seed} ({faults}): {error}") from error
+    if totals is not None:
+        totals.update(world.scheduler.faults)
+    return world.sessions
+
+
+def run(first: int, count: int) -> Outcome:
+    """Run `count` schedules from seed `first` on."""
+    faults: Counter[str] = Counter()
+    sessions = 0
+    logging.disable()
+    with played():
+        for seed, history in schedules(first, count):
+            sessions += simulate(seed, history, faults)
+    return Outcome(count, sessions, faults)

@@ -1,0 +1,130 @@
+"""Some schedules in every test run; and the simulator itself finds what would be wrong.
+
+LOCKSTEP_SCHEDULES says how many, LOCKSTEP_SEED where they begin; `make campaign` runs 100,000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
+import pytest
+from confluent_kafka import KafkaException
+
+from cdc.frames import PADDING
+from cdc.log.frontiers import Frontiers
+from cdc.log.lanes import Lanes
+from cdc.log.publisher import Publisher
+from cdc.pipeline import Pipeline
+from cdc.sequence import Sequencer
+from cdc.source.stream import Stream
+from tests.simulation.run import BrokenError, run
+from tests.simulation.world import World
+
+_SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "1000"))
+_FIRST = int(os.environ.get("LOCKSTEP_SEED", "0"))
+# Any of the planted mistakes shows within so many.
+_ENOUGH = 1_500
+
+
+def test_whatever_happens_the_log_is_the_stream_up_to_some_point() -> None:
+    outcome = run(_FIRST, _SCHEDULES)
+    assert outcome.schedules == _SCHEDULES
+    assert outcome.sessions > _SCHEDULES, "nothing ever went wrong"
+
+
+def test_a_schedule_is_the_same_every_time() -> None:
+    assert run(40, 40) == run(40, 40)
+
+
+# -- the simulator bites: each of these would be a bug in the product ------------------------------
+
+_cut, _begin, _settle = Pipeline._cut, Sequencer.begin, Pipeline._settle
+_commit, _keep, _acknowledged = Lanes.commit, Stream.keep, Frontiers.acknowledged
+_start, _frontiers = Pipeline.start, Frontiers.__init__
+
+
+def _confirm_before_the_commit(self: Pipeline, *idle: Any) -> None:  # noqa: ANN401 - passed on
+    _cut(self, *idle)
+    self.stream.confirm(self.in_flight[-1].position.end_lsn)
+
+
+def _commit_in_any_order(self: Lanes) -> Any:  # noqa: ANN401 - as the method
+    waiting, self.commits = self.commits, deque()
+    waiting.append(_commit(self))
+    self.commits = waiting
+    return waiting[-1]
+
+
+def _skip_one_more(self: Sequencer, *begin: Any) -> None:  # noqa: ANN401 - passed on
+    _begin(self, *begin)
+    self._skip += 0 < self._skip < 1_000
+
+
+def _skip_one_less(self: Sequencer, *begin: Any) -> None:  # noqa: ANN401 - passed on
+    _begin(self, *begin)
+    self._skip -= 0 < self._skip < 1_000
+
+
+def _forget_what_is_pending(self: Frontiers, *resume: Any) -> None:  # noqa: ANN401 - passed on
+    _frontiers(self, *resume)
+    self._pending.clear()
+
+
+def _tell_ends_too_low(self: Frontiers, position: Any, ends: dict[Any, int]) -> None:  # noqa: ANN401
+    _acknowledged(self, position, {place: max(end - 1, -1) for place, end in ends.items()})
+
+
+def _trust_a_commit_without_answer(self: Publisher) -> None:
+    with suppress(KafkaException):
+        self._producer.commit_transaction(1.0)
+    self.begun = False
+
+
+def _fence_one_lane_only(self: Lanes) -> None:
+    self._lanes[0][0].open()
+    for publisher, _ in list(self._lanes)[1:]:
+        broker = World.current.broker
+        epoch = broker.epochs.setdefault(publisher._producer.writer, 1)  # type: ignore[attr-defined]
+        publisher._producer._epoch = epoch  # type: ignore[attr-defined]
+
+
+def _read_the_resume_record_before_fencing(self: Pipeline) -> None:
+    stale = World.current.resume()
+    with mock.patch.object(World, "resume", return_value=stale):
+        _start(self)
+
+
+def _lose_the_rest_of_a_chunk(self: Stream, chunk: bytes, at: int) -> None:
+    _keep(self, chunk, at if len(chunk) - at < 90 else len(chunk) - len(PADDING))
+
+
+def _confirm_the_keepalive(self: Pipeline) -> None:
+    _settle(self)
+    self.stream.confirm(self.stream.keepalive_lsn)
+
+
+_MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
+    (Pipeline, "_cut", _confirm_before_the_commit),
+    (Lanes, "commit", _commit_in_any_order),
+    (Sequencer, "begin", _skip_one_more),
+    (Sequencer, "begin", _skip_one_less),
+    (Frontiers, "__init__", _forget_what_is_pending),
+    (Frontiers, "acknowledged", _tell_ends_too_low),
+    (Publisher, "commit", _trust_a_commit_without_answer),
+    (Lanes, "open", _fence_one_lane_only),
+    (Pipeline, "start", _read_the_resume_record_before_fencing),
+    (Stream, "keep", _lose_the_rest_of_a_chunk),
+    (Pipeline, "_settle", _confirm_the_keepalive),
+]
+
+
+@pytest.mark.parametrize("mutant", _MUTANTS, ids=lambda one: one[2].__name__.strip("_"))
+def test_it_finds(mutant: tuple[type, str, Callable[..., Any]]) -> None:
+    owner, name, wrong = mutant
+    with mock.patch.object(owner, name, wrong), pytest.raises(BrokenError):
+        run(0, _ENOUGH)

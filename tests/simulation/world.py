@@ -1,0 +1,182 @@
+"""One schedule: a history, a daemon that dies and comes back, and what the log must hold.
+
+`World` is the only place that knows how the product's modules are joined: it puts the played edges
+where the real ones are imported, and runs `cdc.pipeline.Pipeline` as `cdc.daemon` does.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from cdc.config import Config
+from cdc.daemon import Daemon
+from cdc.errors import CDCError, Policy, RereadError
+from cdc.events import LSN
+from cdc.log import names, records
+from cdc.log.publisher import LANES
+from cdc.pipeline import Pipeline
+from cdc.source.timelines import System
+from tests.property.histories import TABLES, History
+from tests.property.stream import EPOCH, PARTITIONS
+from tests.simulation.broker import Broker
+from tests.simulation.scheduler import Clock, Crash, Scheduler, Worker
+from tests.simulation.slot import Slot
+
+# A schedule that does not come to rest by then never will.
+_SESSIONS: Final = 60
+_TURNS: Final = 20_000
+_SYSTEM: Final = System("7", 1)
+# Long enough for everything that waits for a time: an idle slot's move takes ten seconds.
+_TURN_SECONDS: Final = 0.4
+
+
+class StuckError(AssertionError):
+    """The daemon does not come to rest, though nothing goes wrong any more."""
+
+
+class Nothing:
+    """Takes every call and gives nothing: for what is only told."""
+
+    def __getattr__(self, _name: str) -> Any:  # noqa: ANN401 - stands for any method
+        return _ignore
+
+
+def _ignore(*_: object, **__: object) -> None:
+    return None
+
+
+class World:
+    """Everything there is, for one seed."""
+
+    current: World
+
+    def __init__(self, config: Config, history: History, seed: int, budget: int = 12) -> None:
+        self.config = config
+        self.scheduler = Scheduler(seed, budget)
+        self.broker = Broker()
+        self.slot = Slot(history, self.scheduler)
+        self.pipeline: Pipeline | None = None
+        self.worker = Worker(self.scheduler)
+        self.lanes = [Worker(self.scheduler) for _ in range(LANES)]
+        self.daemon: Any = SimpleNamespace(
+            config=config, worker=self.worker, lanes=self.lanes, stopping=False, reread=False,
+            stop_asked_at=0.0, to=lambda *_: None, metrics=Nothing(), health=Nothing(),
+        )  # fmt: skip
+        self.sessions = self.turns = 0
+        self.clock = Clock(self.scheduler)
+        self._write_first()
+
+    def _write_first(self) -> None:
+        """Do what `cdc setup` does to the log."""
+        publication = records.Publication(name="p", oid=1, tables={})
+        topics = [
+            names.data_topic(self.config.prefix, table.namespace, table.name) for table in TABLES
+        ]
+        identity = records.ResumeIdentity(
+            pipeline=self.config.pipeline, epoch=EPOCH, system_identifier="7", timeline=1,
+            database="shop_db", slot=self.config.slot, publication=publication,
+            partitions=dict.fromkeys(topics, PARTITIONS),
+        )  # fmt: skip
+        position = records.ResumePosition(
+            end_lsn=LSN(0x100), commit_lsn=LSN(0), ordinal=0, open=False, seq=0,
+            committed_at_us=0, schema_id=0, owner="setup", at_us=0,
+        )  # fmt: skip
+        topic = names.resume_topic(self.config.prefix)
+        for kind, part in (("identity", identity), ("position", position)):
+            key = records.resume_key(self.config.pipeline, kind)
+            self.broker.append("setup", (topic, 0), key, records.encode(part))
+        self.broker.commit("setup")
+
+    # -- what the product asks of the log ----------------------------------------------------------
+
+    def read(self, topic: str) -> dict[bytes, bytes]:
+        """Return the newest value of each key, as a read_committed reader finds them."""
+        found = self.broker.committed.get((topic, 0), [])
+        return {record.key or b"": record.value or b"" for record in found}
+
+    def resume(self) -> tuple[records.ResumeIdentity, records.ResumePosition]:
+        topic, pipeline = names.resume_topic(self.config.prefix), self.config.pipeline
+        newest = self.read(topic)
+        return (
+            records.decode(
+                records.ResumeIdentity, newest[records.resume_key(pipeline, "identity")], topic
+            ),
+            records.decode(
+                records.ResumePosition, newest[records.resume_key(pipeline, "position")], topic
+            ),
+        )
+
+    def schemas(self) -> list[records.SchemaRecord]:
+        topic = names.schema_topic(self.config.prefix)
+        found = [records.decode(records.SchemaRecord, v, topic) for v in self.read(topic).values()]
+        return sorted(found, key=lambda record: record.schema_id)
+
+    def proven(
+        self, identity: records.ResumeIdentity, position: records.ResumePosition
+    ) -> records.ResumeIdentity:
+        assert self.slot.confirmed <= position.end_lsn, "the slot is ahead of the log"
+        return identity
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass while the loop waits: the source commits, threads run, the process dies."""
+        scheduler = self.scheduler
+        self.turns += 1
+        if self.turns > _TURNS:
+            raise StuckError(f"after {_TURNS} turns the log is at {self.resume()[1]}")
+        if scheduler.happens("crash while waiting"):
+            raise Crash
+        scheduler.now += min(seconds, _TURN_SECONDS)
+        if self.broker.late and scheduler.happens("late request comes"):
+            self.broker.commit(self.broker.late)
+        if scheduler.happens("source commits"):
+            self.slot.goes_on()
+        for worker in scheduler.chance.sample([self.worker, *self.lanes], 1 + LANES):
+            if not worker.idle and scheduler.happens("worker runs"):
+                worker.run_one()
+        if self._at_rest() and not self.daemon.stopping:
+            self.daemon.stopping = True
+            self.daemon.stop_asked_at = self.clock.monotonic()
+
+    def _at_rest(self) -> bool:
+        history, slot, pipeline = self.slot.history, self.slot, self.pipeline
+        if slot.committed < len(history) or pipeline is None or not pipeline.streaming:
+            return False
+        resting = not pipeline.in_flight and not pipeline.frontiers.due
+        return resting and slot.confirmed >= history[-1].end_lsn
+
+    def run(self) -> None:
+        """Run sessions until the log holds the whole history and the daemon has stopped."""
+        World.current = self
+        while not self.daemon.stopping:
+            self.sessions += 1
+            if self.sessions > _SESSIONS:
+                raise StuckError(f"after {_SESSIONS} sessions the log is at {self.resume()[1]}")
+            self._session()
+
+    def _session(self) -> None:
+        for worker in (self.worker, *self.lanes):
+            worker.restart()  # a new process has new threads
+        self.pipeline = pipeline = Pipeline(self.config, cast("Daemon", self.daemon))
+        try:
+            pipeline.start()
+            pipeline.run()
+        except Crash:
+            self.daemon.stopping = False
+            self._leave_behind(pipeline)
+            return  # without a word: what was open stays open
+        except CDCError as error:
+            if error.policy is Policy.HALT:
+                raise
+            self.daemon.stopping = False
+            self.daemon.reread = isinstance(error, RereadError)
+        pipeline.close()
+
+    def _leave_behind(self, pipeline: Pipeline) -> None:
+        """Let the request to commit, which the process may have sent last, come later, or never."""
+        if pipeline.streaming and pipeline.in_flight and self.scheduler.happens("commit is late"):
+            commit = pipeline.in_flight[0].commit
+            if commit.flushed.done() and not commit.committed.done():
+                self.broker.late = commit.publisher._producer.writer  # type: ignore[attr-defined]
