@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from cdc.control.health import Health, State
 from cdc.control.http import serve
 from cdc.control.metrics import Metrics
-from cdc.errors import CDCError, Exit, Policy, SlotBusyError, StoppedError
+from cdc.errors import CDCError, Exit, Policy, RereadError, SlotBusyError, StoppedError
+from cdc.log.publisher import LANES
 from cdc.pipeline import Pipeline
 from cdc.worker import Worker
 
@@ -41,6 +42,9 @@ class Daemon:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.worker = Worker()
+        self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
+        # A transaction that could not be told from its stream is sent whole in the next session.
+        self.reread = False
         self.health = Health()
         self.metrics = Metrics()
         self.stopping = False
@@ -75,6 +79,7 @@ class Daemon:
                     self.to(State.HALTED, error.what)
                     log.error("halted", extra={"fields": {"error": error.what, "hint": error.hint}})  # noqa: TRY400 - the sentence is the message
                     return error.exit_code
+                self.reread = isinstance(error, RereadError)
                 self._start_over(error, time.monotonic() - began_at)
         log.info("stopped")
         return Exit.OK

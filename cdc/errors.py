@@ -95,6 +95,16 @@ class SpoolError(CDCError):
     exit_code = Exit.TEMPORARY
 
 
+class RereadError(CDCError):
+    """A streamed transaction can't be told from its stream: the next session reads it whole."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the daemon reads it again by itself, sent whole")
+
+
 class SlotBusyError(CDCError):
     """Another process streams from our slot (SQLSTATE 55006): wait as its standby."""
 

@@ -19,6 +19,8 @@ NAMES: Final = (
     "after_begin",
     "after_produce",  # the data is with the producer, the resume record is not
     "before_commit",
+    "after_flush",  # all of it is acknowledged, none of it committed
+    "in_turn",  # the batch before it is committed, it is not
     "after_commit",  # the log holds it, the daemon has not taken note
     "before_confirm",
     "after_confirm",

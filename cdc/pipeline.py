@@ -2,8 +2,8 @@
 
 One turn: receive frames, sequence and encode them, hand them to the producer, and when a batch is
 due commit it with its resume record; when a commit has ended, confirm to Postgres. Everything
-that may block runs on the worker, so that the loop answers Postgres in time whatever else happens:
-while one Kafka transaction commits, the next one's records are already being encoded.
+that may block runs on a worker, so that the loop answers Postgres in time whatever else happens:
+while one Kafka transaction commits, the next one is already on its way (`cdc.log.lanes`).
 
 The order of a start is the guarantee (docs/GUARANTEES.md): take the slot, fence older writers,
 read the resume record, prove that both meet, stream. Whatever goes wrong ends the session; the next
@@ -25,12 +25,12 @@ from cdc.control.health import State
 from cdc.control.metrics import Cut
 from cdc.control.watch import Watch
 from cdc.errors import CDCError, GapError, Policy, StoppedError
+from cdc.intake import Intake
 from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
 from cdc.log.frontiers import Frontiers
-from cdc.log.publisher import Publisher
+from cdc.log.lanes import Lanes
 from cdc.relations import Relations
-from cdc.sequence import Sequencer
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.stream import Stream
@@ -38,25 +38,24 @@ from cdc.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from cdc.config import Config
     from cdc.daemon import Daemon
-    from cdc.decode.messages import Relation
+    from cdc.decode import messages
     from cdc.events import LSN
     from cdc.source.timelines import System
 
 log = logging.getLogger("cdc.pipeline")
 T = TypeVar("T")
 
-# So many frames in one turn mean that there is a backlog: it is read lazily and goes out in large
+# So much in one turn means that there is a backlog: it is read lazily and goes out in large
 # batches. The walsender is two to three times as fast when it is not woken for every row.
-BACKLOG_FRAMES: Final = 100
+BACKLOG_BYTES: Final = 24 << 10
 LAZY_SECONDS: Final = 0.001
-# While a commit is in flight, what arrives is read so often: seldom enough to cost little, often
+# While a batch is being sent, what arrives is read so often: seldom enough to cost little, often
 # enough that a backlog shows.
 GATHER_SECONDS: Final = 0.005
-# What may be encoded while a commit is in flight, as a share of a batch: bounds memory.
+# What may be encoded while nothing can be sent, as a share of a batch: bounds memory.
 AHEAD: Final = 4
 # A frontier record gets a Kafka transaction of its own when nothing follows for so long.
 FRONTIER_SECONDS: Final = 0.02
@@ -89,11 +88,10 @@ class Pipeline:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.batch = Batch()
         self.streaming = False
-        self.commit: Future[None] | None = None
-        self.commit_began_at = self.batch_began_at = self.moved_at = time.monotonic()
-        self.settled_at = self.frontier_at = 0.0
+        self.cut_at = self.batch_began_at = self.moved_at = time.monotonic()
+        self.frontier_at = 0.0
         self._closing = ExitStack()
-        self.stream = Stream(config, self.worker.wake_fd)
+        self.stream = Stream(config, self.worker.wake_fd, whole=daemon.reread)
         self._closing.callback(self.stream.close)
 
     # -- the start, in the order that makes it safe ------------------------------------------------
@@ -104,14 +102,14 @@ class Pipeline:
         system = stream.identify()
         self._take_slot(system)
         failpoints.reach("after_slot")
-        self.publisher = Publisher(config)
-        self._closing.callback(self.publisher.abandon)
+        self.lanes = Lanes(config, self.daemon.lanes)
+        self._closing.callback(self.lanes.abandon)
         self.admin = topics.admin(config)
         self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
         if stale := self.aside(lambda: reader.read_resume(config)):
             # Before anything is fenced: a stray daemon with another slot must not hurt this log's.
             continuity.same_writer(config, stale[0])
-        self.aside(self.publisher.open)
+        self.aside(self.lanes.open)
         failpoints.reach("after_fence")
         resumed = self.aside(lambda: reader.read_resume(config))
         if resumed is None:
@@ -155,15 +153,19 @@ class Pipeline:
             continuity.same_source(config, identity, position, system, source)
 
     def _begin_at(self, identity: records.ResumeIdentity, position: records.ResumePosition) -> None:
-        config, epoch = self.config, identity.epoch
+        config = self.config
         pending = [(topic, number) for topic, number, _ in position.pending]
         ends = self.aside(lambda: reader.end_offsets(config, pending))
         schemas = self.aside(lambda: reader.read_schemas(config))
-        self.position = self.committing = position
+        self.position = position
         relations = Relations(config.prefix, schemas, position.schema_id)
         self.tables = Tables(config, self.sql, self.admin, self.batch, relations, identity)
-        self.frontiers = Frontiers(config.pipeline, epoch, position, ends)
-        self.sequencer = Sequencer(position, epoch, self.batch, config.batch.max_events)
+        self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
+        self.intake = Intake(
+            config, self.stream, self.batch, identity, position, self._describe, self._full
+        )
+        self._closing.callback(self.intake.close)
+        self.sequencer = self.intake.sequencer
         self.stream.confirm(position.end_lsn)
         self.streaming = True
         self.daemon.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
@@ -175,35 +177,27 @@ class Pipeline:
         while not self.daemon.stopping:
             received = self._receive()
             self._settle()
-            self._publish(idle=received < BACKLOG_FRAMES)
+            self._publish(idle=received < BACKLOG_BYTES)
             self._look_after()
             self.watch.turn(self.tables.publication, self.tables.note)
             self._wait(received)
         self._finish()
 
     def _receive(self) -> int:
-        """Read what has arrived and sequence it; return how many frames there were."""
+        """Sequence what is next; return how many bytes it was."""
         if self._ahead():
             return 0
-        frames = self.stream.read()
-        if not frames:
-            return 0
-        failpoints.reach("after_receive")
-        if not self.sequencer.events:
-            self.batch_began_at = time.monotonic()
-        at = 0
-        while at < len(frames):
-            at, relation = self.sequencer.feed(frames, at)
-            if relation:
-                self._describe(relation)
-            elif at < len(frames):
-                self._settle()
-                self._publish(idle=False)
-        failpoints.reach("after_sequence")
-        self.moved_at = time.monotonic()
-        return len(frames)
+        events = self.sequencer.events
+        began_at = time.monotonic()
+        taken = self.intake.take()
+        if taken:
+            failpoints.reach("after_sequence")
+            self.moved_at = time.monotonic()
+            if not events:
+                self.batch_began_at = began_at
+        return taken
 
-    def _describe(self, relation: Relation) -> None:
+    def _describe(self, relation: messages.Relation) -> None:
         """Make the relation's rows encodable."""
         sequencer, tables = self.sequencer, self.tables
         table = self.aside(
@@ -216,23 +210,28 @@ class Pipeline:
         )
         sequencer.describe(relation.relation_id, table)
 
+    def _full(self) -> None:
+        """Let a batch of full size go, though more has arrived."""
+        self._settle()
+        self._publish(idle=False)
+
     def _ahead(self) -> bool:
-        """Whether so much waits behind the commit in flight that reading must wait too."""
+        """Whether so much waits behind the batch being sent that reading must wait too."""
         limits = self.config.batch
-        return self.commit is not None and (
+        return not self.lanes.free and (
             self.sequencer.events * AHEAD >= limits.max_events
             or self.batch.bytes * AHEAD >= limits.max_bytes
         )
 
     def _publish(self, *, idle: bool) -> None:
         """Hand what waits to the producer, and commit when the batch is due."""
-        if self.commit is not None or not self._markers_written():
+        if not self.lanes.free or not self._markers_written():
             return
-        sequencer, limits = self.sequencer, self.config.batch
+        sequencer, limits, publisher = self.sequencer, self.config.batch, self.lanes.current
         if sequencer.events:
-            self.publisher.begin()
+            publisher.begin()
             failpoints.reach("after_begin")
-            self.publisher.produce(self.batch)
+            publisher.produce(self.batch)
             failpoints.reach("after_produce")
             full = sequencer.events >= limits.max_events or self.batch.bytes >= limits.max_bytes
             age_seconds = time.monotonic() - self.batch_began_at
@@ -246,12 +245,12 @@ class Pipeline:
             )
             if over or (not sequencer.place.open and (idle or full or aged)):
                 self._cut()
-        elif idle and not sequencer.in_transaction:
+        elif idle and not sequencer.in_transaction and not self.lanes.in_flight:
             self._rest()
 
     def _markers_written(self) -> bool:
-        """Whether the last Kafka transaction has probably been finished by its coordinator."""
-        return time.monotonic() - self.settled_at >= MARKER_SECONDS
+        """Whether the writer's last transaction has probably been finished by its coordinator."""
+        return time.monotonic() - self.lanes.current.ended_at >= MARKER_SECONDS
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
@@ -264,7 +263,7 @@ class Pipeline:
         # All up to the keepalive's WAL end was sent, and none of it waits here.
         reached = max(self.stream.keepalive_lsn, self.sequencer.end_lsn)
         idle = reached > self.position.end_lsn and (
-            self.stream.reply_requested or now - self.commit_began_at >= IDLE_SECONDS
+            self.stream.reply_requested or now - self.cut_at >= IDLE_SECONDS
         )
         if idle:
             self.sequencer.end_lsn = reached
@@ -276,7 +275,7 @@ class Pipeline:
 
     def _cut(self, idle_lsn: LSN | None = None) -> None:
         """Close the batch with its records and send the commit on its way."""
-        config, publisher, sequencer = self.config, self.publisher, self.sequencer
+        config, publisher, sequencer = self.config, self.lanes.current, self.sequencer
         frontier = None
         now = time.monotonic()
         if not sequencer.events or now - self.frontier_at >= FRONTIER_EVERY_SECONDS:
@@ -304,28 +303,24 @@ class Pipeline:
         publisher.add(*resume.record(config, position))
         failpoints.reach("before_commit")
         sequencer.cut()
-        self.commit_began_at = time.monotonic()
-        self.commit = self.worker.submit(publisher.commit)
-        self.committing = position
-        self.committing_cut = cut
+        self.cut_at = time.monotonic()
+        self.lanes.commit(position, cut)
 
     def _settle(self) -> None:
-        """Take note of a commit that has ended, and confirm what it holds."""
-        if self.commit is None or not self.commit.done():
-            return
-        self.commit.result()
-        self.commit = None
-        failpoints.reach("after_commit")
-        position = self.position = self.committing
-        self.frontiers.committed(position, self.publisher.ends)
-        failpoints.reach("before_confirm")
-        # Only now: confirming before the commit would lose what a crash leaves uncommitted.
-        self.stream.confirm(position.end_lsn)
-        failpoints.reach("after_confirm")
-        self.moved_at = self.settled_at = time.monotonic()
-        self.daemon.metrics.committed(
-            position, self.committing_cut, self.moved_at - self.commit_began_at
-        )
+        """Take note of what is acknowledged, and of commits that have ended: confirm those."""
+        for batch in self.lanes.acknowledged():
+            # Any later batch commits behind this one, so its records may speak of this one's.
+            self.frontiers.acknowledged(batch.position, batch.publisher.take_ends())
+        for batch in self.lanes.committed():
+            failpoints.reach("after_commit")
+            self.position = batch.position
+            failpoints.reach("before_confirm")
+            # Only now: confirming before the commit would lose what a crash leaves uncommitted.
+            self.stream.confirm(batch.position.end_lsn)
+            failpoints.reach("after_confirm")
+            self.moved_at = time.monotonic()
+            seconds = self.moved_at - batch.began_at
+            self.daemon.metrics.committed(batch.position, batch.cut, seconds)
 
     def _look_after(self) -> None:
         """Keep Postgres, health and metrics up to date; cheap enough for every turn."""
@@ -345,13 +340,16 @@ class Pipeline:
     def _wait(self, received: int) -> None:
         """Sleep until there is something to do."""
         self.worker.drain()
-        if self.commit is not None and self.commit.done():
+        if self.lanes.settling:
             return
-        if received >= BACKLOG_FRAMES and not self._ahead():
+        ahead = self._ahead()
+        if self.intake.reading_back and not ahead:
+            return
+        if received >= BACKLOG_BYTES and not ahead:
             time.sleep(LAZY_SECONDS)
-        elif self.commit is not None:
-            # Nothing can go out before the commit has ended, so nobody is woken row by row.
-            self.stream.wait(TURN_SECONDS if self._ahead() else GATHER_SECONDS, for_frames=False)
+        elif not self.lanes.free:
+            # Nothing can go out before the batch is acknowledged, so nobody is woken row by row.
+            self.stream.wait(TURN_SECONDS if ahead else GATHER_SECONDS, for_frames=False)
         elif self.sequencer.events:
             self.stream.wait(MARKER_SECONDS, for_frames=False)
         else:
@@ -363,9 +361,9 @@ class Pipeline:
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
             self._settle()
-            if self.commit is None:
+            if not self.lanes.in_flight:
                 if self.sequencer.events:
-                    self.publisher.produce(self.batch)
+                    self.lanes.current.produce(self.batch)
                     self._cut()
                 elif self.frontiers.due:
                     self._cut()

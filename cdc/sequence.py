@@ -1,47 +1,57 @@
 """Frames → records in the one order: Position, seq, whole transactions.
 
-The pure middle of the daemon: no I/O, no clock. `feed` walks frames in the order Postgres sent
-them, which is commit order, gives each change its ordinal and each event its seq, and puts the
+The pure middle of the daemon: no I/O, no clock. `feed` walks a chunk's frames in the order Postgres
+sent them, which is commit order, gives each change its ordinal and each event its seq, and puts the
 encoded records into the batch. What the resume record covers is counted and not published again,
 so a replay gives every event the seq it had.
 
-`feed` stops, and says where, at a relation message (its table's schema, topic and encoder are I/O
-that the pipeline does) and at a commit once the batch has reached its size.
+`feed` stops, and says where and why, at whatever is not its own to do: a relation message (its
+table's schema, topic and encoder are I/O that the pipeline does), a block or the end of a
+transaction that Postgres streams before its commit (`cdc.inprogress`), a message that is no frame,
+and a commit once the batch has reached its size.
 """
 
 from __future__ import annotations
 
 import struct
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from orjson import dumps
 
 from cdc.decode import messages, pgoutput
 from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.log.partition import SIZES, murmur2, partition_of
+from cdc.frames import COPY_DATA, HEADER_SIZE, PAYLOAD, XID_SIZE, XLOG_DATA, head, whole
+from cdc.log.partition import SIZES, murmur2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.log.batch import Batch, Message, Partition
-    from cdc.log.encoder import Encoder, New
+    from cdc.log.encoder import New
     from cdc.log.records import ResumePosition
+    from cdc.log.routes import LogicalMessages, Table
 
-# Where the pgoutput payload begins in an XLogData frame: 'w', start LSN, end LSN, server clock.
-PAYLOAD: Final = 25
-_RELATION: Final = slice(PAYLOAD + 1, PAYLOAD + 5)
-# Relation id, kind of tuple and column count: they tell a new row from one with an old image, and
-# a row of the described columns from any other, in one look-up.
-_ROW: Final = slice(PAYLOAD + 1, PAYLOAD + 8)
+# Behind the tag of a row message: relation id, kind of tuple, column count. The kind tells a new
+# row from one with an old image; all three together are known or not in one look-up.
+_RELATION: Final = PAYLOAD + 1
+_KIND: Final = _RELATION + 4
+_COLUMNS: Final = _KIND + 3
 
-_INSERT, _UPDATE, _DELETE, _COMMIT = b"IUDC"
+_BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
 _NEW_ROWS: Final = frozenset(b"IU")
+_CHANGES: Final = frozenset(b"IUD")
 _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
-_start_lsn = struct.Struct(">Q").unpack_from
+
+_begin = struct.Struct(">QqI").unpack
+_commit = struct.Struct(">BQQq").unpack
+_POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
 # More than any transaction has changes: the log holds all of it.
 _WHOLE: Final = 1 << 63
 
-_TX: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"txId":%d,"epoch":%d,"commit_lsn":"%X/%X"'
+_TX: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
 _TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000'
 
 
@@ -53,29 +63,39 @@ class Place(NamedTuple):
     open: bool
 
 
-class Table(NamedTuple):
-    """A relation as the stream last described it: how its rows are encoded, where they go."""
+class Pause(Enum):
+    """Why `feed` stopped, where no message says it."""
 
-    encoder: Encoder
-    partitions: list[Partition]
-
-    def send(self, key: bytes | None, value: bytes) -> Partition:
-        """Put a record into its key's partition, and return that."""
-        number = 0 if key is None else partition_of(key, len(self.partitions))
-        partition = self.partitions[number]
-        partition.append({"key": key, "value": value})
-        return partition
+    MORE = "more"  # the chunk's whole frames are used up
+    FULL = "full"  # a source transaction ended, and the batch has reached its size
+    OTHER = "other"  # the message here is no frame
 
 
-# The same, flat: new rows' encoder, the partitions' appends, their number.
+# What the pipeline does before the sequencer goes on.
+Step: TypeAlias = (
+    messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort
+)
+
+# What the row path needs of a table: new rows' encoder, the partitions' appends, their number.
 Row: TypeAlias = "tuple[New, tuple[Callable[[Message], None], ...], int]"
 
 
 class Sequencer:
     """The state of the stream between two frames."""
 
-    def __init__(self, resume: ResumePosition, epoch: int, batch: Batch, max_events: int) -> None:
+    def __init__(
+        self,
+        resume: ResumePosition,
+        epoch: int,
+        batch: Batch,
+        max_events: int,
+        logical: LogicalMessages,
+        *,
+        parallel: bool = False,
+    ) -> None:
+        """Begin at `resume`; `parallel` tells the protocol's flavour of stream aborts."""
         self.end_lsn = resume.end_lsn  # of the newest whole transaction
+        self.received_lsn = LSN(0)  # start LSN of the newest frame
         self.committed_at_us = resume.committed_at_us
         self.ordinal = 0  # of the newest change in the transaction being read
         self.seq = resume.seq
@@ -88,11 +108,13 @@ class Sequencer:
         self._resume = resume
         self._batch = batch
         self._max_events = max_events
+        self._logical = logical
+        self._parallel = parallel
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self.transaction_lsn = LSN(0)  # the commit LSN of the transaction being read
         self._skip = 0  # so many of this transaction's changes are in the log already
-        self._tx = self._times = b""
+        self._tx = self._tx_at_home = self._times = b""
 
     @property
     def place(self) -> Place:
@@ -125,34 +147,46 @@ class Sequencer:
         appends = tuple(partition.append for partition in table.partitions)
         self._rows[relation + b"N" + columns] = (table.encoder.new, appends, len(table.partitions))
 
-    def feed(self, frames: list[bytes], at: int = 0) -> tuple[int, messages.Relation | None]:
-        """Sequence `frames[at:]`; return where it stopped, and the relation to describe first.
+    def feed(
+        self, chunk: bytes, at: int = 0, *, streamed: bool = False
+    ) -> tuple[int, Step | Pause]:
+        """Sequence the frames of `chunk` from `at` on; return where it stopped, and why.
+
+        Where it stopped is behind the message that it returns, and at what it has not taken. The
+        frames of a `streamed` transaction, read back when it has committed, carry xids.
 
         Raises ProtocolError, with the LSN, on bytes that do not match the grammar or the order of
         messages; nothing of the frame it names was sequenced.
         """
+        end, lsn = whole(chunk), self.received_lsn
+        xid = XID_SIZE if streamed else 0
+        row_at, row_end = _RELATION + xid, _COLUMNS + xid
         rows, tx, times, skip = self._known_rows(), self._tx, self._times, self._skip
         # The next event's seq and the next change's ordinal.
-        seq, ordinal, size, index = self.seq + 1, self.ordinal + 1, 0, at
+        seq, ordinal, size = self.seq + 1, self.ordinal + 1, 0
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
-            for index in range(at, len(frames)):
-                frame = frames[index]
-                tag = frame[PAYLOAD]
-                row = rows.get(frame[_ROW]) if tag in _NEW_ROWS else None
+            while at + HEADER_SIZE <= end:
+                kind, length, inner, lsn, tag = head(chunk, at)
+                stop = at + 1 + length
+                if stop > end:
+                    break
+                if inner != XLOG_DATA or kind != COPY_DATA:
+                    return at, Pause.OTHER
+                row = rows.get(chunk[at + row_at : at + row_end]) if tag in _NEW_ROWS else None
                 if row is None:
                     self.seq, self.ordinal = seq - 1, ordinal - 1
-                    relation = self._other(tag, frame)
+                    message = self._other(chunk, at, stop, LSN(lsn), tag, streamed=streamed)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
                     rows, tx, times = self._known_rows(), self._tx, self._times
-                    if relation or (tag == _COMMIT and self.events >= self._max_events):
-                        return index + 1, relation
+                    if message or (tag == _COMMIT and self.events >= self._max_events):
+                        return stop, message or Pause.FULL
                 elif ordinal <= skip:
                     ordinal += 1
                 else:
                     new, appends, partitions = row
                     op = _CREATED if tag == _INSERT else _UPDATED
-                    key, value = new(frame, op, seq, ordinal, tx, times)
+                    key, value = new(chunk, at + row_end, stop, lsn, op, seq, ordinal, tx, times)
                     if key is None:
                         number = 0
                     else:
@@ -161,137 +195,176 @@ class Sequencer:
                     seq += 1
                     ordinal += 1
                     size += len(value)
+                at = stop
         except CDCError as error:
-            raise _located(frames[index], error) from error
+            raise _located(LSN(lsn), error) from error
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
             # Only the kind of error: its text may quote the row.
-            kind = type(error).__name__
-            raise _located(frames[index], ProtocolError(f"malformed message ({kind})")) from error
+            name = type(error).__name__
+            raise _located(LSN(lsn), ProtocolError(f"malformed message ({name})")) from error
         finally:
             self.seq, self.ordinal = seq - 1, ordinal - 1
             self._batch.bytes += size
-        return len(frames), None
+            self.received_lsn = LSN(lsn)
+        return at, Pause.MORE
 
     def _known_rows(self) -> dict[bytes, Row]:
         # Outside a transaction no row has a place, so none is known there.
         return self._rows if self.in_transaction else {}
 
-    def _table(self, relation_id: bytes) -> Table:
-        if not self.in_transaction or relation_id not in self._tables:
-            raise ProtocolError("a row of no transaction, or of a table that was not described")
-        return self._tables[relation_id]
-
-    def _other(self, tag: int, frame: bytes) -> messages.Relation | None:
-        """Take one message that is not a plain new row; return a relation to describe."""
-        if tag == _UPDATE or tag == _DELETE:  # noqa: PLR1714, SIM109 - a tuple would be built
-            table = self._table(frame[_RELATION])
-            self.ordinal += 1
-            if self.ordinal > self._skip:
-                (self._update if tag == _UPDATE else self._delete)(table, frame)
+    def _other(
+        self, chunk: bytes, at: int, stop: int, lsn: LSN, tag: int, *, streamed: bool
+    ) -> Step | None:
+        """Take one message that is not a plain new row; return what is the pipeline's to do."""
+        if tag in _CHANGES:
+            self._change(chunk, at + PAYLOAD + 1 + (XID_SIZE if streamed else 0), stop, lsn, tag)
             return None
-        message = pgoutput.decode(frame[PAYLOAD:])
+        if tag == _BEGIN:
+            final_lsn, us, xid = _begin(chunk[at + PAYLOAD + 1 : stop])
+            self.begin(LSN(final_lsn), us + _POSTGRES_EPOCH_US, xid)
+            return None
+        if tag == _COMMIT:
+            flags, commit_lsn, end_lsn, us = _commit(chunk[at + PAYLOAD + 1 : stop])
+            if flags:
+                raise ProtocolError(f"commit flags {flags:#04x}, which the protocol keeps at zero")
+            self.commit(LSN(commit_lsn), LSN(end_lsn), us + _POSTGRES_EPOCH_US)
+            return None
+        message = pgoutput.decode(
+            chunk[at + PAYLOAD : stop], in_stream=streamed, parallel=self._parallel
+        )
+        if isinstance(message, Step):
+            return message
         match message:
-            case messages.Begin():
-                self._begin(message)
-            case messages.Commit():
-                self._commit(message)
-            case messages.Relation():
-                return message
             case messages.Type():
                 self.types[message.type_id] = _type_name(message)
             case messages.Truncate():
-                self._truncate(message, frame)
+                self._truncate(message, lsn)
+            case messages.LogicalMessage():
+                self._message(message, lsn)
             case messages.Origin():
-                pass  # where a transaction was first written; every origin is published alike
+                self._tx = b'%b,"origin":%b' % (self._tx_at_home, dumps(message.name))
             case _:
                 raise ProtocolError(
                     f"a {type(message).__name__} message, which this stream was not asked for"
                 )
         return None
 
-    def _begin(self, begin: messages.Begin) -> None:
+    def begin(self, commit_lsn: LSN, us: int, xid: int | None) -> None:
+        """Begin the transaction that commits at `commit_lsn`, `us` after 1970."""
         if self.in_transaction:
             raise ProtocolError("a transaction begins inside another")
         self.in_transaction = True
         resume = self._resume
-        if resume.open and begin.final_lsn == resume.commit_lsn:
+        if resume.open and commit_lsn == resume.commit_lsn:
             self._skip = resume.ordinal
-        elif begin.final_lsn < resume.end_lsn:
+        elif commit_lsn < resume.end_lsn:
             self._skip = _WHOLE
         elif self._place.open:
             raise _apart(
-                f"transaction {begin.final_lsn} begins, though the log holds only the first"
+                f"transaction {commit_lsn} begins, though the log holds only the first"
                 f" {self._place.ordinal} changes of {self._place.commit_lsn}"
             )
         else:
             self._skip = 0
         self.ordinal = 0
-        self.transaction_lsn, us = begin.final_lsn, begin.commit_time_us
-        times = (us // 1000, us, us)
-        self._times = _TIMES % times
-        lsn = begin.final_lsn
-        self._tx = _TX % (*times, begin.xid, self._epoch, lsn >> 32, lsn & 0xFFFFFFFF)
+        self.transaction_lsn = commit_lsn
+        ms = us // 1000
+        self._times = _TIMES % (ms, us, us)
+        high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
+        number = _NULL if xid is None else b"%d" % xid
+        self._tx = _TX % (ms, us, us, number, self._epoch, high, low)
+        self._tx_at_home = self._tx
 
-    def _commit(self, commit: messages.Commit) -> None:
-        if not self.in_transaction or commit.commit_lsn != self.transaction_lsn:
-            raise ProtocolError(f"commit {commit.commit_lsn} ends no transaction that began")
+    def commit(self, commit_lsn: LSN, end_lsn: LSN, us: int) -> None:
+        """End the transaction that began."""
+        if not self.in_transaction or commit_lsn != self.transaction_lsn:
+            raise ProtocolError(f"commit {commit_lsn} ends no transaction that began")
         self.in_transaction = False
         if self._skip == _WHOLE:
             return
         if self.ordinal < self._skip:
             raise _apart(
-                f"transaction {commit.commit_lsn} ends after {self.ordinal} changes, the log holds"
+                f"transaction {commit_lsn} ends after {self.ordinal} changes, the log holds"
                 f" {self._skip} of it"
             )
-        if commit.end_lsn < self.end_lsn:
-            raise ProtocolError(f"commit end {commit.end_lsn} comes after {self.end_lsn}")
-        self.end_lsn = commit.end_lsn
-        self._place = Place(commit.commit_lsn, self.ordinal, open=False)
-        self.committed_at_us = commit.commit_time_us
+        if end_lsn < self.end_lsn:
+            raise ProtocolError(f"commit end {end_lsn} comes after {self.end_lsn}")
+        self.end_lsn = end_lsn
+        self._place = Place(commit_lsn, self.ordinal, open=False)
+        self.committed_at_us = us
 
-    def _update(self, table: Table, frame: bytes) -> None:
-        """Publish an update that carries an old image; a changed key is a delete and a create."""
-        encoder = table.encoder
-        q, before, olds = encoder.old(frame)
-        old_key = encoder.key(olds)
+    def _change(self, b: bytes, at: int, stop: int, lsn: LSN, tag: int) -> None:
+        """Take a row message that is not an everyday new row; its relation id stands at `at`."""
+        table = self._table(b[at : at + 4])
+        self.ordinal += 1
+        if self.ordinal <= self._skip:
+            return
+        q, before, olds = at + 4, _NULL, table.encoder.no_olds
+        if b[q] != _NEW:
+            q, before, olds = table.encoder.old(b, q, stop)
         place = (self.ordinal, self._tx, self._times)
-        key, value = encoder.after(frame, q, before, olds, _UPDATED, self.seq + 1, *place)
-        if key != old_key:
-            self._removed(table, frame, before, old_key)
-            key, value = encoder.after(frame, q, _NULL, olds, _CREATED, self.seq + 1, *place)
-        self.seq += 1
-        self._batch.bytes += len(value)
-        table.send(key, value)
+        if tag == _DELETE:
+            if q != stop:
+                raise ProtocolError(f"{stop - q} bytes after a delete's old row")
+            self._removed(table, lsn, before, table.encoder.key(olds))
+            return
+        op = _CREATED if tag == _INSERT else _UPDATED
+        key, value = table.encoder.after(b, q, stop, before, olds, lsn, op, self.seq + 1, *place)
+        if before is not _NULL and key != (old_key := table.encoder.key(olds)):
+            # A changed key is a delete of the old one and a create of the new one.
+            self._removed(table, lsn, before, old_key)
+            key, value = table.encoder.after(
+                b, q, stop, _NULL, olds, lsn, _CREATED, self.seq + 1, *place
+            )
+        self._send(table, key, value)
 
-    def _delete(self, table: Table, frame: bytes) -> None:
-        q, before, olds = table.encoder.old(frame)
-        if q != len(frame):
-            raise ProtocolError(f"{len(frame) - q} bytes after a delete's old row")
-        self._removed(table, frame, before, table.encoder.key(olds))
-
-    def _removed(self, table: Table, frame: bytes, before: bytes, key: bytes | None) -> None:
+    def _removed(self, table: Table, lsn: LSN, before: bytes, key: bytes | None) -> None:
         """Publish a delete and, where there is a key, its tombstone, in one partition."""
-        self.seq += 1
-        lsn = _start_lsn(frame, 1)[0]
-        place = (self.seq, self.ordinal, self._tx, self._times)
-        value = table.encoder.delete(lsn, before, *place)
-        self._batch.bytes += len(value)
-        partition = table.send(key, value)
+        place = (self.seq + 1, self.ordinal, self._tx, self._times)
+        partition = self._send(table, key, table.encoder.delete(before, lsn, *place))
         if key is not None:
             partition.append({"key": key, "value": None})
             partition.tombstones += 1
 
-    def _truncate(self, truncate: messages.Truncate, frame: bytes) -> None:
-        lsn = _start_lsn(frame, 1)[0]
+    def _truncate(self, truncate: messages.Truncate, lsn: LSN) -> None:
         tables = [self._table(each.to_bytes(4, "big")) for each in truncate.relation_ids]
         for table in tables:
             self.ordinal += 1
-            if self.ordinal <= self._skip:
-                continue
-            self.seq += 1
-            value = table.encoder.truncate(lsn, self.seq, self.ordinal, self._tx, self._times)
-            self._batch.bytes += len(value)
-            table.send(None, value)
+            if self.ordinal > self._skip:
+                place = (self.seq + 1, self.ordinal, self._tx, self._times)
+                self._send(table, None, table.encoder.truncate(lsn, *place))
+
+    def _message(self, message: messages.LogicalMessage, lsn: LSN) -> None:
+        """Publish a logical message; outside any transaction it is one of its own."""
+        if message.transactional:
+            if not self.in_transaction:
+                raise ProtocolError("a transactional message outside any transaction")
+            self.ordinal += 1
+            if self.ordinal > self._skip:
+                self._say(message, lsn)
+        elif self.in_transaction:
+            raise ProtocolError("a non-transactional message inside a transaction")
+        elif message.lsn > self._resume.end_lsn:
+            # It has no time of its own, and the server's clock is another at each replay. Ordinal
+            # 0: the next transaction's commit record may begin where the message ends.
+            self.begin(message.lsn, self.committed_at_us, None)
+            self._say(message, lsn)
+            self.commit(message.lsn, message.lsn, self.committed_at_us)
+
+    def _say(self, message: messages.LogicalMessage, lsn: LSN) -> None:
+        place = (self.seq + 1, self.ordinal, self._tx, self._times)
+        self._send(self._logical, *self._logical.encoder.event(message, lsn, *place))
+
+    def _send(self, table: Table | LogicalMessages, key: bytes | None, value: bytes) -> Partition:
+        """Number an event and put it into the batch."""
+        self.seq += 1
+        self._batch.bytes += len(value)
+        return table.send(key, value)
+
+    def _table(self, relation_id: bytes) -> Table:
+        if not self.in_transaction or relation_id not in self._tables:
+            raise ProtocolError("a row of no transaction, or of a table that was not described")
+        return self._tables[relation_id]
 
 
 def _apart(what: str) -> GapError:
@@ -307,6 +380,5 @@ def _type_name(message: messages.Type) -> str:
     return message.name if system else f"{message.namespace}.{message.name}"
 
 
-def _located(frame: bytes, error: CDCError) -> CDCError:
-    lsn = LSN(_start_lsn(frame, 1)[0]) if len(frame) >= PAYLOAD else LSN(0)
+def _located(lsn: LSN, error: CDCError) -> CDCError:
     return type(error)(f"{error.what} (at LSN {lsn})", hint=error.hint)

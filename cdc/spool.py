@@ -167,6 +167,11 @@ class Spool:
     def transactions(self) -> int:
         return len(self._open)
 
+    def size(self, xid: int) -> int:
+        """Return how many bytes of the transaction there are."""
+        transaction = self._open.get(xid)
+        return transaction.size if transaction else 0
+
     def append(self, xid: int, subxid: int, data: bytes | memoryview) -> None:
         """Add whole messages that `subxid` of `xid` wrote (`subxid == xid` for its own).
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cdc import continuity
 from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
-from cdc.sequence import Table
+from cdc.log.routes import Table
 from cdc.source import catalog
 
 if TYPE_CHECKING:

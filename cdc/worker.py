@@ -21,8 +21,11 @@ T = TypeVar("T")
 class Worker:
     """One thread, a queue of calls, and `wake_fd`, readable after a call has ended."""
 
-    def __init__(self) -> None:
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, wake_fd: int | None = None) -> None:
+        """`wake_fd` may be another worker's: whichever has done something, the loop wakes."""
+        if wake_fd is None:
+            wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wake_fd = wake_fd
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._run, name="cdc-worker", daemon=True).start()
 

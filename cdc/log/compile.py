@@ -1,8 +1,8 @@
 """Write the source of a table version's row functions, and compile it.
 
 One function walks one tuple: for each column the kind byte and length, then the value's form from
-`cdc.log.values`. The last columns take a careful variant, since a NULL there is one byte and
-reading kind and length together would run past the frame's end.
+`cdc.log.values`. Kind and length are read together, also where a NULL has only its kind: so a
+tuple's bytes must be followed by a few more, which every chunk's padding sees to (`cdc.frames`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 NULL: Final = b"null"
 
-# A column that has this many columns behind it is followed by four bytes whatever they hold.
-_ROOM: Final = 4
-
-_END: Final = "    if q != len(b): raise malformed(b)"
+_END: Final = "    if q != e: raise malformed(e - s)"
 
 
 class RowSource:
@@ -81,63 +78,60 @@ class RowSource:
     # -- source text ------------------------------------------------------------------------------
 
     def new(self) -> str:
-        """Return the function for a new tuple right behind the relation id, in the everyday shape.
+        """Return the function for a new tuple whose first column stands at `q`, of everyday kinds.
 
         Who calls it has seen kind and column count. What is not everyday goes the way of `after`.
         """
-        head = ["def new(b, op, seq, ordinal, tx, times):", "    q = 33"]
-        other = ["    else: return after(b, 31, NULL, NO_OLDS, op, seq, ordinal, tx, times)"]
+        head = ["def new(b, q, e, lsn, op, seq, ordinal, tx, times):", "    s = q"]
+        again = "after(b, s - 2, e, NULL, NO_OLDS, lsn, op, seq, ordinal, tx, times)"
+        other = [f"    else: return {again}"]
         values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
         result = (
             f"    return {f'KEY % ({key})' if key else 'None'},"
-            f" NEW % ({values}tx, LSN(b, 1)[0], ordinal, seq, op, times)"
+            f" NEW % ({values}tx, lsn, ordinal, seq, op, times)"
         )
         return "\n".join([*head, *self._walk(other), _END, result])
 
     def after(self) -> str:
-        """Return the function for a new tuple at `q`, behind an old one."""
+        """Return the function for any new tuple; its column count stands at `q`."""
         head = [
-            "def after(b, q, before, olds, op, seq, ordinal, tx, times):",
-            "    gaps = ()",
-            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
+            "def after(b, q, e, before, olds, lsn, op, seq, ordinal, tx, times):",
+            "    s = q; gaps = ()",
+            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(e - s)",
             "    q += 2",
         ]
         gap = [
             "    elif k == 117:",
             "        v{i} = olds[{i}]; q += 1",
-            "        if v{i} is None: v{i} = gap(b, {i}); gaps += ({i},)",
-            "    else: raise malformed(b)",
+            "        if v{i} is None: v{i} = gap(e - s, {i}); gaps += ({i},)",
+            "    else: raise malformed(e - s)",
         ]
         values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
         result = (
             f"    return {f'KEY % ({key})' if key else 'None'}, EVENT % (before, {values}tx,"
-            " unchanged(gaps), LSN(b, 1)[0], ordinal, seq, op, times)"
+            " unchanged(gaps), lsn, ordinal, seq, op, times)"
         )
         return "\n".join([*head, *self._walk(gap), _END, result])
 
     def old(self) -> str:
-        """Return the function for an old tuple at `q`: its end and its encoded values."""
+        """Return the function for an old tuple: its end and its encoded values."""
         head = [
-            "def old(b, q):",
-            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(b)",
+            "def old(b, q, e):",
+            "    s = q",
+            f"    if COUNT(b, q)[0] != {len(self._labels)}: raise malformed(e - s)",
             "    q += 2",
         ]
         values = self._names(range(len(self._labels)))
-        other = ["    else: raise malformed(b)"]
+        other = ["    else: raise malformed(e - s)"]
         return "\n".join([*head, *self._walk(other), f"    return q, ({values})"])
 
     def _walk(self, other: list[str]) -> list[str]:
         """Return the lines that read every column; `other` takes the kinds but text and NULL."""
         lines = []
         for i, column in enumerate(self._schema.columns):
-            if len(self._labels) - i > _ROOM:
-                lines.append("    k, n = VALUE(b, q)")
-                step = "p = q + 5; q = p + n"
-            else:
-                lines.append("    k = b[q]")
-                step = "p = q + 5; q = p + SIZE(b, q + 1)[0]"
+            lines.append("    k, n = VALUE(b, q)")
             value = form(column, self._options)
-            lines.append(f"    if k == 116: {step}; v{i} = {value}")
+            lines.append(f"    if k == 116: p = q + 5; q = p + n; v{i} = {value}")
             lines.append(f"    elif k == 110: v{i} = NULL; q += 1")
             lines.extend(line.replace("{i}", str(i)) for line in other)
         return lines
@@ -151,10 +145,8 @@ class RowSource:
         columns = range(len(self._labels))
         namespace: dict[str, Any] = {
             **NAMESPACE,
-            "LSN": struct.Struct(">Q").unpack_from,
             "COUNT": struct.Struct(">H").unpack_from,
             "VALUE": struct.Struct(">BI").unpack_from,
-            "SIZE": struct.Struct(">I").unpack_from,
             "NULL": NULL,
             "gap": self._gap,
             "NO_OLDS": (None,) * len(columns),
@@ -168,16 +160,16 @@ class RowSource:
             exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
         return namespace
 
-    def _gap(self, b: bytes, column: int) -> bytes:
+    def _gap(self, size: int, column: int) -> bytes:
         """Return what stands for a value not sent; a key not sent raises: its row has no place."""
         if column in self.key_columns:
-            raise self._malformed(b)
+            raise self._malformed(size)
         return self._placeholder
 
-    def _malformed(self, b: bytes) -> ProtocolError:
+    def _malformed(self, size: int) -> ProtocolError:
         table = f"{self._schema.schema}.{self._schema.table}"
         return ProtocolError(
-            f"a row message of {len(b)} bytes does not match {table} as its relation message"
+            f"a row of {size} bytes does not match {table} as its relation message"
             f" describes it ({len(self._labels)} columns)",
         )
 

@@ -6,28 +6,23 @@ nothing but the result: on the path of every row a dict, a closure a column or a
 cost more than the whole rest. `cdc.decode` parses the same bytes the typed way and is the oracle
 in the tests.
 
-Bounds: a slice past the end is short without an error, so every function compares the end it
-reached with the frame's length; `struct.error` and `IndexError` from a cut frame are the caller's
-to translate. Same bytes in, same bytes out: nothing here reads a clock.
+A row is named by the chunk it stands in (`b`), where it begins there (`q`) and where its message
+ends (`e`). Bounds: what is read past the end is another message's, so every function that reaches a
+message's end compares it with `e`; `struct.error` and `IndexError` are the caller's to translate.
+Same bytes in, same bytes out: nothing here reads a clock.
 
-Frame: XLogData, 25 bytes of header, then the pgoutput payload.
-https://www.postgresql.org/docs/current/protocol-replication.html
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cdc.errors import ProtocolError
 from cdc.log.compile import RowSource
 
 if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
-
-# Where a row message's parts stand in its frame: kind of the first tuple ('N', 'K', 'O'), tuple.
-KIND: Final = 30
-TUPLE: Final = 31
 
 _N, _K, _O = b"NKO"
 
@@ -36,11 +31,12 @@ Values = tuple[bytes | None, ...]
 
 
 class New(Protocol):
-    """Return key and event of a frame whose new tuple stands right behind the relation id."""
+    """Return key and event of a new tuple of everyday kinds; its first column stands at `q`."""
 
-    def __call__(
-        self, b: bytes, op: bytes, seq: int, ordinal: int, tx: bytes, times: bytes, /
-    ) -> tuple[bytes | None, bytes]: ...
+    def __call__(  # noqa: PLR0913, PLR0917 - flat, because every row passes here
+        self, b: bytes, q: int, e: int, lsn: int, op: bytes, seq: int, ordinal: int, tx: bytes,
+        times: bytes, /,
+    ) -> tuple[bytes | None, bytes]: ...  # fmt: skip
 
 
 class Encoder:
@@ -56,6 +52,7 @@ class Encoder:
         self._after = functions["after"]
         self._old = functions["old"]
         columns = range(len(schema.columns))
+        self.no_olds: Values = (None,) * len(columns)
         self._rows = {
             _K: (source.key_columns, source.row_format(source.key_columns)),
             _O: (tuple(columns), source.row_format(columns)),
@@ -63,15 +60,15 @@ class Encoder:
         self._delete = source.event_format(b"%b", b"null", b"d")
         self._truncate = source.event_format(b"null", b"null", b"t")
 
-    def old(self, b: bytes) -> tuple[int, bytes, Values]:
-        """Return the end of the frame's old tuple, its JSON row, and its values.
+    def old(self, b: bytes, q: int, e: int) -> tuple[int, bytes, Values]:
+        """Return the end of the old tuple whose kind stands at `q`, its JSON row, and its values.
 
         Of an old key only the key's columns are known; Postgres fills the others with NULLs.
         """
-        kind = b[KIND]
+        kind = b[q]
         if kind not in self._rows:
             raise ProtocolError(f"tuple kind {kind:#04x} where an old row or key belongs")
-        q, values = self._old(b, TUPLE)
+        q, values = self._old(b, q + 1, e)
         columns, row = self._rows[kind]
         if kind == _K:
             values = tuple(v if i in columns else None for i, v in enumerate(values))
@@ -83,19 +80,22 @@ class Encoder:
         return row % tuple(values[i] for i in columns) if columns else None
 
     def after(  # noqa: PLR0913, PLR0917 - one row's parts, flat as in `new`
-        self, b: bytes, q: int, before: bytes, olds: Values, op: bytes, seq: int, ordinal: int,
-        tx: bytes, times: bytes,
+        self, b: bytes, q: int, e: int, before: bytes, olds: Values, lsn: int, op: bytes, seq: int,
+        ordinal: int, tx: bytes, times: bytes,
     ) -> tuple[bytes | None, bytes]:  # fmt: skip
-        """Return key and event of the new tuple at `q`; gaps of TOAST are filled from `olds`."""
+        """Return key and event of the new tuple whose kind stands at `q`.
+
+        Gaps of TOAST are filled from `olds`; without an old image those are `no_olds`.
+        """
         if b[q] != _N:
             raise ProtocolError(f"tuple kind {b[q]:#04x} where a new row belongs")
         result: tuple[bytes | None, bytes] = self._after(
-            b, q + 1, before, olds, op, seq, ordinal, tx, times
+            b, q + 1, e, before, olds, lsn, op, seq, ordinal, tx, times
         )
         return result
 
     def delete(
-        self, lsn: int, before: bytes, seq: int, ordinal: int, tx: bytes, times: bytes
+        self, before: bytes, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes
     ) -> bytes:
         """Return a delete event."""
         return self._delete % (before, tx, b"", lsn, ordinal, seq, times)

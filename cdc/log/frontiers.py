@@ -1,7 +1,7 @@
 """Which frontier is due, and which events no frontier record covers yet.
 
-Pure. A partition's end offset is known only after its Kafka transaction has committed, so a
-frontier record travels in the next one. Events whose frontier is not in the log yet are `pending`,
+Pure. A partition's end offset is known only when its batch has been acknowledged, so a frontier
+record travels in the next one. Events whose frontier is not in the log yet are `pending`,
 and stand in the resume record, so that a crash in between loses no count: the next frontier covers
 them. An end the broker did not tell postpones the frontier, never falsifies it.
 """
@@ -27,7 +27,7 @@ class Frontiers:
         """Begin at `resume`; `ends` are the ends of its pending partitions."""
         self._pipeline = pipeline
         self._epoch = epoch
-        self._committed = resume
+        self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
         self._ends = dict(ends)
 
@@ -48,9 +48,9 @@ class Frontiers:
         return FrontierRecord(
             pipeline=self._pipeline,
             epoch=self._epoch,
-            lsn=lsn or self._committed.end_lsn,
-            seq=self._committed.seq,
-            committed_at_us=self._committed.committed_at_us,
+            lsn=lsn or self._acknowledged.end_lsn,
+            seq=self._acknowledged.seq,
+            committed_at_us=self._acknowledged.committed_at_us,
             partitions=tuple(
                 (*place, self._ends[place], events) for place, events in sorted(pending.items())
             ),
@@ -62,11 +62,14 @@ class Frontiers:
             self._pending[place] = self._pending.get(place, 0) + count
         return tuple((*place, count) for place, count in sorted(self._pending.items()))
 
-    def committed(self, position: ResumePosition, ends: dict[Place, int]) -> None:
-        """Note that the log holds `position`'s Kafka transaction; `ends` are its partitions'."""
-        self._committed = position
+    def acknowledged(self, position: ResumePosition, ends: dict[Place, int]) -> None:
+        """Note that the log holds `position`'s batch, whose commit comes before any later one's.
+
+        `ends` are the ends of the partitions that it touched.
+        """
+        self._acknowledged = position
         self._ends.update(ends)
 
     def _stands(self) -> bool:
         known = all(self._ends.get(place, -1) >= 0 for place in self._pending)
-        return known and not self._committed.open
+        return known and not self._acknowledged.open

@@ -1,9 +1,10 @@
 """Kafka transactions: fenced, acks=all, one after another.
 
-The caller's order is `open`, then `begin`, `produce` and `add` as often as needed, and `commit`.
-`open` and `commit` block and belong on the worker; nothing else may be called while they run. After
-any error the publisher is done for: throw it away, open another, read the resume record. That is
-the one way out of every doubt about a transaction's outcome.
+The caller's order is `open`, then `begin`, `produce` and `add` as often as needed, `flush` and
+`commit`. `open`, `flush` and `commit` block and belong on a worker; nothing else may be called from
+`flush` to the end of `commit`. After any error the publisher is done for: throw it away, open
+another, read the resume record. That is the one way out of every doubt about a transaction's
+outcome.
 
 https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transactional producer)
 """
@@ -13,17 +14,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.errors import ConfigError, InvariantError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
     from cdc.config import Config
     from cdc.log.batch import Batch
 
+# How many writers take turns (`cdc.log.lanes`); a start fences all of them.
+LANES: Final = 2
 # The broker aborts a transaction that is open for longer; ours are open for milliseconds.
 TRANSACTION_TIMEOUT_SECONDS: Final = 60
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
@@ -32,18 +35,19 @@ _COMMIT_TRY_SECONDS: Final = 10.0
 
 
 class Publisher:
-    """The pipeline's one writer."""
+    """One of the pipeline's writers (`cdc.log.lanes`)."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, lane: int = 0) -> None:
         self.begun = False
+        self.ended_at = 0.0  # when the last commit was answered
         # By partition: one past the newest record acknowledged; -1 where the broker did not say.
-        self.ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
         self._abandoned = False
         # Room for a whole batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
-            "transactional.id": f"{config.prefix}.{config.pipeline}",
+            "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
             "compression.type": "lz4",
             # Batches fill while a transaction is open; its commit sends what is left.
@@ -104,6 +108,19 @@ class Publisher:
         with translated(f"producing to {topic}"):
             self._producer.produce(topic, value, key, 0)
 
+    def flush(self) -> None:
+        """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
+        while self._producer.flush(_COMMIT_TRY_SECONDS):
+            if self._abandoned:
+                raise translate(KafkaError(KafkaError._TIMED_OUT), "sending a batch")  # noqa: SLF001
+        if self._failed:
+            raise translate(self._failed, "sending a batch")
+
+    def take_ends(self) -> dict[tuple[str, int], int]:
+        """Return the ends of the partitions that the last batch touched, once."""
+        taken, self._ends = self._ends, {}
+        return taken
+
     def commit(self) -> None:
         """Commit, however long it takes. Blocks. Raises what ends this publisher."""
         while True:
@@ -114,17 +131,14 @@ class Publisher:
                 if reason.retriable() and not self._abandoned:
                     continue
                 if reason.txn_requires_abort():
-                    self._abort()
+                    self.abort()
                 raise translate(self._failed or reason, "committing a Kafka transaction") from error
             else:
                 self.begun = False
+                self.ended_at = time.monotonic()
                 return
 
-    def abandon(self) -> None:
-        """Let a commit in flight end at its next doubt: its session is over."""
-        self._abandoned = True
-
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Abort, so that readers do not wait for the broker to time the transaction out."""
         try:
             # Without the flush librdkafka may send the abort ahead of messages in flight, and the
@@ -134,13 +148,17 @@ class Publisher:
         except KafkaException:
             return  # the next writer's `open` ends it
 
+    def abandon(self) -> None:
+        """Let a commit in flight end at its next doubt: its session is over."""
+        self._abandoned = True
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._failed = error
             return
         offset = message.offset()
         place = (str(message.topic()), int(message.partition() or 0))
-        self.ends[place] = -1 if offset is None or offset < 0 else offset + 1
+        self._ends[place] = -1 if offset is None or offset < 0 else offset + 1
 
     @staticmethod
     def _refused(topic: str, messages: list[dict[str, object]]) -> None:

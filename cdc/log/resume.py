@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.log import names, records
-from cdc.log.publisher import Publisher
+from cdc.log.publisher import LANES, Publisher
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -18,8 +18,9 @@ def write_first(
     config: Config, identity: records.ResumeIdentity, position: records.ResumePosition
 ) -> None:
     """Commit both parts. Fences a running daemon: only while none may run."""
-    publisher = Publisher(config)
-    publisher.open()
+    for lane in reversed(range(LANES)):
+        publisher = Publisher(config, lane)
+        publisher.open()
     publisher.add(*record(config, identity))
     publisher.add(*record(config, position))
     publisher.commit()

@@ -1,9 +1,9 @@
-"""The replication stream: frames in, feedback out, never blocking.
+"""The replication stream: chunks of frames in, feedback out, never blocking.
 
-Holds the slot from `start` to `close`. Frames come out in the order Postgres sent them; keepalives
-are taken in here. Feedback goes out when a position is confirmed, when the server asks, and in
-time to keep `wal_sender_timeout` away whatever the rest of the process does: `tick` is to be called
-at least once a second.
+Holds the slot from `start` to `close`. Frames come out in the order Postgres sent them, many to a
+chunk (`cdc.frames`); what whoever walks a chunk does not know comes back to `other`. Feedback goes
+out when a position is confirmed, when the server asks, and in time to keep `wal_sender_timeout`
+away whatever the rest of the process does: `tick` is to be called at least once a second.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -18,21 +18,18 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import pq
 
-from cdc.errors import GapError, UnavailableError
+from cdc.errors import GapError, ProtocolError, UnavailableError
 from cdc.events import LSN
+from cdc.frames import COPY_DATA, HEADER_SIZE, KEEPALIVE, PADDING, length
 from cdc.source.connection import connect, translate, translated
 from cdc.source.timelines import System, parse_history
+from cdc.source.wire import wire
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.config.model import Streaming
 
-# Enough rows to spread a turn's fixed costs, few enough that a turn takes some 10 ms.
-MAX_FRAMES: Final = 2_000
-# Rows can be large: a turn holds at most about this much of them.
-MAX_BYTES: Final = 4 << 20
-
-_KEEPALIVE_SIZE: Final = 18  # 'k', WAL end, server clock, whether a reply is wanted
-_KEEPALIVE: Final = struct.Struct(">cQqB")
+_KEEPALIVE: Final = struct.Struct(">QqB")  # WAL end, server clock, whether a reply is wanted
 _FEEDBACK: Final = struct.Struct(">cQQQqB")
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 # The walsender's default timeout is 60 s; ten seconds are due to us in any case.
@@ -41,15 +38,23 @@ _FEEDBACK_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 60.0
 
 
+# What each kind of streaming asks of the protocol.
+_PROTOCOLS: Final[dict[Streaming, int]] = {"off": 1, "on": 2, "parallel": 4}
+
+
 class Stream:
     """One run of START_REPLICATION on the pipeline's slot."""
 
-    def __init__(self, config: Config, wake_fd: int) -> None:
+    def __init__(self, config: Config, wake_fd: int, *, whole: bool = False) -> None:
+        """Connect; with `whole`, transactions come only once they have committed."""
         self._config = config
+        self.streaming: Streaming = "off" if whole else config.source.streaming
         self._connection = connect(config, replication=True)
-        self._connection.add_notice_handler(self._notice)
-        self._pgconn = self._connection.pgconn
         self._fatal: GapError | None = None
+        # What was read and not yet used up: parts of one chunk to be, their size, and how much a
+        # chunk takes to hold one whole message.
+        self._parts: list[bytes] = []
+        self._have, self._need = 0, HEADER_SIZE
         self._poll, self._poll_wake = select.poll(), select.poll()
         self._poll.register(wake_fd, select.POLLIN)
         self._poll_wake.register(wake_fd, select.POLLIN)
@@ -57,11 +62,12 @@ class Stream:
         self._feedback_seconds = min(_FEEDBACK_SECONDS, timeout_seconds / 3)
         # Asked for a reply three times, a walsender that lives has sent something by then.
         self._silence_seconds = timeout_seconds
-        self.received_lsn = LSN(0)  # end of the newest frame
+        self.received_lsn = LSN(0)  # of the newest frame
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
         self.reply_requested = False
         self.confirmed_lsn = LSN(0)
         self.feedback_at = self._heard_at = time.monotonic()
+        self._wire = wire(self._connection, self._notice)
 
     def identify(self) -> System:
         """Return which system this is, its timeline, and where that came from."""
@@ -81,47 +87,66 @@ class Stream:
     def start(self) -> None:
         """Take the slot and begin at its confirmed position; SlotBusyError if another has it."""
         slot, publication = self._config.slot, self._config.publication
-        command = (
-            f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0'
-            f" (proto_version '1', publication_names '{_quoted(publication)}')"
-        )
+        options = [
+            f"proto_version '{_PROTOCOLS[self.streaming]}'",
+            f"publication_names '{_quoted(publication)}'",
+            "messages 'true'",
+        ]
+        if self.streaming != "off":
+            options.append(f"streaming '{self.streaming}'")
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({", ".join(options)})'
         with translated(f'starting replication on slot "{slot}"'):
-            self._execute(command.encode(), pq.ExecStatus.COPY_BOTH)
-        self._pgconn.nonblocking = 1
-        self._poll.register(self._pgconn.socket, select.POLLIN)
+            self._wire.start(command.encode())
+        self._poll.register(self._connection.pgconn.socket, select.POLLIN)
 
-    def read(self) -> list[bytes]:
-        """Return the frames that have arrived, at most about MAX_FRAMES or MAX_BYTES of them.
+    def read(self) -> bytes:
+        """Return a chunk that begins with a whole message, as soon as one has come; else nothing.
 
-        Raises the server's own error where it ended the stream.
+        What of it is not used up goes to `keep`. Raises the server's own error where it ended the
+        stream.
         """
-        frames: list[bytes] = []
-        append, get, size = frames.append, self._pgconn.get_copy_data, 0
-        unread = True  # libpq reads the socket only when asked, some 16 KiB at a time
         try:
-            while size < MAX_BYTES and len(frames) < MAX_FRAMES:
-                n, data = get(1)
-                if n > _KEEPALIVE_SIZE:
-                    append(data.tobytes())
-                    size += n
-                    unread = True
-                elif n == _KEEPALIVE_SIZE:
-                    self._keepalive(data.tobytes())
-                elif n == 0 and unread:
-                    self._pgconn.consume_input()
-                    unread = False
-                elif n == 0:
-                    break
-                else:
-                    self._ended()
+            came = self._wire.read()
         except psycopg.Error as error:
             raise translate(error, "reading the replication stream") from error
+        self._listen(heard=bool(came))
+        if came:
+            self._take(came)
+        if self._have < self._need:
+            return b""
+        chunk = b"".join((*self._parts, PADDING))
+        self._parts, self._have = [], 0
+        return chunk
+
+    def keep(self, chunk: bytes, at: int) -> None:
+        """Put back what of a chunk lies behind `at`: it comes again in front of the next."""
+        self._parts, self._have, self._need = [], 0, HEADER_SIZE
+        if rest := chunk[at : len(chunk) - len(PADDING)]:
+            self._take(rest)
+
+    def _take(self, part: bytes) -> None:
+        # A row may be a gigabyte: its parts are put together once, when all of them are there.
+        self._parts.append(part)
+        self._have += len(part)
+        if self._need == HEADER_SIZE <= self._have:
+            if len(self._parts) > 1:
+                self._parts = [b"".join(self._parts)]
+            self._need = 1 + length(self._parts[0])[0]
+
+    def other(self, chunk: bytes, at: int) -> int:
+        """Take the whole message at `at` that is no frame; return where it ends."""
+        end: int = at + 1 + length(chunk, at)[0]
+        message = chunk[at:end]
+        if message[0] != COPY_DATA:
+            with translated("reading the replication stream"):
+                self._wire.other(message)
+        elif message[HEADER_SIZE : HEADER_SIZE + 1] == bytes([KEEPALIVE]):
+            self._keepalive(message[HEADER_SIZE + 1 :])
+        else:
+            raise ProtocolError(f"a CopyData message of {len(message)} bytes that is no frame")
         if self._fatal:
             raise self._fatal
-        self._listen(heard=bool(frames))
-        if frames:
-            self.received_lsn = max(self.received_lsn, LSN.from_bytes(frames[-1][9:17], "big"))
-        return frames
+        return end
 
     def wait(self, seconds: float, *, for_frames: bool) -> None:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
@@ -153,41 +178,27 @@ class Stream:
 
     def close(self) -> None:
         """Give the slot back."""
+        self._wire.close()
         self._connection.close()
 
     def _feedback(self, *, ask: bool = False) -> None:
         clock = time.time_ns() // 1_000 - _POSTGRES_EPOCH_US
         written, confirmed = max(self.received_lsn, self.confirmed_lsn), self.confirmed_lsn
         try:
-            self._pgconn.put_copy_data(
-                _FEEDBACK.pack(b"r", written, confirmed, confirmed, clock, ask)
-            )
-            self._pgconn.flush()
+            self._wire.send(_FEEDBACK.pack(b"r", written, confirmed, confirmed, clock, ask))
         except psycopg.Error as error:
             raise translate(error, "sending feedback to Postgres") from error
         self.feedback_at = time.monotonic()
 
-    def _keepalive(self, frame: bytes) -> None:
-        _, wal_end, _, reply = _KEEPALIVE.unpack(frame)
+    def _keepalive(self, body: bytes) -> None:
+        wal_end, _, reply = _KEEPALIVE.unpack(body)
         self.keepalive_lsn = LSN(wal_end)
-        self._heard_at = time.monotonic()
         if reply:
             self.reply_requested = True
             self._feedback()
 
-    def _ended(self) -> None:
-        """Raise what ended the stream: the true error stands in the connection's last result."""
-        result = self._pgconn.get_result()
-        if result and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        raise UnavailableError(
-            "Postgres ended the replication stream",
-            hint="it is shutting down or was told to; the daemon connects again by itself",
-        )
-
-    def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+    def _notice(self, message: str) -> None:
         # Postgres 18 streams on without a publication that is gone, and leaves out its rows.
-        message = diagnostic.message_primary or ""
         if "skipped loading publication" in message:
             self._fatal = GapError(
                 f'the publication "{self._config.publication}" is gone: {message}',
@@ -200,11 +211,9 @@ class Stream:
         with translated("reading wal_sender_timeout"):
             return _seconds(_text(self._execute(b"SHOW wal_sender_timeout"), 0))
 
-    def _execute(
-        self, command: bytes, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK
-    ) -> pq.abc.PGresult:
-        result = self._pgconn.exec_(command)
-        if result.status != expected:
+    def _execute(self, command: bytes) -> pq.abc.PGresult:
+        result = self._connection.pgconn.exec_(command)
+        if result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result)
         return result
 

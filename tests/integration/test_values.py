@@ -18,7 +18,9 @@ import pytest
 from psycopg import conninfo, sql
 
 from cdc.config import Config, Log, Source
+from cdc.decode.messages import Relation
 from cdc.events import LSN
+from cdc.sequence import Pause, Step
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.setup import create_slot
@@ -192,14 +194,19 @@ class Capture:
         found = [json.loads(one.value) for one in self.session.waiting() if one.value]
         return sorted(found, key=lambda event: int(event["source"]["seq"]))
 
-    def _feed(self, frames: list[bytes]) -> None:
+    def _feed(self, chunk: bytes) -> None:
         at = 0
-        while at < len(frames):
-            at, relation = self.session.sequencer.feed(frames, at)
-            if relation:
-                facts = catalog.table_facts(self.sql, relation.relation_id)
-                self.session.keys[relation.relation_id] = facts.primary_key
-                self.session.describe(relation)
+        step: Step | Pause | None = None
+        while chunk and step is not Pause.MORE:
+            at, step = self.session.sequencer.feed(chunk, at)
+            if step is Pause.OTHER:
+                at = self.stream.other(chunk, at)
+            elif isinstance(step, Relation):
+                facts = catalog.table_facts(self.sql, step.relation_id)
+                self.session.keys[step.relation_id] = facts.primary_key
+                self.session.describe(step)
+        if chunk:
+            self.stream.keep(chunk, at)
 
     def close(self) -> None:
         self.stream.close()

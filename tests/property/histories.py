@@ -119,7 +119,7 @@ def _change(chance: Random, relation: Relation) -> RowMessage:
 def _step(chance: Random, lsn: int, tables: list[Relation]) -> Step:
     kind = chance.choice("rrrrrrto")
     if kind == "o":
-        return Step(lsn, Origin(LSN(0), "elsewhere"))
+        return Step(lsn, Origin(LSN(0), chance.choice(["elsewhere", 'far"off'])))
     again = chance.random() < 0.2
     if kind == "t":
         chosen = tuple(chance.sample(tables, chance.randint(1, 2)))
@@ -184,8 +184,10 @@ def expected(history: History) -> list[Expected]:
     told: dict[int, Described] = {}
     seq = schema_id = 0
     for transaction in history:
-        ordinal = 0
+        ordinal, origin = 0, None
         for step in transaction.steps:
+            if isinstance(step.message, Origin):
+                origin = step.message.name
             for relation in step.relations:
                 known = told.get(relation.relation_id)
                 if known is None or known.relation != relation:
@@ -202,7 +204,7 @@ def expected(history: History) -> list[Expected]:
                 )
                 final = LSN(transaction.final_lsn)
                 place = Place(
-                    step.lsn, final, transaction.time_us, transaction.xid, ordinal, seq + 1
+                    step.lsn, final, transaction.time_us, transaction.xid, ordinal, seq + 1, origin
                 )
                 made = reference.events(message, told[relation_id], place)
                 seq += sum(record.value is not None for record in made)

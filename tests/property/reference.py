@@ -62,6 +62,7 @@ class Place:
     xid: int
     ordinal: int
     seq: int  # of its first event
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ def _event(
         "seq": seq,
         "schema_id": table.schema_id,
         **times,
+        **({"origin": place.origin} if place.origin else {}),
         **({"unchanged": unchanged} if unchanged else {}),
     }
     envelope = {"before": before, "after": after, "source": source, "op": op}

@@ -14,11 +14,21 @@ from cdc.decode.messages import Relation
 from cdc.errors import ProtocolError
 from cdc.events import LSN
 from cdc.log import names
+from cdc.sequence import Pause
 from tests.property import reference
 from tests.property.pgoutput_writer import encode
 from tests.property.reference import Described, Expected, Place, RowMessage
 from tests.property.rows import Table, messages, tables
-from tests.property.stream import PARTITIONS, TIME_US, Published, Session, begin, frame, position
+from tests.property.stream import (
+    PARTITIONS,
+    TIME_US,
+    Published,
+    Session,
+    begin,
+    chunk,
+    frame,
+    position,
+)
 
 LSN_OF_ROW = 0x1_0000_1000
 
@@ -101,13 +111,25 @@ def test_events_are_what_the_contract_says(case: tuple[Table, list[RowMessage]])
 @given(row_cases())
 def test_every_strict_prefix_raises(case: tuple[Table, RowMessage]) -> None:
     table, row = case
-    whole = frame(row, LSN_OF_ROW)
+    whole = encode(row)
     session = session_in_transaction(table)
     for length in range(len(whole)):
         with pytest.raises(ProtocolError):
-            session.feed([whole[:length]])
+            session.feed([frame(whole[:length], LSN_OF_ROW)])
         assert session.sequencer.seq == 0
         assert session.waiting() == []
+
+
+@given(row_cases())
+def test_a_frame_that_has_not_come_whole_is_left_alone(case: tuple[Table, RowMessage]) -> None:
+    table, row = case
+    whole = frame(row, LSN_OF_ROW)
+    session = session_in_transaction(table)
+    for length in range(len(whole)):
+        assert session.sequencer.feed(chunk(whole[:length])) == (0, Pause.MORE)
+        assert session.sequencer.feed(chunk(b"xyz", whole[:length]), 3) == (3, Pause.MORE)
+    assert session.sequencer.seq == session.sequencer.ordinal == 0
+    assert session.waiting() == []
 
 
 @given(row_cases(), st.binary(min_size=1, max_size=9))
@@ -115,7 +137,7 @@ def test_every_trailing_byte_raises(case: tuple[Table, RowMessage], trailing: by
     table, row = case
     session = session_in_transaction(table)
     with pytest.raises(ProtocolError):
-        session.feed([frame(row, LSN_OF_ROW) + trailing])
+        session.feed([frame(encode(row) + trailing, LSN_OF_ROW)])
     assert session.waiting() == []
 
 
@@ -155,7 +177,7 @@ def test_random_rows_encode_something_or_raise(
 def test_a_relation_message_written_and_read_gives_the_key_in_key_order(table: Table) -> None:
     session = Session(position(), {table.relation.relation_id: table.primary_key})
     session.feed([begin()])
-    _, relation = session.sequencer.feed([frame(table.relation)])
+    _, relation = session.sequencer.feed(chunk(frame(table.relation)))
     assert isinstance(relation, Relation)
     version = session.describe(relation)
     assert version.key == table.key

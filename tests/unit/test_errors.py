@@ -17,6 +17,7 @@ TABLE = {
     errors.PermissionDeniedError: (Policy.HALT, Exit.PERMISSION),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SlotBusyError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.FencedError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OutcomeUnknownError: (Policy.BACKOFF, Exit.TEMPORARY),

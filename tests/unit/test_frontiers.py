@@ -14,7 +14,7 @@ def at(lsn: int, seq: int, *, is_open: bool = False) -> Frontiers:
     """Return frontiers after one committed batch: three events of users, one of orders."""
     frontiers = Frontiers("p", 2, position(), {})
     frontiers.add({USERS: 3, ORDERS: 1})
-    frontiers.committed(position(end_lsn=lsn, seq=seq, is_open=is_open), {USERS: 17, ORDERS: 5})
+    frontiers.acknowledged(position(end_lsn=lsn, seq=seq, is_open=is_open), {USERS: 17, ORDERS: 5})
     return frontiers
 
 
@@ -44,7 +44,7 @@ def test_no_frontier_inside_a_transaction() -> None:
 def test_events_wait_for_the_frontier_after_the_transactions_end() -> None:
     frontiers = at(0x200, 4, is_open=True)
     assert frontiers.add({USERS: 2}) == ((*ORDERS, 1), (*USERS, 5))
-    frontiers.committed(position(end_lsn=0x300, seq=6), {USERS: 20})
+    frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 20})
     record = frontiers.take()
     assert record is not None
     assert record.partitions == ((*ORDERS, 5, 1), (*USERS, 20, 5))
@@ -53,11 +53,11 @@ def test_events_wait_for_the_frontier_after_the_transactions_end() -> None:
 def test_an_unknown_end_postpones_the_frontier() -> None:
     frontiers = Frontiers("p", 1, position(), {})
     frontiers.add({USERS: 1})
-    frontiers.committed(position(end_lsn=0x200, seq=1), {USERS: -1})
+    frontiers.acknowledged(position(end_lsn=0x200, seq=1), {USERS: -1})
     assert not frontiers.due
     assert frontiers.take(LSN(0x900)) is None
     frontiers.add({USERS: 1})
-    frontiers.committed(position(end_lsn=0x300, seq=2), {USERS: 4})
+    frontiers.acknowledged(position(end_lsn=0x300, seq=2), {USERS: 4})
     record = frontiers.take()
     assert record is not None
     assert record.partitions == ((*USERS, 4, 2),)

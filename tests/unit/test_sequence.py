@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
 from cdc.decode.messages import (
     UNCHANGED,
@@ -18,6 +19,8 @@ from cdc.decode.messages import (
     Origin,
     Relation,
     ReplicaIdentity,
+    StreamAbort,
+    StreamCommit,
     StreamStart,
     Truncate,
     Type,
@@ -25,8 +28,18 @@ from cdc.decode.messages import (
 )
 from cdc.errors import CDCError, Exit, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.sequence import Place
-from tests.property.stream import Published, Session, begin, commit, frame, position
+from cdc.frames import PADDING
+from cdc.sequence import Pause, Place
+from tests.property.stream import (
+    TIME_US,
+    Published,
+    Session,
+    begin,
+    chunk,
+    commit,
+    frame,
+    position,
+)
 
 ID = Column(key=True, name="id", type_id=23, type_modifier=-1)
 NAME = Column(key=False, name="name", type_id=25, type_modifier=-1)
@@ -79,14 +92,15 @@ OUT_OF_ORDER = {
         begin(0x3000),
         commit(0x3000, 0x3008),
     ],
-    "a logical message": [
-        begin(),
-        frame(LogicalMessage(transactional=True, lsn=LSN(1), prefix="p", content=b"c")),
+    "a transactional message outside any transaction": [
+        frame(LogicalMessage(transactional=True, lsn=LSN(0x900), prefix="p", content=b"c")),
     ],
-    "a streamed transaction": [frame(StreamStart(1, first_segment=True))],
+    "a message of no transaction inside one": [
+        begin(),
+        frame(LogicalMessage(transactional=False, lsn=LSN(0x900), prefix="p", content=b"c")),
+    ],
     "an unknown message": [frame(b"?")],
     "no message": [frame(b"")],
-    "no header": [b"w"],
 }
 
 
@@ -135,11 +149,11 @@ def test_rows_with_other_kinds_of_tuples_are_refused() -> None:
     """'K' and 'O' where a new row belongs, 'N' where an old one does."""
     whole = frame(Update(1, KeyTuple((b"1", None)), (b"1", b"a")))
     for bad in (
-        INSERT[:30] + b"K" + INSERT[31:],
-        INSERT[:30] + b"O" + INSERT[31:],
+        INSERT[:35] + b"K" + INSERT[36:],
+        INSERT[:35] + b"O" + INSERT[36:],
         whole.replace(b"N\x00\x02t", b"K\x00\x02t"),
         whole.replace(b"K\x00\x02t", b"X\x00\x02t"),
-        frame(b"D" + INSERT[26:]),
+        frame(b"D" + INSERT[31:]),
     ):
         fresh = session()
         with pytest.raises(ProtocolError):
@@ -257,20 +271,63 @@ def test_a_new_description_holds_from_there_on() -> None:
 
 def test_feed_stops_behind_a_relation_and_hands_it_over() -> None:
     sequencer = Session(position(), {}).sequencer
-    frames = [begin(), frame(USERS), INSERT]
-    assert sequencer.feed(frames) == (2, USERS)
+    frames = chunk(begin(), frame(USERS), INSERT)
+    at, step = sequencer.feed(frames)
+    assert (at, step) == (len(begin()) + len(frame(USERS)), USERS)
     with pytest.raises(ProtocolError):
-        sequencer.feed(frames, 2)
+        sequencer.feed(frames, at)
 
 
 def test_feed_stops_at_a_commit_once_the_batch_is_full() -> None:
     fresh = Session(position(), {1: ("id",)}, max_events=2)
     fresh.feed([begin(), frame(USERS), INSERT, commit()])
-    more = [begin(0x3000), INSERT, INSERT, INSERT, commit(0x3000), begin(0x4000), INSERT]
-    assert fresh.sequencer.feed(more) == (5, None)
+    full = [begin(0x3000), INSERT, INSERT, INSERT, commit(0x3000)]
+    more = chunk(*full, begin(0x4000), INSERT)
+    at, step = fresh.sequencer.feed(more)
+    assert (at, step) == (sum(map(len, full)), Pause.FULL)
     fresh.sequencer.cut()
-    assert fresh.sequencer.feed(more, 5) == (7, None)
+    assert fresh.sequencer.feed(more, at) == (len(more) - len(PADDING), Pause.MORE)
     assert fresh.sequencer.events == 1
+
+
+KEEPALIVE = b"d" + (22).to_bytes(4, "big") + b"k" + bytes(17)
+
+
+@pytest.mark.parametrize(
+    "other", [KEEPALIVE, b"N\0\0\0\x10" + bytes(12), b"w\0\0\0\x30w" + bytes(43)], ids=repr
+)
+def test_feed_stops_at_a_message_that_is_no_frame(other: bytes) -> None:
+    fresh = session()
+    before = chunk(INSERT, other, INSERT)
+    at, step = fresh.sequencer.feed(before)
+    assert (at, step) == (len(INSERT), Pause.OTHER)
+    assert fresh.sequencer.feed(before, at + len(other))[1] is Pause.MORE
+    assert fresh.sequencer.seq == 2
+
+
+def test_feed_hands_over_what_belongs_to_a_streamed_transaction() -> None:
+    fresh = session()
+    for step in (
+        StreamStart(7, first_segment=True),
+        StreamCommit(7, LSN(0x2000), LSN(0x2008), TIME_US),
+        StreamAbort(7, 8),
+    ):
+        assert fresh.sequencer.feed(chunk(frame(step), INSERT)) == (len(frame(step)), step)
+
+
+def test_a_streamed_transactions_rows_are_those_behind_their_xids() -> None:
+    plain, streamed = session(), session()
+    rows: list[Message] = [
+        Insert(1, (b"1", b"a"), xid=None),
+        Update(1, None, (b"1", UNCHANGED)),
+        Update(1, KeyTuple((b"1", None)), (b"2", b"a")),
+        Delete(1, KeyTuple((b"2", None))),
+        Truncate((1,), cascade=False, restart_identity=False),
+    ]
+    plain.feed([frame(row) for row in rows])
+    block = chunk(*(frame(structs.replace(row, xid=9)) for row in rows))
+    assert streamed.sequencer.feed(block, streamed=True)[1] is Pause.MORE
+    assert streamed.waiting() == plain.waiting() != []
 
 
 # -- resume ----------------------------------------------------------------------------------------

@@ -1,0 +1,138 @@
+"""Transactions that Postgres streams before they commit, block by block.
+
+Each block's messages go into the spool as they came; at the commit the spool gives them back and
+they are sequenced like any other transaction's. What a subtransaction wrote goes when it aborts.
+
+Two things a stream does not tell: which subtransaction a logical message belongs to, and that a
+table must be described anew after the subtransaction that described it is gone. Where a transaction
+leaves either in doubt it is not published from its blocks: `RereadError` ends the session, and in
+the next one Postgres sends it whole.
+
+https://www.postgresql.org/docs/current/protocol-logical-replication.html (stream blocks)
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from cdc.decode import messages
+from cdc.errors import ProtocolError, RereadError
+from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, XLOG_DATA, whole
+from cdc.sequence import Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.spool import Spool
+
+# As `cdc.frames.head`, with the xid behind the tag and, of a relation or type message, its oid.
+_head = Struct(">BIBQ16xBII").unpack_from
+
+_STOP, _MESSAGE, _ORIGIN = b"EMO"
+_ROWS: Final = frozenset(b"IUDT")
+_DESCRIPTIONS: Final = frozenset(b"RY")
+
+
+class _Doubts:
+    """What of one transaction an aborted subtransaction may have taken along."""
+
+    def __init__(self) -> None:
+        self.described: dict[tuple[int, int], int] = {}  # (tag, oid) → where in the spool
+        self.lost: set[tuple[int, int]] = set()
+        self.messages = False
+        self.aborted = False
+
+    def cut(self, size: int) -> None:
+        """Note that everything from `size` on is gone."""
+        self.aborted = True
+        gone = {what for what, at in self.described.items() if at >= size}
+        self.lost |= gone
+        for what in gone:
+            del self.described[what]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.lost) or (self.messages and self.aborted)
+
+
+class InProgress:
+    """Every open transaction of which a block has come."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._doubts: dict[int, _Doubts] = {}
+        self._xid = 0  # whose block is open; 0 for none
+        self._writer = 0  # the (sub)transaction of the row before
+
+    @property
+    def in_block(self) -> bool:
+        """Whether what comes next belongs to a block."""
+        return self._xid != 0
+
+    def start(self, block: messages.StreamStart) -> None:
+        """Begin a block."""
+        if self._xid:
+            raise ProtocolError("a stream block begins inside another")
+        self._xid = self._writer = block.xid
+        self._doubts.setdefault(block.xid, _Doubts())
+
+    def walk(self, chunk: bytes, at: int) -> tuple[int, Pause | None]:
+        """Spool the block's frames from `at` on; return where it stopped, None at the block's end.
+
+        Raises SpoolError where the disk does not take them.
+        """
+        end, begun = whole(chunk), at
+        doubts = self._doubts[self._xid]
+        while at + HEADER_SIZE <= end:
+            kind, length, inner, _, tag, xid, oid = _head(chunk, at)
+            stop = at + 1 + length
+            if stop > end:
+                break
+            if inner != XLOG_DATA or kind != COPY_DATA:
+                self._append(chunk, begun, at)
+                return at, Pause.OTHER
+            if tag in _ROWS or tag in _DESCRIPTIONS:
+                if xid != self._writer:
+                    self._append(chunk, begun, at)
+                    begun, self._writer = at, xid
+                if tag in _DESCRIPTIONS:
+                    self._append(chunk, begun, at)
+                    begun = at
+                    doubts.described.setdefault((tag, oid), self._spool.size(self._xid))
+                    doubts.lost.discard((tag, oid))
+            elif tag == _STOP:
+                self._append(chunk, begun, at)
+                self._xid = 0
+                return stop, None
+            elif tag == _MESSAGE:
+                doubts.messages = True  # its xid is the whole transaction's
+            elif tag != _ORIGIN:
+                raise ProtocolError(f"message {bytes([tag])!r} inside a stream block")
+            at = stop
+        self._append(chunk, begun, at)
+        return at, Pause.MORE
+
+    def abort(self, message: messages.StreamAbort) -> None:
+        """Drop what the (sub)transaction wrote."""
+        self._spool.abort(message.xid, message.subxid)
+        if message.subxid == message.xid:
+            self._doubts.pop(message.xid, None)
+        elif message.xid in self._doubts:
+            self._doubts[message.xid].cut(self._spool.size(message.xid))
+
+    def commit(self, message: messages.StreamCommit) -> Iterator[bytes]:
+        """Return the transaction's frames, in chunks of whole ones.
+
+        Raises RereadError where they may not be what was committed.
+        """
+        if self._doubts.pop(message.xid, _Doubts()).any:
+            raise RereadError(
+                f"transaction {message.xid}, streamed before its commit at {message.commit_lsn},"
+                " had subtransactions rolled back in a way that its stream does not tell exactly"
+            )
+        return (chunk + PADDING for chunk in self._spool.commit(message.xid))
+
+    def _append(self, chunk: bytes, begin: int, end: int) -> None:
+        if begin < end:
+            self._spool.append(self._xid, self._writer, memoryview(chunk)[begin:end])

@@ -1,0 +1,117 @@
+"""Two transactional producers in turn: one sends a batch while the other's commit is on its way.
+
+A commit takes as long as sending what it commits. With one producer every change waits for both of
+the batch before; with two, a batch may be sent as soon as the one before it has been acknowledged.
+Not sooner: their records would mix within a partition. And the commits go out in order, each when
+the one before has ended, so what the log holds is at every moment the stream up to some point, as
+with one producer. A start fences both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc import failpoints
+from cdc.errors import CDCError
+from cdc.log.publisher import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from cdc.config import Config
+    from cdc.control.metrics import Cut
+    from cdc.log.records import ResumePosition
+    from cdc.worker import Worker
+
+
+class InFlight(NamedTuple):
+    """A batch on its way: first all of it is acknowledged, then it is committed."""
+
+    publisher: Publisher
+    flushed: Future[None]
+    ended: Future[None]
+    position: ResumePosition  # where the log stands when it is committed
+    cut: Cut
+    began_at: float
+
+
+class Lanes:
+    """The pipeline's writers, and the batches in flight in their order."""
+
+    def __init__(self, config: Config, workers: list[Worker]) -> None:
+        """One writer a worker; the workers stay the caller's."""
+        self._lanes = deque(
+            (Publisher(config, lane), worker) for lane, worker in enumerate(workers)
+        )
+        self.in_flight: deque[InFlight] = deque()
+        self._acknowledged = 0  # so many of those in flight, from the first
+
+    @property
+    def current(self) -> Publisher:
+        """Whose turn it is."""
+        return self._lanes[0][0]
+
+    @property
+    def free(self) -> bool:
+        """Whether the next batch may be sent."""
+        batches = self.in_flight
+        return not batches or (batches[-1].flushed.done() and len(batches) < len(self._lanes))
+
+    @property
+    def settling(self) -> bool:
+        """Whether there is a commit that has ended."""
+        return bool(self.in_flight) and self.in_flight[0].ended.done()
+
+    def open(self) -> None:
+        """Fence every older writer. Blocks."""
+        for publisher, _ in self._lanes:
+            publisher.open()
+
+    def commit(self, position: ResumePosition, cut: Cut) -> None:
+        """Send the current writer's commit on its way; it is the next one's turn."""
+        publisher, worker = self._lanes[0]
+        before = self.in_flight[-1].ended if self.in_flight else None
+        flushed = worker.submit(publisher.flush)
+
+        def end() -> None:
+            try:
+                flushed.result()
+                failpoints.reach("after_flush")
+                if before:
+                    before.result()
+                    failpoints.reach("in_turn")
+            except CDCError:
+                publisher.abort()
+                raise
+            publisher.commit()
+
+        self.in_flight.append(
+            InFlight(publisher, flushed, worker.submit(end), position, cut, time.monotonic())
+        )
+        self._lanes.rotate(-1)
+
+    def acknowledged(self) -> Iterator[InFlight]:
+        """Yield each batch that has come to be acknowledged; raise why one can't be."""
+        while self._acknowledged < len(self.in_flight):
+            batch = self.in_flight[self._acknowledged]
+            if not batch.flushed.done():
+                return
+            batch.flushed.result()
+            self._acknowledged += 1
+            yield batch
+
+    def committed(self) -> Iterator[InFlight]:
+        """Yield each batch whose commit has ended, the last of it; raise what went wrong."""
+        while self.settling:
+            batch = self.in_flight.popleft()
+            batch.ended.result()
+            self._acknowledged -= 1
+            yield batch
+
+    def abandon(self) -> None:
+        """Let commits in flight end at their next doubt: their session is over."""
+        for publisher, _ in self._lanes:
+            publisher.abandon()

@@ -1,0 +1,48 @@
+"""Logical messages → keys and events.
+
+What `pg_logical_emit_message` wrote, in Debezium's shape: `op` is `m`, and a `message` member with
+prefix and base64 content stands where a row's images would. The key is the prefix, as there.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from typing import TYPE_CHECKING
+
+from orjson import dumps
+
+from cdc import __version__
+
+if TYPE_CHECKING:
+    from cdc.decode.messages import LogicalMessage
+    from cdc.events import LSN
+
+
+class MessageEncoder:
+    """The encoder of a pipeline's logical messages."""
+
+    def __init__(self, database: str, name: str) -> None:
+        source = {
+            "version": __version__,
+            "connector": "postgresql",
+            "name": name,
+            "snapshot": "false",
+            "db": database,
+            "schema": "",
+            "table": "",
+        }
+        self._source = dumps(source)[:-1]
+
+    def event(
+        self, message: LogicalMessage, lsn: LSN, seq: int, ordinal: int, tx: bytes, times: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return key and value; `message` is left to the content's own bytes, whatever they are."""
+        key = b'{"prefix":%b}' % dumps(message.prefix)
+        content = b2a_base64(message.content, newline=False)
+        return key, (
+            b'{"source":%b,%b,"lsn":%d,"ordinal":%d,"seq":%d},"op":"m",%b,"transaction":null,'
+            b'"message":{"prefix":%b,"transactional":%b,"content":"%b"}}'
+        ) % (
+            self._source, tx, lsn, ordinal, seq, times, dumps(message.prefix),
+            b"true" if message.transactional else b"false", content,
+        )  # fmt: skip

@@ -1,0 +1,226 @@
+"""The bytes of a replication connection, in chunks.
+
+libpq hands out one message a call and copies each three times: a microsecond a row, a sixth of all
+that the daemon spends on one. So once libpq has opened the connection, and with it has done TLS,
+passwords and host lists, this module speaks the few messages that streaming takes on the socket
+itself, a read of many rows at a time. Where the bytes on the socket are not the protocol's own (TLS
+or GSS encryption), libpq goes on reading, and its messages are put together into the same chunks.
+
+Nothing blocks but `start`.
+
+https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-COPY
+https://www.postgresql.org/docs/current/protocol-message-formats.html
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from struct import pack
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+
+import psycopg
+from psycopg import errors, pq
+
+from cdc.errors import ProtocolError, UnavailableError
+from cdc.frames import HEADER_SIZE, length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What one read takes at most: some five milliseconds' worth of rows.
+READ_BYTES: Final = 256 << 10
+# A walsender that finds the socket full waits and then sends much at once, which costs it half as
+# much a row as to send each as it comes. A larger buffer would seldom be full.
+BUFFER_BYTES: Final = 128 << 10
+# How long the server may take to answer the command that starts the stream.
+_START_SECONDS: Final = 60.0
+
+_COPY_BOTH, _COPY_DATA, _COPY_DONE, _ERROR, _NOTICE = b"WdcEN"
+# Whatever the server may say at any time, or behind the end of a copy; nothing to us.
+_IGNORED: Final = frozenset(b"SCZA")
+
+Fields = dict[str, str]  # of an error or a notice, by their one-letter codes
+
+
+class Wire(Protocol):
+    """A started replication connection."""
+
+    def start(self, command: bytes) -> None:
+        """Send the command and return when the server streams. Raises psycopg's errors."""
+
+    def read(self) -> bytes:
+        """Return the bytes that have come, of whole messages or not; none if nothing has."""
+
+    def send(self, data: bytes) -> None:
+        """Send a CopyData message, or as much of it as the socket takes; the rest goes next."""
+
+    def other(self, message: bytes) -> None:
+        """Take a message that is not CopyData. Raises what ended the stream."""
+
+    def close(self) -> None:
+        """Let go of what is not the connection's own."""
+
+
+def wire(connection: psycopg.Connection[tuple[object, ...]], notice: Callable[[str], None]) -> Wire:
+    """Return the connection's wire; `notice` gets the text of the server's warnings."""
+    pgconn = connection.pgconn
+    if pgconn.ssl_in_use or pgconn.used_gssapi:
+        return _Libpq(connection, notice)
+    return _Socket(pgconn, notice)
+
+
+class _Socket:
+    """The connection's own socket, once libpq is done with it."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, notice: Callable[[str], None]) -> None:
+        # A descriptor of its own, since both ends close theirs; the connection stays libpq's.
+        self._socket = socket.socket(fileno=os.dup(pgconn.socket))
+        self._socket.settimeout(0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._notice = notice
+        self._unsent = b""
+        self._begun = b""  # what came right behind the answer to the command
+
+    def start(self, command: bytes) -> None:
+        query = command + b"\0"
+        self._put(b"Q" + pack(">I", 4 + len(query)) + query)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        came, at = b"", 0
+        while True:
+            while len(came) - at >= HEADER_SIZE:
+                end = at + 1 + length(came, at)[0]
+                if len(came) < end:
+                    break
+                if came[at] == _COPY_BOTH:
+                    self._begun = came[end:]
+                    return
+                self.other(came[at:end])
+                at = end
+            if not poll.poll(_START_SECONDS * 1_000):
+                raise psycopg.OperationalError("the server does not answer START_REPLICATION")
+            came, at = came[at:] + self.read(), 0
+
+    def read(self) -> bytes:
+        if self._begun:
+            begun, self._begun = self._begun, b""
+            return begun
+        if self._unsent:
+            self._put(b"")
+        try:
+            came = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
+        if not came:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return came
+
+    def send(self, data: bytes) -> None:
+        self._put(b"d" + pack(">I", 4 + len(data)) + data)
+
+    def _put(self, data: bytes) -> None:
+        self._unsent += data
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return  # the server is busy sending; it reads ours before it gives up on us
+        except OSError as error:
+            raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
+        self._unsent = self._unsent[sent:]
+
+    def other(self, message: bytes) -> None:
+        kind = message[0]
+        if kind == _ERROR:
+            _raise(_fields(message))
+        if kind == _NOTICE:
+            self._notice(_fields(message).get("M", ""))
+        elif kind == _COPY_DONE:
+            raise _ended()
+        elif kind not in _IGNORED:
+            raise ProtocolError(f"a message of type {bytes([kind])!r} in a replication stream")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Libpq:
+    """libpq's own calls, where only it can read what is on the socket."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[tuple[object, ...]],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._pgconn = connection.pgconn
+        connection.add_notice_handler(lambda d: notice(d.message_primary or ""))
+
+    def start(self, command: bytes) -> None:
+        result = self._pgconn.exec_(command)
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise errors.error_from_result(result)
+        self._pgconn.nonblocking = 1
+
+    def read(self) -> bytes:
+        parts: list[bytes] = []
+        get, size = self._pgconn.get_copy_data, 0
+        unread = True  # libpq reads the socket only when asked, some 16 KiB at a time
+        while size < READ_BYTES:
+            n, data = get(1)
+            if n > 0:
+                parts += (pack(">cI", b"d", 4 + n), data.tobytes())
+                size += n
+                unread = True
+            elif n == 0 and unread:
+                self._pgconn.consume_input()
+                unread = False
+            elif n == 0 or parts:
+                break
+            else:
+                self._end()
+        return b"".join(parts)
+
+    def send(self, data: bytes) -> None:
+        self._pgconn.put_copy_data(data)
+        self._pgconn.flush()
+
+    def other(self, message: bytes) -> None:
+        raise ProtocolError(f"{len(message)} bytes that are no CopyData in libpq's hands")
+
+    def _end(self) -> NoReturn:
+        """Raise what ended the stream: the true error stands in the connection's last result."""
+        result = self._pgconn.get_result()
+        if result and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(result)
+        raise _ended()
+
+    def close(self) -> None:
+        """Leave it to the connection."""
+
+
+def _fields(message: bytes) -> Fields:
+    """Return the fields of an ErrorResponse or NoticeResponse; each is a code and a C string."""
+    fields = message[HEADER_SIZE:].split(b"\0")
+    return {chr(field[0]): field[1:].decode(errors="replace") for field in fields if field}
+
+
+def _raise(fields: Fields) -> NoReturn:
+    """Raise psycopg's error for the SQLSTATE, as libpq's path does."""
+    text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}"
+    try:
+        kind = errors.lookup(fields.get("C", ""))
+    except KeyError:
+        kind = psycopg.DatabaseError
+    error = kind(text)
+    error.sqlstate = fields.get("C") or None
+    raise error
+
+
+def _ended() -> UnavailableError:
+    return UnavailableError(
+        "Postgres ended the replication stream",
+        hint="it is shutting down or was told to; the daemon connects again by itself",
+    )

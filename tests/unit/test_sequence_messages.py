@@ -1,0 +1,56 @@
+"""Logical messages and origins among the changes."""
+
+from __future__ import annotations
+
+import json
+
+from cdc.decode.messages import LogicalMessage, Origin
+from cdc.events import LSN
+from tests.property.stream import TIME_US, Session, begin, commit, frame, position
+from tests.unit.test_sequence import INSERT, USERS, ops, session
+
+
+def message(content: bytes, lsn: int, *, transactional: bool) -> bytes:
+    return frame(LogicalMessage(transactional, LSN(lsn), "audit", content), lsn)
+
+
+def test_a_logical_message_is_an_event_among_its_transactions_changes() -> None:
+    fresh = session()
+    fresh.feed([INSERT, message(b"\x00\xff", 0x1500, transactional=True), INSERT, commit()])
+    published = fresh.waiting()
+    assert ops(published) == [(1, "c"), (2, "m"), (3, "c")]
+    [said] = [one for one in published if one.topic == "shop.cdc.messages"]
+    event = json.loads(said.value or b"")
+    assert said.key == b'{"prefix":"audit"}'
+    assert event["message"] == {"prefix": "audit", "transactional": True, "content": "AP8="}
+    source = event["source"]
+    assert (source["ordinal"], source["commit_lsn"], source["txId"]) == (2, "0/2000", 771)
+
+
+def test_a_message_outside_any_transaction_stands_between_two_and_is_published_once() -> None:
+    """Its place is its end in the WAL, where the next commit record may begin: ordinal 0."""
+    frames = [
+        begin(), frame(USERS), INSERT, commit(),
+        message(b"x", 0x3000, transactional=False),
+        begin(0x3000), INSERT, commit(0x3000),
+    ]  # fmt: skip
+    fresh = Session(position(), {1: ("id",)})
+    fresh.feed(frames)
+    published = fresh.waiting()
+    assert ops(published) == [(1, "c"), (2, "m"), (3, "c")]
+    [event] = [json.loads(one.value or b"") for one in published if "messages" in one.topic]
+    assert (event["source"]["commit_lsn"], event["source"]["ordinal"]) == ("0/3000", 0)
+    assert event["source"]["txId"] is None
+    assert event["ts_us"] == TIME_US
+    again = Session(position(end_lsn=0x3000, commit_lsn=0x3000, seq=2), {1: ("id",)})
+    again.feed(frames)
+    assert ops(again.waiting()) == [(3, "c")]
+
+
+def test_an_origin_is_named_in_each_event_of_its_transaction() -> None:
+    fresh = Session(position(), {1: ("id",)})
+    far = frame(Origin(LSN(0x77), 'sub"1'))
+    fresh.feed([begin(), far, frame(USERS), INSERT, commit(), begin(0x3000), INSERT])
+    first, second = (json.loads(one.value or b"")["source"] for one in fresh.waiting())
+    assert first["origin"] == 'sub"1'
+    assert "origin" not in second
