@@ -94,6 +94,8 @@ class Stream:
         ]
         if self.streaming != "off":
             options.append(f"streaming '{self.streaming}'")
+        if self._config.source.origin == "none":
+            options.append("origin 'none'")
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({", ".join(options)})'
         with translated(f'starting replication on slot "{slot}"'):
             self._wire.start(command.encode())

@@ -115,6 +115,8 @@ class Session:
             at, step = self.sequencer.feed(whole, at)
             if isinstance(step, Relation):
                 self.describe(step)
+            else:
+                assert step in {Pause.MORE, Pause.FULL}, "what the pipeline would do itself"
 
     def describe(self, relation: Relation) -> SchemaRecord:
         sequencer = self.sequencer
