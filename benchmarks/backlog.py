@@ -37,11 +37,11 @@ def preload(connection: psycopg.Connection, workload: Workload, rows: int) -> Ba
     """Fill the WAL behind a new base slot."""
     connection.execute("CHECKPOINT")
     connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [BASE_SLOT])
-    first_lsn = _insert_lsn(connection)
+    first_lsn = insert_lsn(connection)
     workload.load(connection, rows)
     # Flushes the WAL, so that the walsender can send all of it.
     connection.execute("CHECKPOINT")
-    end_lsn = _insert_lsn(connection)
+    end_lsn = insert_lsn(connection)
     row = connection.execute(
         "SELECT pg_wal_lsn_diff(%s::pg_lsn, %s::pg_lsn)::bigint", [end_lsn, first_lsn]
     ).fetchone()
@@ -49,7 +49,8 @@ def preload(connection: psycopg.Connection, workload: Workload, rows: int) -> Ba
     return Backlog(rows=rows, end_lsn=end_lsn, wal_bytes=int(row[0]))
 
 
-def _insert_lsn(connection: psycopg.Connection) -> str:
+def insert_lsn(connection: psycopg.Connection) -> str:
+    """Return where the WAL ends so far."""
     row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return str(row[0])

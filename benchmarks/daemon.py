@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -25,6 +26,30 @@ _SETUP_SECONDS = 120.0
 _CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
 
 
+def config_path(place: Place, run: str) -> Path:
+    """Return where a run's configuration lies once it is prepared."""
+    return place.folder / run / "lockstep.yaml"
+
+
+def write_config(place: Place, run: str, tables: tuple[str, ...]) -> Path:
+    """Write the configuration of a run into its folder."""
+    path = config_path(place, run)
+    config = {
+        "pipeline": run,
+        "source": {
+            "dsn": f"postgresql://postgres@127.0.0.1:{place.postgres_port}/bench",
+            "slot": run,
+            "publication": PUBLICATION,
+            "tables": [f"public.{table}" for table in tables],
+        },
+        "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
+        # Nobody asks for its health here, and a fixed port may be taken.
+        "http": {"listen": ""},
+    }
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
 @dataclass(frozen=True)
 class Daemon:
     """The daemon with its defaults."""
@@ -41,7 +66,7 @@ class Daemon:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        command = [*_CDC, "setup", "--config", str(self._config(place, run, tables))]
+        command = [*_CDC, "setup", "--config", str(write_config(place, run, tables))]
         command.append("--adopt-slot")
         try:
             done = subprocess.run(
@@ -61,22 +86,9 @@ class Daemon:
     def start(self, place: Place, run: str) -> Program:
         folder = place.folder / run
         return Program(
-            self.name, [*_CDC, "run", "--config", str(folder / "lockstep.yaml")], folder / "log"
+            self.name,
+            [*_CDC, "run", "--config", str(config_path(place, run))],
+            folder / "log",
+            # What it sets aside on disk lies where it is measured.
+            environment={**os.environ, "TMPDIR": str(folder)},
         )
-
-    def _config(self, place: Place, run: str, tables: tuple[str, ...]) -> Path:
-        path = place.folder / run / "lockstep.yaml"
-        config = {
-            "pipeline": run,
-            "source": {
-                "dsn": f"postgresql://postgres@127.0.0.1:{place.postgres_port}/bench",
-                "slot": run,
-                "publication": PUBLICATION,
-                "tables": [f"public.{table}" for table in tables],
-            },
-            "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
-            # Nobody asks for its health here, and a fixed port may be taken.
-            "http": {"listen": ""},
-        }
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
-        return path
