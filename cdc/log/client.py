@@ -55,6 +55,9 @@ def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
         "client.id": f"lockstep-{config.pipeline}",
         # A broker that comes back is found within a second.
         "reconnect.backoff.max.ms": 1_000,
+        # A broker that is gone without a word is given up after this, not after a minute: by then
+        # a cluster has another leader.
+        "socket.timeout.ms": 20_000,
         "logger": _librdkafka,
         **more,
         **config.log.kafka,
