@@ -122,8 +122,8 @@ def element_of(name: str) -> str | None:
     """Return the name of an array's element type; None for what is no array by its name."""
     if name in _BUILT_IN:
         return name[1:] if name.startswith("_") else None
-    schema, dot, bare = name.rpartition(".")
-    return f"{schema}{dot}{bare[1:]}" if bare.startswith("_") and bare != "_" else None
+    bare = _unqualified(name)
+    return name[: -len(bare)] + bare[1:] if bare.startswith("_") and bare != "_" else None
 
 
 def is_known(name: str) -> bool:
@@ -136,7 +136,11 @@ def is_known(name: str) -> bool:
 
 
 def _unqualified(name: str) -> str:
-    return name.rpartition(".")[2]
+    """Return the type's own name; its schema stands in quotes where it holds a dot."""
+    schema, found, bare = name.partition('".')
+    if found and schema.startswith('"'):
+        return bare
+    return name.partition(".")[2] or name
 
 
 def _scalar(name: str, modifier: int, options: Values) -> str:  # noqa: PLR0911 - a case a type

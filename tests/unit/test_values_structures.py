@@ -68,7 +68,9 @@ CASES: list[tuple[str, str, object]] = [
     ("public._ltree", "{Top.Science,Top}", ["Top.Science", "Top"]),
     ("gis._geometry", "{0101:0102:NULL}", ["0101", "0102", None]),
     ("public._vector", '{"[1,2]"}', ["[1,2]"]),
-    ("a.b._c", "{x}", ["x"]),
+    ("public._Od.d _", "{x}", ["x"]),
+    ('"a.b"._c', "{x}", ["x"]),
+    ("public.Od._d", "{x}", "{x}"),
 ]
 
 
@@ -186,7 +188,7 @@ def test_what_is_called_hstore_and_is_none_stays_text() -> None:
         ("int4", True),
         ("_int4", True),
         ("public.hstore", True),
-        ("x.y._geometry", True),
+        ('"x.y"._geometry', True),
         ("public.mood", False),
         ("public._mood", False),
         ("unknown", False),
