@@ -1,64 +1,127 @@
-"""Chunks of a replication stream, made of anything, through relations, sequencer and encoders.
+"""Chunks of a replication stream, made of anything, through stream, spool, sequencer and encoders.
 
-An input is what a chunk is: CopyData messages, each with its 5 bytes of header. It begins in the
-midst of a transaction in which a keyed and a keyless table have been described; relation messages
-in it describe more. Whatever comes, the sequencer raises a CDCError or has counted right.
+An input is what a chunk is: protocol messages one behind the other, the last of them perhaps not
+whole. It begins in the midst of a transaction in which some tables have been described; relation
+messages in it describe more. Whatever comes, a CDCError is raised or what was counted is right.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from struct import pack
-from typing import Final
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from cdc.errors import CDCError
+from cdc.decode import messages
+from cdc.decode.messages import Relation
+from cdc.errors import CDCError, ProtocolError
+from cdc.events import LSN
+from cdc.frames import PADDING, whole
+from cdc.inprogress import InProgress
+from cdc.sequence import Pause, Step
+from cdc.source.stream import Stream
+from cdc.spool import Spool
 from tests.golden.reading import RECORDINGS, load
 from tests.property.histories import KEYS, TABLES
 from tests.property.stream import Session, begin, frame, position
 
-_HEADER: Final = 5
-# A frame that is no longer than a keepalive is none: the stream takes those in itself.
-_SHORTEST: Final = 26
+
+@cache
+def _spool() -> Spool:
+    return Spool(Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")))
 
 
-def _copied(frames: list[bytes]) -> bytes:
-    return b"".join(b"d" + pack(">I", len(each) + 4) + each for each in frames)
+def _refuse(message: bytes) -> None:
+    raise ProtocolError(f"a message of type {message[:1]!r}")
 
 
-def _frames(chunk: bytes) -> list[bytes]:
-    """Cut the chunk as the protocol says; what a header promises too much of ends it."""
-    found, at = [], 0
-    while at + _HEADER <= len(chunk):
-        size = int.from_bytes(chunk[at + 1 : at + _HEADER], "big") - 4
-        each = chunk[at + _HEADER : at + _HEADER + max(size, 0)]
-        if len(each) >= _SHORTEST:
-            found.append(each)
-        at += _HEADER + max(size, 0)
-    return found
+class _Walk:
+    """Walks chunks as `cdc.pipeline` does."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.in_progress = InProgress(_spool())
+        # What the stream's own part of the walk looks at.
+        ignore = lambda *_, **__: None  # noqa: E731 - feedback goes nowhere
+        wire = SimpleNamespace(other=_refuse, send=ignore)
+        self._stream: Any = SimpleNamespace(_wire=wire, _fatal=None, _feedback=ignore)
+        keepalive: Any = Stream._keepalive
+        self._stream._keepalive = lambda body: keepalive(self._stream, body)
+
+    def take(self, chunk: bytes, *, streamed: bool = False) -> None:
+        at = 0
+        step: Step | Pause | None = None
+        while step is not Pause.MORE:
+            if self.in_progress.in_block:
+                at, step = self.in_progress.walk(chunk, at)
+            else:
+                at, step = self._session.sequencer.feed(chunk, at, streamed=streamed)
+            assert at <= whole(chunk), "the padding is nobody's message"
+            match step:
+                case Pause.OTHER:
+                    at = Stream.other(self._stream, chunk, at)
+                case Relation():
+                    self._session.describe(step)
+                case messages.StreamStart():
+                    self.in_progress.start(step)
+                case messages.StreamAbort():
+                    self.in_progress.abort(step)
+                case messages.StreamCommit():
+                    self._replay(step)
+
+    def _replay(self, commit: messages.StreamCommit) -> None:
+        chunks = self.in_progress.commit(commit)
+        sequencer = self._session.sequencer
+        sequencer.begin(commit.commit_lsn, commit.commit_time_us, commit.xid)
+        for chunk in chunks:
+            self.take(chunk, streamed=True)
+        sequencer.commit(commit.commit_lsn, commit.end_lsn, commit.commit_time_us)
+
+    def close(self) -> None:
+        """Leave nothing in the spool for the next input."""
+        for xid in list(self.in_progress._doubts):
+            _spool().abort(xid, xid)
 
 
 def check(data: bytes) -> None:
-    """Feed the chunk; events, messages and seq must agree, also after an error."""
+    """Walk the chunk; where nothing was refused, events, messages and seq agree."""
     session = Session(position(), KEYS)
     session.feed([begin(), *map(frame, TABLES)])
-    with suppress(CDCError):
-        session.feed(_frames(data))
+    walk = _Walk(session)
+    try:
+        walk.take(data + PADDING)
+    except CDCError:
+        return  # the session ends, and all that it has not committed with it
+    finally:
+        walk.close()
     sequencer = session.sequencer
     waiting = session.waiting()
     events = [each for each in waiting if each.value is not None]
     assert sequencer.events == len(events)
     assert sequencer.seq == len(events)
     assert sum(session.batch.close().values()) == len(events)
+    assert sequencer.end_lsn >= LSN(0)
     for each in waiting:
         assert each.value is not None or each.key is not None
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield recorded steps as chunks, and the rows of one that describes its tables."""
+    """Yield recorded steps as chunks: behind an open transaction, and of their own."""
+    end = frame(b"C" + bytes(1) + _ends() + bytes(8))
     for path in sorted(RECORDINGS.glob("1[57]-*.jsonl")):
         recording = load(path)
+        whole_stream = b""
         for payloads in recording.payloads.values():
-            # The check has a transaction open already: without the first, the rest is taken.
-            yield _copied([frame(payload) for payload in payloads])
-            yield _copied([frame(payload) for payload in payloads[1:]])
+            chunk = b"".join(map(frame, payloads))
+            # The first would begin a transaction inside the open one.
+            yield b"".join(map(frame, payloads[1:]))
+            yield end + chunk
+            whole_stream += chunk
+        yield end + whole_stream
+
+
+def _ends() -> bytes:
+    """Return the commit and end LSN of the transaction that `check` begins."""
+    return (0x2000).to_bytes(8, "big") + (0x2008).to_bytes(8, "big")
