@@ -1,0 +1,352 @@
+"""`cdc setup` and `cdc doctor` put the selection into the publication, or say why it can't be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.control.doctor import examine
+from cdc.control.findings import Finding, Severity
+from cdc.control.setup import set_up
+from cdc.errors import ConfigError, GapError
+from cdc.source import catalog
+from cdc.source.connection import connect
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.servers import PostgresServer
+
+USERS = (
+    "CREATE TABLE users (tenant int, id int, region text NOT NULL, password text, email text,"
+    " PRIMARY KEY (tenant, id))"
+)
+UPDATE = "UPDATE users SET email = 'x'"
+
+
+def again(line: PipelineUnderTest, **changed: object) -> list[str]:
+    """Change the configuration, run `cdc setup`, and return what it said."""
+    line.config_file = line.write("lockstep.yaml", **changed)
+    return [step.what for step in set_up(line.config)]
+
+
+def errors(line: PipelineUnderTest, **changed: object) -> list[Finding]:
+    """Return the doctor's errors about a configuration."""
+    line.config_file = line.write("lockstep.yaml", **changed)
+    return [each for each in examine(line.config) if each.severity is Severity.ERROR]
+
+
+def published(line: PipelineUnderTest) -> dict[str, tuple[list[str], str | None]]:
+    """Return each published table's columns and row filter, as Postgres has them."""
+    query = (
+        "SELECT tablename, attnames::text[], rowfilter FROM pg_publication_tables"
+        " WHERE pubname = %s ORDER BY 1"
+    )
+    with line.database.connect() as connection:
+        rows = connection.execute(query, [line.config.publication]).fetchall()
+    return {table: (columns, where) for table, columns, where in rows}
+
+
+def pinned(line: PipelineUnderTest) -> dict[str, int]:
+    """Return the memberships that the daemon would hold against its resume record."""
+    with connect(line.config) as connection:
+        return catalog.publication(connection, line.config.publication).tables
+
+
+def rule(**settings: object) -> dict[str, Any]:
+    return {"public.users": settings}
+
+
+@pytest.mark.pg(">= 15")
+def test_columns_and_rows_are_left_out_by_the_publication(pipeline: NewPipeline) -> None:
+    line = pipeline(
+        USERS,
+        "CREATE TABLE wide (id int PRIMARY KEY, a int, b int)",
+        "CREATE TABLE audit_log (id int PRIMARY KEY)",
+        source={"exclude": ["public.audit_*"]},
+        tables={
+            "public.users": {"exclude": ["pass*"], "where": "tenant > 0"},
+            "public.wide": {"columns": ["id", "b"]},
+        },
+    )
+    assert published(line) == {
+        "users": (["tenant", "id", "region", "email"], "(tenant > 0)"),
+        "wide": (["id", "b"], None),
+    }
+    assert not [each for each in examine(line.config) if each.severity is Severity.ERROR]
+    line.database.execute("INSERT INTO users VALUES (1, 1, 'eu')", UPDATE, "DELETE FROM users")
+
+
+@pytest.mark.pg(">= 15")
+def test_a_changed_selection_changes_the_publication_without_a_gap(pipeline: NewPipeline) -> None:
+    """Each change makes a new membership in the catalog; the first one is what the log pins."""
+    line = pipeline(USERS, "CREATE TABLE orders (id int PRIMARY KEY)")
+    before = pinned(line)
+    raw = line.query("SELECT oid::int8 FROM pg_publication_rel WHERE prrelid = 'users'::regclass")
+    assert "changed public.users in the publication" in " ".join(
+        again(line, tables=rule(exclude=["password"]))
+    )
+    assert published(line)["users"][0] == ["tenant", "id", "region", "email"]
+    assert raw != line.query(
+        "SELECT oid::int8 FROM pg_publication_rel WHERE prrelid = 'users'::regclass"
+    )
+    assert pinned(line) == before
+    again(line, tables=rule(where="tenant > 0"))
+    assert published(line)["users"] == (
+        ["tenant", "id", "region", "password", "email"],
+        "(tenant > 0)",
+    )
+    assert pinned(line) == before
+    said = again(line, tables=rule(where="tenant > 0"))
+    assert not [each for each in said if "changed" in each]
+    again(line, tables={})
+    assert published(line)["users"][1] is None
+    assert pinned(line) == before
+
+
+@pytest.mark.pg(">= 15")
+def test_a_change_by_hand_is_no_change_of_ours(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS, tables=rule(where="tenant > 0"))
+    before = pinned(line)
+    name = line.config.publication
+    line.database.execute(
+        f"ALTER PUBLICATION {name} DROP TABLE users",
+        f"ALTER PUBLICATION {name} ADD TABLE users",
+    )
+    assert pinned(line) != before
+    found = [each for each in examine(line.config) if each.check == "publication_differs"]
+    assert "public.users" in found[0].what
+
+
+@pytest.mark.pg(">= 15")
+def test_the_publications_own_comment_is_kept(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    name = line.config.publication
+    line.database.execute(f"COMMENT ON PUBLICATION {name} IS 'ask Ada\nlockstep: {{broken'")
+    before = pinned(line)
+    again(line, tables=rule(where="tenant > 0"))
+    comment = line.query(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", name
+    )[0]
+    assert comment.startswith("ask Ada\nlockstep: {")
+    assert comment.count("lockstep: ") == 1
+    assert pinned(line) == before
+
+
+REFUSED = [
+    ({"exclude": ["region"]}, "i", "region is left out, but belongs to the replica identity"),
+    ({"columns": ["id", "email"]}, "d", "tenant is left out, but belongs to the replica identity"),
+    (
+        {"where": "region = 'eu'"},
+        "d",
+        'names a column outside the replica identity (column "region"',
+    ),
+    ({"where": "tenant >"}, "d", "can't read the row filter"),
+    ({"where": "nosuch > 1"}, "d", "can't read the row filter"),
+    ({"key": ["region", "id"]}, "d", "the key has region, which Postgres does not send"),
+    ({"key": ["nosuch"]}, "f", "the key names nosuch: no such column"),
+    ({"mask": {"id": None}}, "d", "id is in the key, and its mask null would make rows alike"),
+    ({"mask": {"region": {"truncate": 1}}}, "i", "its mask truncate would make rows alike"),
+    ({"mask": {"emial": None}}, "d", "names emial, which public.users does not have"),
+    ({"exclude": ["Email"]}, "d", "names Email, which public.users does not have"),
+]
+
+
+@pytest.mark.pg(">= 15")
+@pytest.mark.parametrize(("settings", "identity", "says"), REFUSED)
+def test_what_would_fail_later_is_refused_before(
+    pipeline: NewPipeline, settings: dict[str, object], identity: str, says: str
+) -> None:
+    line = pipeline(USERS, "CREATE UNIQUE INDEX by_region ON users (region, id)")
+    if identity != "d":
+        form = "FULL" if identity == "f" else "USING INDEX by_region"
+        line.database.execute(f"ALTER TABLE users REPLICA IDENTITY {form}")
+    before = published(line)
+    found = errors(line, tables=rule(**settings))
+    assert any(says in each.what for each in found), found
+    assert all(each.fix for each in found)
+    with pytest.raises(ConfigError) as caught:
+        again(line, tables=rule(**settings))
+    assert says in caught.value.what
+    assert published(line) == before
+
+
+@pytest.mark.pg(">= 15")
+def test_what_only_postgres_can_refuse_leaves_the_publication_as_it_was(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(USERS)
+    before = published(line)
+    with pytest.raises(ConfigError, match="invalid publication WHERE expression"):
+        again(line, tables=rule(where="tenant > random()"))
+    assert published(line) == before
+
+
+def test_a_section_that_names_no_table_is_an_error_unless_it_is_a_precaution(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(USERS)
+    found = errors(line, tables={"public.user": {"mask": {"email": None}}})
+    assert 'tables."public.user" matches no captured table' in found[0].what
+    assert not errors(line, tables={"*.*_secret": {"mask": {"email": None}}})
+    assert not errors(line, tables={"*.*": {"exclude": ["secret_*"]}})
+
+
+@pytest.mark.pg("< 15")
+def test_before_15_there_are_no_filters_and_excluded_columns_are_null(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(USERS, tables=rule(exclude=["password"]))
+    said = " ".join(again(line, tables=rule(exclude=["password"])))
+    assert "public.users: Postgres sends password all the same; it is null in every event" in said
+    assert "a row filter takes Postgres 15" in errors(line, tables=rule(where="tenant > 0"))[0].what
+
+
+@pytest.mark.pg(">= 15")
+def test_under_full_a_column_is_not_left_out_by_postgres(pipeline: NewPipeline) -> None:
+    """A column list and REPLICA IDENTITY FULL together make every UPDATE fail."""
+    line = pipeline(
+        USERS, "ALTER TABLE users REPLICA IDENTITY FULL", tables=rule(exclude=["password"])
+    )
+    assert "password" in published(line)["users"][0]
+    line.database.execute("INSERT INTO users VALUES (1, 1, 'eu')", UPDATE, "DELETE FROM users")
+    notes = [each.what for each in examine(line.config) if each.check == "excluded_columns"]
+    assert "password is sent all the same" in notes[0]
+
+
+def test_a_table_is_taken_out_by_exclude_and_the_log_goes_on(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS, "CREATE TABLE orders (id int PRIMARY KEY)")
+    said = " ".join(again(line, source__exclude=["public.orders"]))
+    assert "took public.orders out of the publication" in said
+    assert set(pinned(line)) == {"public.users"}
+    assert line.resume()[0].publication.tables == pinned(line)
+    # Taken back in, it is a new member: its changes in between are in no stream, and it says so.
+    assert "added public.orders" in " ".join(again(line, source__exclude=[]))
+
+
+def test_a_table_is_not_taken_out_under_a_running_daemon(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS, "CREATE TABLE orders (id int PRIMARY KEY)")
+    line.start().wait_ready()
+    with pytest.raises(ConfigError, match="a daemon is running"):
+        again(line, source__exclude=["public.orders"])
+
+
+# --- new tables ---
+
+
+def test_a_new_table_is_named_by_the_doctor_and_added_by_setup(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    line.database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    found = [each for each in examine(line.config) if each.check == "publication_tables"]
+    assert "lacks public.later" in found[0].what
+    assert "added public.later" in " ".join(again(line))
+    assert set(pinned(line)) == {"public.users", "public.later"}
+
+
+@pytest.mark.pg(">= 15")
+def test_a_whole_schema_takes_later_tables_by_itself(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS, source={"new_tables": "publish"})
+    line.database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    assert set(published(line)) == {"users", "later"}
+    # What a whole schema can't have turns it into a list, and nothing is lost by that.
+    before = pinned(line)
+    said = " ".join(again(line, tables=rule(exclude=["password"])))
+    assert "tables one by one" in said
+    assert "captured only after the next `cdc setup`" in said
+    assert published(line)["users"][0] == ["tenant", "id", "region", "email"]
+    assert pinned(line) == before
+    again(line, source__exclude=["public.later"])
+    assert set(published(line)) == {"users"}
+
+
+@pytest.mark.pg(">= 15")
+def test_a_list_becomes_a_whole_schema_without_a_gap(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    before = pinned(line)
+    assert "takes whole schemas: public" in " ".join(again(line, source__new_tables="publish"))
+    line.database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    assert pinned(line) == before | {"public.later": 0}
+    assert "one by one" in " ".join(again(line))
+    assert pinned(line) == before | {"public.later": 0}
+
+
+@pytest.mark.pg(">= 15")
+def test_without_a_superuser_a_schema_is_a_list(
+    pipeline: NewPipeline, postgres_server: PostgresServer
+) -> None:
+    line = pipeline(USERS)
+    role = f"owner_{line.database.name}"
+    line.database.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION", f"ALTER TABLE users OWNER TO {role}"
+    )
+    try:
+        line.database.execute(
+            f"ALTER PUBLICATION {line.config.publication} OWNER TO {role}",
+        )
+    except psycopg.Error:
+        line.database.execute(f"GRANT CREATE ON DATABASE {line.database.name} TO {role}")
+        line.database.execute(f"ALTER PUBLICATION {line.config.publication} OWNER TO {role}")
+    try:
+        dsn = psycopg.conninfo.make_conninfo(line.database.dsn, user=role)
+        said = " ".join(again(line, source__dsn=dsn, source__new_tables="publish"))
+        assert f"{role} is no superuser" in said
+        found = [each for each in examine(line.config) if each.check == "new_tables"]
+        assert "is no superuser" in found[0].what
+        before = pinned(line)
+        again(line, source__dsn=dsn, tables=rule(where="tenant > 0"))
+        assert pinned(line) == before
+    finally:
+        line.database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+
+
+# --- what patterns pass over, names that clash ---
+
+
+def test_what_writes_no_changes_is_named_and_left_out(pipeline: NewPipeline) -> None:
+    line = pipeline(
+        USERS,
+        "CREATE VIEW seen AS SELECT 1",
+        "CREATE MATERIALIZED VIEW stored AS SELECT 1",
+        "CREATE UNLOGGED TABLE fleeting (id int PRIMARY KEY)",
+        "CREATE FOREIGN DATA WRAPPER none",
+        "CREATE SERVER elsewhere FOREIGN DATA WRAPPER none",
+        "CREATE FOREIGN TABLE far (id int) SERVER elsewhere",
+    )
+    assert set(pinned(line)) == {"public.users"}
+    found = {each.check: each.what for each in examine(line.config)}
+    assert "public.far (a foreign table)" in found["ignored"]
+    assert "public.seen (a view)" in found["ignored"]
+    assert "public.stored (a materialized view)" in found["ignored"]
+    assert "public.fleeting" in found["unlogged"]
+
+
+def test_two_tables_of_one_topic_are_found_beforehand(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    line.database.execute(
+        "CREATE SCHEMA a",
+        "CREATE SCHEMA a_b",
+        "CREATE TABLE a.b_c (id int PRIMARY KEY)",
+        "CREATE TABLE a_b.c (id int PRIMARY KEY)",
+    )
+    found = errors(line, source__tables=["public.*", "a.*", "a_b.*"])
+    clash = [each for each in found if each.check == "topic_name"]
+    assert "a.b_c, a_b.c" in clash[0].what
+
+
+def test_a_publication_that_is_gone_is_not_made_anew(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    line.database.execute(f"DROP PUBLICATION {line.config.publication}")
+    with pytest.raises(GapError, match="is gone"):
+        again(line)
+
+
+@pytest.mark.pg("< 16")
+def test_origin_none_takes_16(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    assert "source.origin: none takes Postgres 16" in errors(line, source__origin="none")[0].what
+
+
+@pytest.mark.pg(">= 16")
+def test_origin_none_is_told(pipeline: NewPipeline) -> None:
+    line = pipeline(USERS)
+    assert not errors(line, source__origin="none")
+    assert "origin" in {each.check for each in examine(line.config)}
