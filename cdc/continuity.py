@@ -35,8 +35,6 @@ class Found(NamedTuple):
 
     system: System
     source: Source
-    partitions: dict[str, int]  # of the pinned topics that exist
-    topic_ids: dict[str, str]
 
 
 def check(
@@ -49,7 +47,6 @@ def check(
     """
     same_writer(config, identity)
     same_source(config, identity, position, found.system, found.source)
-    _same_topics(identity, found)
     assert found.source.publication is not None
     return replace(identity, timeline=found.system.timeline, publication=found.source.publication)
 
@@ -220,25 +217,3 @@ def same_publication(old: Publication, new: Publication, existing: frozenset[str
             hint="changes of a table are lost while it is out; put it back and re-snapshot it, or"
             " run `cdc setup` to accept that it is no longer captured",
         )
-
-
-def _same_topics(identity: ResumeIdentity, found: Found) -> None:
-    for topic, pinned in identity.partitions.items():
-        actual = found.partitions.get(topic)
-        if actual is None:
-            raise GapError(
-                f"topic {topic} is gone, though the log's resume record counts on it",
-                hint=f"its events are lost downstream; {_ANEW}",
-            )
-        known = identity.topic_ids.get(topic)
-        if known is not None and found.topic_ids.get(topic, known) != known:
-            raise GapError(
-                f"topic {topic} was deleted and created again: what it held is gone",
-                hint=f"its events are lost downstream; {_ANEW}",
-            )
-        if actual != pinned:
-            raise ConfigError(
-                f"topic {topic} has {actual} partitions, the resume record pins {pinned}: keys"
-                " would change partition and lose their order",
-                hint="`cdc topics acknowledge` takes it as it is and begins a new epoch",
-            )

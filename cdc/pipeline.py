@@ -30,6 +30,7 @@ from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
 from cdc.log.frontiers import Frontiers
 from cdc.log.lanes import Lanes
+from cdc.log.watch import LogWatch
 from cdc.relations import Relations
 from cdc.source import catalog
 from cdc.source.connection import connect
@@ -119,17 +120,15 @@ class Pipeline:
                 hint="run `cdc setup`; where the pipeline has run before, its log was lost",
             )
         identity, position = resumed
-        pinned = list(identity.partitions)
         self.sql = self.aside(lambda: connect(config))
         self._closing.callback(self.sql.close)
-        described = self.aside(lambda: topics.describe(self.admin, pinned))
         found = continuity.Found(
             system,
             self.aside(lambda: catalog.source(self.sql, config, identity.publication.tables)),
-            {name: topic.partitions for name, topic in described.items()},
-            {name: topic.topic_id for name, topic in described.items()},
         )
         proven = continuity.check(config, identity, position, found)
+        self.log_watch = LogWatch(config, self.admin, self.daemon.metrics)
+        self.aside(lambda: self.log_watch.begin(identity, position))
         self._begin_at(identity, position)
         self.tables.adopt(proven)
         self.watch = Watch(config, self.tables.publication, self.daemon.health, self.daemon.metrics)
@@ -180,6 +179,7 @@ class Pipeline:
             self._publish(idle=received < BACKLOG_BYTES)
             self._look_after()
             self.watch.turn(self.tables.publication, self.tables.note)
+            self.log_watch.turn(self.tables.identity, self.frontiers.ends)
             self._wait(received)
         self._finish()
 

@@ -91,6 +91,11 @@ class Tables:
         """The publication as the log knows it."""
         return self._identity.publication
 
+    @property
+    def identity(self) -> records.ResumeIdentity:
+        """The identity half of the resume record, as it stands or goes out next."""
+        return self._identity
+
     def adopt(self, identity: records.ResumeIdentity) -> None:
         """Go on as `identity`, which goes into the log with the next Kafka transaction."""
         if identity.timeline != self._identity.timeline:

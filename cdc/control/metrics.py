@@ -46,6 +46,8 @@ _GAUGES = {
     "seq": "The newest event's seq.",
     "lag_bytes": "WAL between the server's end and the published LSN.",
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
+    "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
+    "unknown_type_columns": "Columns of types of which nothing but their text is known.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
 }
@@ -87,6 +89,8 @@ class Metrics(Collector):
         self.frontier_lsn = 0
         self.seq = 0
         self.lag_seconds = 0.0
+        self.held_seconds = 0.0
+        self.unknown_type_columns = 0
         self.pending_events = 0
         self.pending_bytes = 0
         self.feedback_at: float | None = None

@@ -29,7 +29,7 @@ class Frontiers:
         self._epoch = epoch
         self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
-        self._ends = dict(ends)
+        self.ends = dict(ends)  # of every partition so far; -1 where a broker did not say
 
     @property
     def due(self) -> bool:
@@ -52,7 +52,7 @@ class Frontiers:
             seq=self._acknowledged.seq,
             committed_at_us=self._acknowledged.committed_at_us,
             partitions=tuple(
-                (*place, self._ends[place], events) for place, events in sorted(pending.items())
+                (*place, self.ends[place], events) for place, events in sorted(pending.items())
             ),
         )
 
@@ -68,8 +68,8 @@ class Frontiers:
         `ends` are the ends of the partitions that it touched.
         """
         self._acknowledged = position
-        self._ends.update(ends)
+        self.ends.update(ends)
 
     def _stands(self) -> bool:
-        known = all(self._ends.get(place, -1) >= 0 for place in self._pending)
+        known = all(self.ends.get(place, -1) >= 0 for place in self._pending)
         return known and not self._acknowledged.open

@@ -50,10 +50,11 @@ class Span(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How the topics stand; `topics` gives each its id and partition count, `missing` has none."""
+    """How the topics stand: each is in `topics`, with its id and partition count, or elsewhere."""
 
     topics: dict[str, tuple[str, int]]
     missing: frozenset[str]
+    untold: frozenset[str]  # no broker answered
     spans: dict[Place, Span]
 
 
@@ -85,7 +86,8 @@ class Question:
         """Return what the brokers said; blocks while they have not."""
         while not self.answered:
             time.sleep(_POLL_SECONDS)
-        topics, missing = {}, set()
+        topics: dict[str, tuple[str, int]] = {}
+        missing: set[str] = set()
         for name, future in self._described.items():
             failure = future.exception()
             if failure is None:
@@ -93,7 +95,8 @@ class Question:
                 topics[name] = (str(found.topic_id), len(found.partitions))
             elif _says_missing(failure):
                 missing.add(name)
-        return Standing(topics, frozenset(missing), self._spans())
+        untold = self._described.keys() - topics.keys() - missing
+        return Standing(topics, frozenset(missing), frozenset(untold), self._spans())
 
     def _spans(self) -> dict[Place, Span]:
         told: dict[Place, list[int]] = {}

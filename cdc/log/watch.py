@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.log import names, reader
@@ -83,10 +83,16 @@ class Examined(NamedTuple):
     held: dict[Place, int]  # where readers are held back, and at which offset
 
 
+class Gauges(Protocol):
+    """Where the watch tells what it sees."""
+
+    held_seconds: float
+
+
 class LogWatch:
     """One session's eye on its topics. `begin` at the start, `turn` whenever the loop turns."""
 
-    def __init__(self, config: Config, admin: Admin) -> None:
+    def __init__(self, config: Config, admin: Admin, gauges: Gauges | None = None) -> None:
         """`admin` stays the caller's, and must outlive this."""
         self._config = config
         self._admin = admin
@@ -101,20 +107,20 @@ class LogWatch:
         self._next = self._asked = 0
         self._held: dict[Place, tuple[int, float]] = {}
         self._warned = False
-        self.held_seconds = 0.0  # for which readers have been held back
+        self._gauges = gauges
 
     def begin(self, identity: ResumeIdentity, position: ResumePosition) -> None:
-        """Hold the log against its own records. Blocks. Raises GapError or ConfigError.
-
-        A cluster that does not answer in full is left to the looks that follow.
-        """
+        """Hold the log against its own records. Blocks. Raises what must be mended first."""
         self._recall(identity, position)
         wanted = len(self._own) + len(identity.partitions)
         for _ in range(_START_TRIES + wanted):
-            if self._judge(identity, self._ask(identity).answer()):
+            standing = self._ask(identity).answer()
+            if standing.untold or self._judge(identity, standing):
                 time.sleep(_AGAIN_SECONDS)
             elif self._next >= wanted:
                 break
+        else:
+            raise _no_answer(standing)
         self._due_at = time.monotonic() + WATCH_SECONDS
 
     def turn(self, identity: ResumeIdentity, ends: Mapping[Place, int]) -> None:
@@ -159,10 +165,8 @@ class LogWatch:
         first = Question(self._admin, wanted).answer()
         time.sleep(_AGAIN_SECONDS)
         standing = Question(self._admin, wanted).answer()
-        if unknown := wanted.keys() - standing.topics.keys() - standing.missing:
-            raise UnavailableError(
-                f"the brokers do not tell how {min(unknown)} stands", hint="see that all run"
-            )
+        if standing.untold:
+            raise _no_answer(standing)
         held = {
             place: span.stable
             for place, span in standing.spans.items()
@@ -236,12 +240,14 @@ class LogWatch:
         for place, span in standing.spans.items():
             known.ends[place] = max(span.end, known.ends.get(place, 0))
             self._note_held(place, span, now)
-        self.held_seconds = max((now - since for _, since in self._held.values()), default=0.0)
-        if self.held_seconds > HELD_SECONDS and not self._warned:
+        seconds = max((now - since for _, since in self._held.values()), default=0.0)
+        if self._gauges:
+            self._gauges.held_seconds = seconds
+        if seconds > HELD_SECONDS and not self._warned:
             place, (stable, _) = min(self._held.items(), key=lambda item: item[1][1])
             what, hint = held_back(self._config, place, stable)
             log.warning("readers are held back", extra={"fields": {"error": what, "hint": hint}})
-        self._warned = self.held_seconds > HELD_SECONDS
+        self._warned = seconds > HELD_SECONDS
 
     def _note_held(self, place: Place, span: Span, now: float) -> None:
         if span.stable >= span.end:
@@ -311,6 +317,13 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
                 hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
                 f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
             )
+
+
+def _no_answer(standing: Standing) -> UnavailableError:
+    return UnavailableError(
+        f"the brokers do not tell how these topics stand: {', '.join(sorted(standing.untold)[:3])}",
+        hint="see that the brokers run, and that the principal may Describe the topics",
+    )
 
 
 def held_back(config: Config, place: Place, stable: int) -> tuple[str, str]:

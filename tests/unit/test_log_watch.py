@@ -21,6 +21,7 @@ KNOWN = Known(
 STANDING = Standing(
     {USERS: ("aXb", 4), RESUME: ("r1", 1)},
     frozenset(),
+    frozenset(),
     {(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
 )
 
