@@ -16,7 +16,9 @@ from cdc import continuity
 from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
 from cdc.log.routes import Table
+from cdc.log.values import undescribed
 from cdc.source import catalog
+from cdc.source.kinds import defined_by_users
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -50,6 +52,12 @@ class Tables:
         self._relations = relations
         self._identity = identity
         self._records: list[Record] = []
+        self._unknown_types: dict[int, int] = {}  # columns, by relation id
+
+    @property
+    def unknown_type_columns(self) -> int:
+        """How many columns of the tables met have a type of which nothing but its text is known."""
+        return sum(self._unknown_types.values())
 
     @property
     def schema_id(self) -> int:
@@ -80,6 +88,7 @@ class Tables:
             replaying=replaying,
             values=self._config.values,
         )
+        self._count_unknown_types(version, new=new)
         if new:
             self._publish(version)
         partitions = self._partitions(version)
@@ -134,6 +143,22 @@ class Tables:
     def _identify(self, identity: records.ResumeIdentity) -> None:
         self._identity = identity
         self._records.append(resume.record(self._config, identity))
+
+    def _count_unknown_types(self, version: records.SchemaRecord, *, new: bool) -> None:
+        """Count columns whose values are text that only the type's maker can read; tell new ones.
+
+        Nothing but this report depends on today's catalog.
+        """
+        named = {c.name: kind for c in version.columns if (kind := undescribed(c.type))}
+        ours = defined_by_users(self._sql, named.values()) if named else frozenset()
+        unknown = {column: kind for column, kind in named.items() if kind not in ours}
+        self._unknown_types[version.relation_id] = len(unknown)
+        if unknown and new:
+            table = f"{version.schema}.{version.table}"
+            log.warning(
+                "columns of unknown types: their values are Postgres' own text",
+                extra={"fields": {"table": table, "types": unknown}},
+            )
 
     def _publish(self, version: records.SchemaRecord) -> None:
         key = records.schema_key(version.schema_id)

@@ -48,6 +48,7 @@ _GAUGES = {
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
     "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
     "unknown_type_columns": "Columns of types of which nothing but their text is known.",
+    "unknown_type_columns": "Columns of types of which nothing but their text is known.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
 }
@@ -90,6 +91,7 @@ class Metrics(Collector):
         self.seq = 0
         self.lag_seconds = 0.0
         self.held_seconds = 0.0
+        self.unknown_type_columns = 0
         self.unknown_type_columns = 0
         self.pending_events = 0
         self.pending_bytes = 0

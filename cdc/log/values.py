@@ -126,13 +126,15 @@ def element_of(name: str) -> str | None:
     return name[: -len(bare)] + bare[1:] if bare.startswith("_") and bare != "_" else None
 
 
-def is_known(name: str) -> bool:
-    """Return whether more is known of a type than its name: it is built in, or a known extension's.
+def undescribed(name: str) -> str | None:
+    """Return the type, an array's element type, of which only its name is known.
 
-    What is not known may be an enum, a composite or a range of a user's as well.
+    None for what is built in or one of the known extensions'. It may be an enum, a composite or a
+    range of a user's: only the catalog tells.
     """
     name = element_of(name) or name
-    return name in _BUILT_IN or ("." in name and _unqualified(name) in EXTENSIONS)
+    known = name in _BUILT_IN or ("." in name and _unqualified(name) in EXTENSIONS)
+    return None if known else name
 
 
 def _unqualified(name: str) -> str:

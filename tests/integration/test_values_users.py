@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from psycopg import sql
 
+from cdc.log.values import undescribed
 from cdc.log.values_options import Values
+from cdc.source.kinds import defined_by_users
 from tests.fixtures.decoded import Decoded
 from tests.integration.test_values_types import OPTIONS, come_back, fill
 from tests.property import array_text
@@ -190,6 +192,25 @@ def test_an_unknown_type_is_its_exact_text(decoded: Decoded, name: str, delimite
         come_back(decoded, "public.t", events, options)
         assert [event["after"]["v"] for event in events[: len(values)]] == list(values)
         assert events[1]["after"]["a"] == [*values, None]
+
+
+def test_only_what_no_user_defined_counts_as_unknown(decoded: Decoded) -> None:
+    made_by_hand(decoded, "own", ",")
+    decoded.write(
+        "CREATE TYPE mood AS ENUM ('sad')",
+        "CREATE TYPE pair AS (a int)",
+        "CREATE TYPE floats AS RANGE (subtype = float8)",
+        "CREATE DOMAIN price AS numeric",
+        "CREATE TABLE t (id int PRIMARY KEY, o own, os own[], m mood, ms mood[], p pair, f floats,"
+        " ds price[], d price, i int[])",
+        "INSERT INTO t VALUES (1)",
+    )
+    [schema] = decoded.schemas()
+    kinds = {column.name: undescribed(column.type) for column in schema.columns}
+    ours = defined_by_users(decoded.sql, [kind for kind in kinds.values() if kind])
+    unknown = {name for name, kind in kinds.items() if kind and kind not in ours}
+    assert unknown == {"o", "os"}
+    assert kinds["d"] is None
 
 
 def test_unchanged_toast_has_the_placeholder_of_the_options(decoded: Decoded) -> None:

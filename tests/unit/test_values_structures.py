@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decode.types import TYPE_NAMES
-from cdc.log.values import element_of, is_known
+from cdc.log.values import element_of, undescribed
 from tests.property import array_text
 from tests.unit.forms import written
 
@@ -195,5 +195,9 @@ def test_what_is_called_hstore_and_is_none_stays_text() -> None:
         ("hstore", False),  # in pg_catalog, where extensions are not
     ],
 )
-def test_what_is_known_of_a_type(name: str, *, known: bool) -> None:
-    assert is_known(name) is known
+def test_what_undescribed_of_a_type(name: str, *, known: bool) -> None:
+    assert (undescribed(name) is None) is known
+
+
+def test_an_array_is_of_an_undescribed_element() -> None:
+    assert undescribed("public._mood") == "public.mood"
