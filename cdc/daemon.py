@@ -32,6 +32,10 @@ log = logging.getLogger("cdc.daemon")
 _BACKOFF_SECONDS: Final = (0.2, 10.0)
 # How often a standby asks for the slot: a takeover takes about that long.
 _STANDBY_SECONDS: Final = 0.5
+# A server that refuses us is asked so often: some lock a role after a few failures.
+SLOW_SECONDS: Final = 10.0
+# For a rotated password or certificate to arrive here too; then a person is needed.
+PATIENCE_SECONDS: Final = 900.0
 # A session that lasted so long ends the doubling.
 _HEALTHY_SECONDS: Final = 10.0
 
@@ -50,6 +54,8 @@ class Daemon:
         self.stopping = False
         self.stop_asked_at = 0.0
         self._backoff_seconds = _BACKOFF_SECONDS[0]
+        self._has_streamed = False
+        self._refused_at: float | None = None  # monotonic, by a server that had let us in
 
     def to(self, state: State, reason: str) -> None:
         """Enter a state, and say so once."""
@@ -57,6 +63,8 @@ class Daemon:
             log.info(state.value, extra={"fields": {"reason": reason}})
         self.health.to(state, reason)
         self.metrics.state = state
+        if state is State.STREAMING:
+            self._has_streamed, self._refused_at = True, None
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Stop after what is in flight; asked twice, at once."""
@@ -75,7 +83,7 @@ class Daemon:
             except StoppedError:
                 break
             except CDCError as error:
-                if error.policy is Policy.HALT:
+                if not self._goes_on(error):
                     self.to(State.HALTED, error.what)
                     log.error("halted", extra={"fields": {"error": error.what, "hint": error.hint}})  # noqa: TRY400 - the sentence is the message
                     return error.exit_code
@@ -83,6 +91,15 @@ class Daemon:
                 self._start_over(error, time.monotonic() - began_at)
         log.info("stopped")
         return Exit.OK
+
+    def _goes_on(self, error: CDCError) -> bool:
+        """Return whether there is a next session after this error."""
+        if error.policy is not Policy.SLOW:
+            return error.policy is not Policy.HALT
+        if self._refused_at is None:
+            self._refused_at = time.monotonic()
+        patient = time.monotonic() - self._refused_at < PATIENCE_SECONDS
+        return self._has_streamed and patient
 
     def _session(self) -> None:
         pipeline = Pipeline(self.config, self)
@@ -102,9 +119,12 @@ class Daemon:
                 self._backoff_seconds = _BACKOFF_SECONDS[0]
             seconds = self._backoff_seconds
             self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
+            if error.policy is Policy.SLOW:
+                seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
             self.metrics.reconnected(type(error).__name__)
-            log.warning(
+            log.log(
+                logging.ERROR if error.policy is Policy.SLOW else logging.WARNING,
                 "starting over",
                 extra={"fields": {"error": error.what, "hint": error.hint, "in_seconds": seconds}},
             )

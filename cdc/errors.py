@@ -14,6 +14,9 @@ class Policy(Enum):
     """What the daemon does about an error."""
 
     BACKOFF = "backoff"  # transient: throw the connections away, wait with jitter, start again
+    # Refused by a server that let us in before, as while a password is rotated: say so, try again
+    # seldom, and halt when nobody mends it. At the start of the process it is HALT.
+    SLOW = "slow"
     HALT = "halt"  # a person is needed: stop, exit with the error's code
 
 
@@ -78,6 +81,7 @@ class GapError(CDCError):
 class PermissionDeniedError(CDCError):
     """Postgres or Kafka knows us and refuses."""
 
+    policy = Policy.SLOW
     exit_code = Exit.PERMISSION
 
 

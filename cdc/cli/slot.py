@@ -1,4 +1,4 @@
-"""`cdc slot show|drop`: the replication slot, and what it costs the source."""
+"""`cdc slot show|alter|drop`: the replication slot, and what it costs the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group(epilog=example("cdc slot show", "cdc slot show --all"))
 def slot() -> None:
-    """Show or drop the replication slot.
+    """Show, alter or drop the replication slot.
 
     A slot keeps WAL for its reader, also for one that never comes back: that is how nothing is
     lost, and how a forgotten slot fills a disk.
@@ -45,6 +45,8 @@ def show(config: Config, *, everyone: bool, as_json: bool) -> None:
         return
     for each in slots:
         _print(each)
+        if each.name == config.slot:
+            _print_copies(config)
     next_step("cdc status tells how far the log is")
 
 
@@ -66,8 +68,54 @@ def _print(slot: Slot) -> None:
         ("restarts at", slot.restart_lsn),
         ("keeps", f"{size(slot.retained_bytes or 0)} of WAL"),
         ("lost after", f"{room} more of WAL" if room != "no limit" else room),
+        ("failover", _failover(slot)),
+        ("two-phase", "on: cdc refuses it" if slot.two_phase else ""),
     ):
-        click.echo(f"  {name:<12} {value}")
+        if value:
+            click.echo(f"  {name:<12} {value}")
+
+
+def _failover(slot: Slot) -> str:
+    if slot.synced:
+        return "a copy of the primary's" + (", not yet good" if slot.temporary else "")
+    return "standbys may copy it" if slot.failover else "no: it does not outlive a promotion"
+
+
+def _print_copies(config: Config) -> None:
+    """Tell which of the other hosts that source.dsn names have the slot."""
+    from cdc.control.doctor_failover import ask_hosts  # noqa: PLC0415 - not for --help
+
+    for host in ask_hosts(config):
+        if host.server is None:
+            state = "does not answer"
+        elif not host.server.in_recovery:
+            continue
+        elif host.slot is None:
+            state = "has no copy"
+        else:
+            state = f"{_failover(host.slot)}, up to {host.slot.confirmed_flush_lsn}"
+        click.echo(f"  {'standby':<12} {host.place}: {state}")
+
+
+@slot.command(epilog=example("cdc slot alter --failover", "cdc slot alter --no-two-phase"))
+@with_config
+@click.option(
+    "--failover/--no-failover",
+    default=None,
+    help="Whether standbys may copy it, so that it outlives a promotion (Postgres 17 and later).",
+)
+@click.option(
+    "--no-two-phase", is_flag=True, help="Decode prepared transactions at their end (18 and later)."
+)
+def alter(config: Config, *, failover: bool | None, no_two_phase: bool) -> None:
+    """Change the pipeline's slot; no daemon may be running, and no standby waiting."""
+    from cdc.source.setup import alter_slot  # noqa: PLC0415 - not for --help
+
+    if failover is None and not no_two_phase:
+        raise click.UsageError("say what to change: --failover, --no-failover or --no-two-phase")
+    alter_slot(config, config.slot, failover=failover, two_phase=False if no_two_phase else None)
+    did(f"altered the slot {config.slot}")
+    next_step("cdc slot show, then cdc run")
 
 
 @slot.command(epilog=example("cdc slot drop", "cdc slot drop forgotten_slot --yes"))

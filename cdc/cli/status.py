@@ -31,6 +31,8 @@ def status(config: Config, *, as_json: bool) -> int:
         print_json(found.fields())
         return found.exit_code
     _print(found)
+    for each in found.warnings:
+        click.echo(f"{click.style('!', fg='yellow', bold=True)} {each}")
     for problem in found.problems:
         mark = click.style("✗", fg="red", bold=True)
         click.echo(f"{mark} {problem.what}\n    {click.style('fix:', dim=True)} {problem.hint}")
@@ -44,6 +46,7 @@ def status(config: Config, *, as_json: bool) -> int:
 
 def _print(found: Status) -> None:
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.control.retention import spell  # noqa: PLC0415
 
     fields = found.fields()
     source, slot, resume = fields["source"], found.slot, fields["resume"]
@@ -65,6 +68,9 @@ def _print(found: Status) -> None:
         reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
         kept = size(slot.retained_bytes or 0)
         rows.append(("slot", f"{slot.name}, {slot.wal_status}, read by {reader}, keeps {kept}"))
+        seconds = fields["slot"]["lost_in_seconds"]
+        if seconds is not None:
+            rows.append(("lasts", f"about {spell(seconds)} more, if nobody reads from it"))
     if daemon:
         rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
     for name, value in rows:

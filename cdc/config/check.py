@@ -159,8 +159,7 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
         case inspect.DictType():
             return f"names, each with {_entry(info.value_type)}"
         case inspect.UnionType():
-            kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
-            return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
+            return _either(info)
         case _:
             raise AssertionError(f"no words for {info}")
 
@@ -170,6 +169,16 @@ def _entry(info: inspect.Type) -> str:
     if isinstance(info, inspect.StructType):
         return f"a {info.cls.__name__.lower()}"
     return _words(info)
+
+
+def _either(info: inspect.UnionType) -> str:
+    kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
+    words = [
+        str(word) for kind in kinds if isinstance(kind, inspect.LiteralType) for word in kind.values
+    ]
+    if words:
+        return ", ".join([*words, "true or false"])
+    return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
 
 
 def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:

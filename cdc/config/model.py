@@ -169,6 +169,14 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             examples=["/var/lib/lockstep"],
         ),
     ] = None
+    failover: Annotated[
+        bool | Literal["auto"],
+        Meta(
+            description="Whether `cdc setup` makes the slot one that standbys copy, so that it "
+            "outlives a promotion: Postgres 17 and later can, `auto` does it there. See "
+            "docs/OPERATIONS.md for what the standbys need.",
+        ),
+    ] = "auto"
     password_file: Annotated[
         str | None,
         Meta(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.config import mask_dsn
-from cdc.control import doctor_tables
+from cdc.control import doctor_failover, doctor_tables
 from cdc.control.doctor_log import LogFacts, check_log, check_meeting
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, error
@@ -34,6 +34,7 @@ def examine(config: Config) -> list[Finding]:
         source = source._replace(set_up=log is not None and log.resume is not None)
         findings += check_source(config, source)
         findings += _tables(config, source)
+        findings += doctor_failover.examine(config, source.server, source.slot)
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:

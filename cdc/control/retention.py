@@ -135,10 +135,10 @@ def judge_holders(holders: list[Holder]) -> Iterator[Finding]:
             yield warning("open_transaction", what, fix)
 
 
-def judge_standbys(named: list[StandbySlot]) -> Iterator[Finding]:
+def judge_standbys(standbys: list[StandbySlot]) -> Iterator[Finding]:
     """Yield the standbys that a failover slot's walsender waits for in vain."""
-    for each in named:
-        if not each.active:
+    for each in standbys:
+        if each.named and not each.active:
             state = "is not connected" if each.exists else "has no such slot"
             yield warning(
                 "standby",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cdc.control import setup_publication
+from cdc.control.doctor_failover import FAILOVER_MAJOR
 from cdc.control.findings import listed, size
 from cdc.control.steps import Did, Step
 from cdc.errors import CDCError, ConfigError, GapError
@@ -45,7 +46,7 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
     """Do what is missing, telling each step. Raises what makes going on wrong, with its remedy."""
     with connect(config) as connection:
         server = inspection.server(connection)
-        _check_server(server)
+        _check_server(config, server)
         tables = source_setup.matched_tables(connection, config)
         wanted = setup_publication.planned(connection, config, server, tables)
         slot = inspection.slot(connection, config.slot)
@@ -66,11 +67,17 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
             yield from _rows(connection, tables)
 
 
-def _check_server(server: inspection.Server) -> None:
+def _check_server(config: Config, server: inspection.Server) -> None:
     if server.major < _OLDEST_MAJOR:
         raise ConfigError(
             f"the server is Postgres {server.version_text}; 14 is the oldest supported",
             hint="upgrade Postgres",
+        )
+    if config.source.failover is True and server.major < FAILOVER_MAJOR:
+        raise ConfigError(
+            f"source.failover is true, and the server is Postgres {server.version_text}: slots can"
+            f" be copied to standbys from {FAILOVER_MAJOR} on",
+            hint="set source.failover to auto, or upgrade Postgres",
         )
     if server.in_recovery:
         raise ConfigError(
@@ -218,7 +225,8 @@ def _begin(
         writing = inspection.holders(connection)
         if writing:
             yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
-        lsn = source_setup.create_slot(connection, config.slot)
+        failover = config.source.failover is not False and server.major >= FAILOVER_MAJOR
+        lsn = source_setup.create_slot(connection, config.slot, failover=failover)
     else:
         assert slot.confirmed_flush_lsn is not None
         lsn = slot.confirmed_flush_lsn

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from cdc.control.findings import size
+from cdc.control.findings import Severity, size
+from cdc.control.retention import Retention, judge_holders, judge_idle, judge_slot
 from cdc.errors import CDCError, Exit
 from cdc.log import reader
 from cdc.log.inspection import newest_frontier
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _HTTP_TIMEOUT_SECONDS = 2.0
 # A daemon at work moves its resume record every few seconds, also when nothing happens.
 _STALE_SECONDS = 60.0
+# Over less, a rate says little; and a daemon at work measures a better one.
+_RATE_SECONDS = 30.0
 
 
 class Problem(NamedTuple):
@@ -46,6 +49,24 @@ class Status(NamedTuple):
     slot: inspection.Slot | None
     daemon: dict[str, Any] | None  # the body of /readyz
     problems: list[Problem]
+    warnings: list[str]  # what will hurt some day
+
+    @property
+    def retention(self) -> Retention | None:
+        """Return the slot's room, with a forecast where nobody has written to the log of late.
+
+        The rate is then the one since the log ended; a daemon at work measures its own.
+        """
+        if self.slot is None:
+            return None
+        if self.server is None or self.resume is None:
+            return Retention(self.slot)
+        position = self.resume[1]
+        seconds = time.time() - position.at_us / 1e6
+        if seconds < _RATE_SECONDS:
+            return Retention(self.slot)
+        rate = max(0, self.server.wal_lsn - position.end_lsn) / seconds
+        return Retention(self.slot, rate, seconds)
 
     @property
     def lag_bytes(self) -> int | None:
@@ -69,10 +90,16 @@ class Status(NamedTuple):
             "resume": None,
             "frontier": None,
             "source": None,
-            "slot": self.slot._asdict() if self.slot else None,
+            "slot": None,
             "daemon": self.daemon,
             "problems": [each._asdict() for each in self.problems],
+            "warnings": self.warnings,
         }
+        if retention := self.retention:
+            fields["slot"] = {
+                **retention.slot._asdict(),
+                "lost_in_seconds": retention.lost_in_seconds,
+            }
         if self.resume:
             identity, position = self.resume
             fields["resume"] = {
@@ -94,6 +121,7 @@ class Status(NamedTuple):
             fields["source"] = {
                 "database": self.server.database,
                 "version": self.server.version_text,
+                "timeline": self.server.timeline,
                 "wal_lsn": self.server.wal_lsn,
             }
         return fields
@@ -103,12 +131,18 @@ def read_status(config: Config) -> Status:
     """Return what stands now. Servers that do not answer are problems, not exceptions."""
     problems: list[Problem] = []
     # The slot first: what it confirms was in the log before, so the log read later must hold it.
-    server, slot = _source(config, problems)
+    server, slot, holders = _source(config, problems)
     resume, frontier = _log(config, problems)
     daemon = _daemon(config.http.listen)
     if not problems:
         problems += _judge(config, resume, slot, daemon)
-    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems)
+    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems, [])
+    threats = list(judge_slot(status.retention)) if status.retention else []
+    threats += judge_holders(holders)
+    if server and slot:
+        threats += judge_idle(server, slot)
+    told = [each.what for each in threats if each.severity is Severity.WARNING]
+    status.warnings.extend(dict.fromkeys([*told, *((daemon or {}).get("warnings") or [])]))
     if not problems and daemon is None and resume is not None and status.lag_bytes:
         # Nobody says what the daemon is doing, so its traces must.
         age = time.time() - resume[1].at_us / 1e6
@@ -131,13 +165,17 @@ def _log(
 
 def _source(
     config: Config, problems: list[Problem]
-) -> tuple[inspection.Server | None, inspection.Slot | None]:
+) -> tuple[inspection.Server | None, inspection.Slot | None, list[inspection.Holder]]:
     try:
         with connect(config) as connection:
-            return inspection.server(connection), inspection.slot(connection, config.slot)
+            return (
+                inspection.server(connection),
+                inspection.slot(connection, config.slot),
+                inspection.holders(connection),
+            )
     except CDCError as error:
         problems.append(Problem(error.what, error.hint, error.exit_code))
-        return None, None
+        return None, None, []
 
 
 def _daemon(listen: str) -> dict[str, Any] | None:

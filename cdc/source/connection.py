@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import conninfo
 
 from cdc.errors import (
@@ -54,8 +55,19 @@ _NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+# Not a SQLSTATE: no server says it.
+_POOLER: Final = "POOLER"
 # A refused connection has no SQLSTATE in libpq, only the server's text behind `FATAL:`.
 _REFUSALS: Final = {
+    # What a pooler answers to a replication connection, or to settings it cannot keep.
+    "unsupported startup parameter": _POOLER,
+    "unsupported pkt type": _POOLER,
+    "no such database": "3D000",  # PgBouncer, of a name that it was not given
+    "remaining connection slots are reserved": "53300",
+    "sorry, too many clients": "53300",
+    "too many connections for": "53300",
+    "number of requested standby connections": "53300",
+    "all replication slots are in use": "53400",
     "password authentication failed": "28P01",
     "no password supplied": "28P01",
     "permission denied": "42501",
@@ -80,7 +92,30 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
     ),
     (("55000",), GapError, "`cdc slot show` tells the slot's state and what it means"),
     (("58P01",), GapError, "the WAL the slot needs is gone; `cdc slot show` tells more"),
-    (("3D",), GapError, "the database named by source.dsn does not exist"),
+    (
+        ("3D",),
+        GapError,
+        (
+            "the database named by source.dsn does not exist: it was dropped or renamed; name it in"
+            " source.dsn as it is called, and `cdc doctor` compares it with the log"
+        ),
+    ),
+    (
+        (_POOLER,),
+        ConfigError,
+        (
+            "source.dsn leads to a connection pooler, such as PgBouncer, that passes no replication"
+            " connection: name Postgres itself there"
+        ),
+    ),
+    (
+        ("53300",),
+        UnavailableError,
+        (
+            "Postgres has no connection free; the daemon tries again. Raise max_connections, or"
+            " max_wal_senders where it says so (then restart Postgres), or end what is not needed"
+        ),
+    ),
     (
         ("28", "42501", "0LP01"),
         PermissionDeniedError,
@@ -116,6 +151,29 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
         return psycopg.connect(**settings, autocommit=True)
 
 
+def hosts(config: Config) -> dict[str, Config]:
+    """Return a configuration for each host that source.dsn names, primary or not, by `host:port`.
+
+    With one host there is nothing to tell apart, and so none is returned.
+    """
+    given = conninfo.conninfo_to_dict(config.source.dsn)
+    names = str(given.pop("host", None) or "").split(",")
+    ports = str(given.pop("port", None) or "5432").split(",")
+    given.pop("target_session_attrs", None)
+    addresses = str(given.pop("hostaddr", None) or "").split(",")
+    if len(names) < 2:  # noqa: PLR2004 - one is no choice
+        return {}
+    found = {}
+    for number, name in enumerate(names):
+        port = (ports[number] if len(ports) > 1 else ports[0]) or "5432"
+        own: dict[str, Any] = {**given, "host": name, "port": port}
+        if len(addresses) > 1:
+            own["hostaddr"] = addresses[number]
+        source = replace(config.source, dsn=conninfo.make_conninfo(**own))
+        found[f"{name}:{port}"] = replace(config, source=source)
+    return found
+
+
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Raise psycopg's errors as ours; `doing` says what was tried, on what."""
@@ -135,6 +193,8 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
 
 def _state_of(text: str) -> str:
     said = text.partition("FATAL:")[2].strip()
+    if "certificate" in text:  # expired, not trusted, or asked for in vain: of either side
+        return "28000"
     states = (state for start, state in _REFUSALS.items() if said.startswith(start))
     return next(states, _LOST_CONNECTION)
 

@@ -69,11 +69,12 @@ class Slot(NamedTuple):
 
 
 class StandbySlot(NamedTuple):
-    """A physical slot that `synchronized_standby_slots` names."""
+    """A physical slot: a standby's, as a rule."""
 
     name: str
     exists: bool
     active: bool
+    named: bool  # in synchronized_standby_slots: failover slots' walsenders wait for it
 
 
 class Publication(NamedTuple):
@@ -228,18 +229,17 @@ def _slot(fields: dict[str, Any], retained: int | None, inactive: float | None) 
 
 
 def standby_slots(connection: psycopg.Connection, server: Server) -> list[StandbySlot]:
-    """Return the slots that the walsenders of failover slots wait for; none before 17."""
-    named = server.settings.get("synchronized_standby_slots", "").replace('"', "").split(",")
-    names = [each.strip() for each in named if each.strip()]
-    if not names:
-        return []
+    """Return the physical slots, and those that `synchronized_standby_slots` names in vain."""
+    setting = server.settings.get("synchronized_standby_slots", "").replace('"', "").split(",")
+    named = {each.strip() for each in setting if each.strip()}
     with translated("reading the standbys' slots"):
         rows = connection.execute(
-            "SELECT slot_name::text, active FROM pg_replication_slots WHERE slot_name = ANY(%s)",
-            (names,),
+            "SELECT slot_name::text, active FROM pg_replication_slots"
+            " WHERE slot_type = 'physical' ORDER BY 1"
         ).fetchall()
-    active: dict[str, bool] = dict(rows)
-    return [StandbySlot(each, each in active, active.get(each, False)) for each in names]
+    found = [StandbySlot(name, True, active, name in named) for name, active in rows]  # noqa: FBT003 - it exists
+    missing = sorted(named - {each.name for each in found})
+    return [*found, *(StandbySlot(name, False, False, True) for name in missing)]  # noqa: FBT003 - it does not
 
 
 _PUBLICATION = """

@@ -15,7 +15,7 @@ from psycopg import errors, sql
 
 from cdc.errors import ConfigError, GapError, PermissionDeniedError, SlotBusyError
 from cdc.events import LSN
-from cdc.source.connection import translated
+from cdc.source.connection import connect, translated
 from cdc.source.inspection import Table, tables
 
 if TYPE_CHECKING:
@@ -62,15 +62,16 @@ def describe_kind(table: Table) -> str:
     return kinds.get(table.kind) or persistences.get(table.persistence) or "a table"
 
 
-def create_slot(connection: psycopg.Connection, name: str) -> LSN:
+def create_slot(connection: psycopg.Connection, name: str, *, failover: bool = False) -> LSN:
     """Create the logical slot and return its consistent point, where its changes begin.
 
-    Waits for every transaction that is writing at this moment.
+    Waits for every transaction that is writing at this moment. With `failover` (17 and later)
+    standbys may copy it.
     """
+    create = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s"
+    create += ", failover => true)" if failover else ")"
     try:
-        row = connection.execute(
-            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN)
-        ).fetchone()
+        row = connection.execute(create.encode(), (name, PLUGIN)).fetchone()
     except errors.InsufficientPrivilege as error:
         role = connection.info.user
         raise PermissionDeniedError(
@@ -93,6 +94,23 @@ def create_slot(connection: psycopg.Connection, name: str) -> LSN:
             raise error from None
     assert row is not None
     return LSN.parse(row[0])
+
+
+def alter_slot(
+    config: Config, name: str, *, failover: bool | None = None, two_phase: bool | None = None
+) -> None:
+    """Change what of a slot can be changed; nobody may be streaming from it."""
+    wanted = {"FAILOVER": failover, "TWO_PHASE": two_phase}
+    options = ", ".join(f"{k} {str(v).lower()}" for k, v in wanted.items() if v is not None)
+    with connect(config, replication=True) as connection:
+        needed = 18 if two_phase is not None else 17
+        if connection.info.server_version < needed * 10_000:
+            raise ConfigError(
+                f"Postgres can change this of a slot from {needed} on",
+                hint="docs/OPERATIONS.md tells what can be done before",
+            )
+        with translated(f"altering the slot {name}"):
+            connection.execute(f'ALTER_REPLICATION_SLOT "{name}" ({options})'.encode())
 
 
 def drop_slot(connection: psycopg.Connection, name: str) -> None:

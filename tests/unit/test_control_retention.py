@@ -130,9 +130,10 @@ def test_a_slot_that_times_out_says_when() -> None:
 
 def test_a_standby_that_holds_the_stream_up_is_named() -> None:
     named = [
-        StandbySlot("good", exists=True, active=True),
-        StandbySlot("away", exists=True, active=False),
-        StandbySlot("typo", exists=False, active=False),
+        StandbySlot("good", exists=True, active=True, named=True),
+        StandbySlot("other", exists=True, active=False, named=False),
+        StandbySlot("away", exists=True, active=False, named=True),
+        StandbySlot("typo", exists=False, active=False, named=True),
     ]
     away, typo = judge_standbys(named)
     assert "names away, which is not connected" in away.what

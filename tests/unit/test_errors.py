@@ -14,7 +14,7 @@ TABLE = {
     errors.InvariantError: (Policy.HALT, Exit.BUG),
     errors.ConfigError: (Policy.HALT, Exit.CONFIG),
     errors.GapError: (Policy.HALT, Exit.CONFIG),
-    errors.PermissionDeniedError: (Policy.HALT, Exit.PERMISSION),
+    errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),

@@ -1,0 +1,90 @@
+"""A server that refuses us after having let us in is asked again, seldom and not for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc import daemon as module
+from cdc.config import Config, Log, Source
+from cdc.control.health import State
+from cdc.daemon import Daemon
+from cdc.errors import CDCError, Exit, GapError, PermissionDeniedError
+
+CONFIG = Config(
+    pipeline="shop",
+    source=Source(dsn="postgresql://localhost/shop"),
+    log=Log(bootstrap_servers="localhost:9092"),
+)
+REFUSED = PermissionDeniedError("password authentication failed", hint="rotate it here too")
+
+
+class Clock:
+    """Time that passes only in sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Scripted(Daemon):
+    """A daemon whose sessions end as the test says; None is one that streamed."""
+
+    def __init__(self, clock: Clock, *ends: CDCError | None) -> None:
+        super().__init__(CONFIG)
+        self.clock = clock
+        self.ends = list(ends)
+        self.slept: list[float] = []
+
+    def _session(self) -> None:
+        if not self.ends:
+            self.stopping = True
+            return
+        if (end := self.ends.pop(0)) is None:
+            self.to(State.STREAMING, "streaming")
+        else:
+            raise end
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.clock.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_refused_at_its_start_it_stops(clock: Clock) -> None:
+    daemon = Scripted(clock, REFUSED)
+    assert daemon.run() is Exit.PERMISSION
+    assert daemon.slept == []
+
+
+def test_refused_after_having_streamed_it_tries_again_seldom(clock: Clock) -> None:
+    daemon = Scripted(clock, None, REFUSED, REFUSED, None)
+    assert daemon.run() is Exit.OK
+    assert len(daemon.slept) == 2
+    assert min(daemon.slept) >= 0.75 * module.SLOW_SECONDS
+
+
+def test_refused_for_ever_it_stops_in_the_end(clock: Clock) -> None:
+    daemon = Scripted(clock, None, *[REFUSED] * 500)
+    assert daemon.run() is Exit.PERMISSION
+    assert module.PATIENCE_SECONDS <= clock.seconds <= module.PATIENCE_SECONDS + 60
+    assert daemon.health.state is State.HALTED
+
+
+def test_let_in_again_it_has_its_patience_anew(clock: Clock) -> None:
+    times = int(0.7 * module.PATIENCE_SECONDS / module.SLOW_SECONDS)
+    daemon = Scripted(clock, None, *[REFUSED] * times, None, *[REFUSED] * times, None)
+    assert daemon.run() is Exit.OK
+
+
+def test_a_gap_is_never_tried_again(clock: Clock) -> None:
+    daemon = Scripted(clock, None, GapError("gone", hint="anew"))
+    assert daemon.run() is Exit.CONFIG
+    assert daemon.slept == []
