@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from cdc import continuity
 from cdc.log import names, records, resume, topics
 from cdc.log.encoder import Encoder
+from cdc.log.mask import column_mask
 from cdc.log.routes import Table
 from cdc.log.values import undescribed
 from cdc.source import catalog
 from cdc.source.kinds import defined_by_users
+from cdc.source.published import published
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -80,6 +82,9 @@ class Tables:
         """
         self.follow(catalog.publication(self._sql, self._config.publication))
         facts = catalog.table_facts(self._sql, relation.relation_id)
+        told = published(self._sql, self._config.publication, relation.relation_id)
+        names = ((relation.namespace, relation.name), *told.ancestors)
+        selection = self._config.selection.of(*names)
         version, new = self._relations.version(
             relation,
             facts,
@@ -87,12 +92,15 @@ class Tables:
             from_lsn,
             replaying=replaying,
             values=self._config.values,
+            published=told,
+            selection=selection,
         )
         self._count_unknown_types(version, new=new)
         if new:
             self._publish(version)
         partitions = self._partitions(version)
-        encoder = Encoder(version, self._identity.database, self._config.prefix, partitions)
+        masks = [column_mask(selection, column.name) for column in version.columns]
+        encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
         return Table(encoder, self._batch.topic(version.topic, encoder.partitions))
 
     @property

@@ -14,12 +14,14 @@ from orjson import dumps
 
 from cdc import __version__
 from cdc.errors import ProtocolError
+from cdc.log.mask import masked
 from cdc.log.values import NAMESPACE, form
 from cdc.log.values_options import Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaRecord
 
 NULL: Final = b"null"
@@ -30,8 +32,12 @@ _END: Final = "    if q != e: raise malformed(e - s)"
 class RowSource:
     """The functions of one table version, as source text and as formats."""
 
-    def __init__(self, schema: SchemaRecord, database: str, name: str) -> None:
+    def __init__(
+        self, schema: SchemaRecord, database: str, name: str,
+        masks: Sequence[ColumnMask | None] = (),
+    ) -> None:  # fmt: skip
         self._schema = schema
+        self._masked = {i: masked(mask, i) for i, mask in enumerate(masks) if mask}
         self._database = database
         self._name = name
         self._options = schema.values or Values()
@@ -130,9 +136,11 @@ class RowSource:
         lines = []
         for i, column in enumerate(self._schema.columns):
             lines.append("    k, n = VALUE(b, q)")
-            value = form(column, self._options)
+            mask = self._masked.get(i)
+            value = mask.value if mask else form(column, self._options)
+            null = mask.null if mask else "NULL"
             lines.append(f"    if k == 116: p = q + 5; q = p + n; v{i} = {value}")
-            lines.append(f"    elif k == 110: v{i} = NULL; q += 1")
+            lines.append(f"    elif k == 110: v{i} = {null}; q += 1")
             lines.extend(line.replace("{i}", str(i)) for line in other)
         return lines
 
@@ -156,6 +164,8 @@ class RowSource:
             "unchanged": self.unchanged,
             "malformed": self._malformed,
         }
+        for mask in self._masked.values():
+            namespace.update(mask.names)
         for source in (self.after(), self.new(), self.old()):
             exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
         return namespace

@@ -22,6 +22,9 @@ from cdc.errors import ProtocolError
 from cdc.log.compile import RowSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaRecord
 
 _N, _K, _O = b"NKO"
@@ -42,8 +45,11 @@ class New(Protocol):
 class Encoder:
     """The compiled encoder of one table version, and where its records go."""
 
-    def __init__(self, schema: SchemaRecord, database: str, name: str, partitions: int) -> None:
-        source = RowSource(schema, database, name)
+    def __init__(
+        self, schema: SchemaRecord, database: str, name: str, partitions: int,
+        masks: Sequence[ColumnMask | None] = (),
+    ) -> None:  # fmt: skip
+        source = RowSource(schema, database, name, masks)
         functions = source.compile()
         self.schema = schema
         # Without a key there is no order but the table's own: one partition keeps it.
