@@ -127,6 +127,15 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
         UnavailableError,
         "see that Postgres runs and source.dsn reaches it",
     ),
+    (
+        ("22021",),
+        ConfigError,
+        (
+            "a database of encoding SQL_ASCII takes any bytes, and some are not UTF-8: set"
+            " values.invalid.text.handling.mode to base64, and such texts go into the log as their"
+            " bytes; nothing was confirmed, so nothing is lost"
+        ),
+    ),
     (("",), ConfigError, "`cdc doctor` compares server and configuration"),
 )
 
@@ -172,6 +181,18 @@ def hosts(config: Config) -> dict[str, Config]:
         source = replace(config.source, dsn=conninfo.make_conninfo(**own))
         found[f"{name}:{port}"] = replace(config, source=source)
     return found
+
+
+def take_any_text(connection: psycopg.Connection[TupleRow], config: Config) -> None:
+    """Let text come that is not UTF-8, where the configuration has a form for it.
+
+    Only a database of encoding SQL_ASCII holds any, and there nothing is converted: the server but
+    refuses to send what the client could not read.
+    """
+    any_bytes = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
+    if any_bytes and config.values.invalid_text_handling_mode == "base64":
+        with translated("setting client_encoding"):
+            connection.execute("SET client_encoding TO 'SQL_ASCII'")
 
 
 @contextmanager

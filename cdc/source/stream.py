@@ -21,7 +21,7 @@ from psycopg import pq
 from cdc.errors import GapError, ProtocolError, UnavailableError
 from cdc.events import LSN
 from cdc.frames import COPY_DATA, HEADER_SIZE, KEEPALIVE, PADDING, length
-from cdc.source.connection import connect, translate, translated
+from cdc.source.connection import connect, take_any_text, translate, translated
 from cdc.source.timelines import System, parse_history
 from cdc.source.wire import wire
 
@@ -50,6 +50,7 @@ class Stream:
         self._config = config
         self.streaming: Streaming = "off" if whole else config.source.streaming
         self._connection = connect(config, replication=True)
+        take_any_text(self._connection, config)
         self._fatal: GapError | None = None
         # What was read and not yet used up: parts of one chunk to be, their size, and how much a
         # chunk takes to hold one whole message.

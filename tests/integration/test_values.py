@@ -20,6 +20,7 @@ from psycopg import conninfo, sql
 from cdc.config import Config, Log, Source
 from cdc.decode.messages import Relation
 from cdc.events import LSN
+from cdc.log.values_options import Values
 from cdc.sequence import Pause, Step
 from cdc.source import catalog
 from cdc.source.connection import connect
@@ -173,16 +174,16 @@ def role_dsn(database: Database) -> Iterator[str]:
 class Capture:
     """A slot of the role's own; `events` reads what came since, in order, tombstones left out."""
 
-    def __init__(self, dsn: str) -> None:
-        log = Log(bootstrap_servers="localhost:1")
-        self.config = Config(pipeline="values", source=Source(dsn=dsn), log=log)
+    def __init__(self, dsn: str, values: Values | None = None) -> None:
+        log, values = Log(bootstrap_servers="localhost:1"), values or Values()
+        self.config = Config(pipeline="values", source=Source(dsn=dsn), log=log, values=values)
         self.sql = connect(self.config)
         self.sql.execute("CREATE PUBLICATION lockstep_values FOR ALL TABLES")
         self.start = create_slot(self.sql, self.config.slot)
         self.wake_fd = os.eventfd(0)
         self.stream = Stream(self.config, self.wake_fd)
         self.stream.start()
-        self.session = Session(position(end_lsn=self.start), {})
+        self.session = Session(position(end_lsn=self.start), {}, values=values)
 
     def events(self) -> list[dict[str, Any]]:
         target = catalog.wal_end(self.sql)
