@@ -7,14 +7,17 @@ something new, this is where it gets it.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 from unittest import mock
 
 import cdc.continuity
 import cdc.failpoints
+import cdc.intake
+import cdc.log.lanes
 import cdc.log.publisher
 import cdc.pipeline
 import cdc.source.stream
@@ -38,16 +41,18 @@ from tests.simulation.world import Nothing, World
 class SimulatedStream(Stream):
     """The real stream but for how it connects and sleeps."""
 
-    def __init__(self, _config: Config, _wake_fd: int, **_options: object) -> None:
-        self.streaming = "off"
+    def __init__(self, _config: Config, _wake_fd: int, *, whole: bool = False) -> None:
+        self.world = World.current
+        # Half of the schedules stream; a session that must read a transaction anew does not.
+        streaming = self.world.streams and not whole
+        self.streaming = "on" if streaming else "off"
         self._parts, self._have, self._need = [], 0, HEADER_SIZE
         self._fatal = None
         self._feedback_seconds, self._silence_seconds = 3.0, 1e9
         self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
         self.reply_requested = False
         self.feedback_at = self._heard_at = World.current.clock.monotonic()
-        self.world = World.current
-        self._wire = Wire(self.world.slot, self.world.scheduler)
+        self._wire = Wire(self.world.slot, self.world.scheduler, streaming=streaming)
 
     def identify(self) -> System:
         return System("7", 1)
@@ -92,21 +97,26 @@ def _reach(failpoint: str) -> None:
     World.current.scheduler.reach(failpoint)
 
 
-class _LazySpool:
-    """The real spool, made when a transaction is streamed: most schedules have none."""
+class _Catalog(Nothing):
+    """A connection on which every query finds nothing."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._spool: Spool | None = None
+    def execute(self, *_: object) -> _Catalog:
+        return self
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any method of the spool's
-        if self._spool is None:
-            self._spool = Spool(self._directory)
-        return getattr(self._spool, name)
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return []
 
-    def close(self) -> None:
-        if self._spool is not None:
-            self._spool.close()
+
+@cache
+def _spool() -> Spool:
+    return Spool(Path(tempfile.mkdtemp(prefix="lockstep-simulation-")))
+
+
+def _new_spool(_directory: Path) -> Spool:
+    """Return the one spool there is, with nothing in it: making one takes as long as a session."""
+    spool = _spool()
+    spool._open.clear()
+    return spool
 
 
 class _Agreeing:
@@ -131,6 +141,9 @@ def played() -> Iterator[None]:
     replaced: dict[Any, dict[str, Any]] = {
         cdc.failpoints: {"reach": _reach},
         cdc.source.stream: {"time": _Clock()},
+        cdc.intake: {"Spool": _new_spool},
+        Spool: {"close": Nothing.keep},
+        cdc.log.lanes: {"time": _Clock()},
         cdc.log.publisher: {
             "time": _Clock(),
             "Producer": lambda settings: Producer(
@@ -140,7 +153,7 @@ def played() -> Iterator[None]:
         cdc.pipeline: {
             "time": _Clock(),
             "Stream": SimulatedStream,
-            "connect": lambda _: Nothing(),
+            "connect": lambda _: _Catalog(),
             "reader": _Current(
                 read_resume=lambda _: World.current.resume(),
                 read_schemas=lambda _: World.current.schemas(),
@@ -148,10 +161,10 @@ def played() -> Iterator[None]:
                     p: World.current.broker.ends.get(p, 0) for p in parts
                 },
             ),
-            "topics": _Current(admin=lambda _: None, describe=lambda *_: {}),
+            "topics": _Current(admin=lambda _: None),
             "catalog": Nothing(),
-            "Spool": _LazySpool,
             "Watch": lambda *_: Nothing(),
+            "LogWatch": lambda *_: Nothing(),
             "continuity": _Current(
                 Found=cdc.continuity.Found,
                 same_writer=lambda *_: None,

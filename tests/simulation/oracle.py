@@ -16,10 +16,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.events import LSN
-from cdc.frames import PAYLOAD
 from cdc.log import names, records
-from tests.property.histories import KEYS, History, frames
+from tests.property.histories import KEYS, History
 from tests.property.stream import Session, position
+from tests.simulation.walsender import Told, whole
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Place, Transaction
@@ -42,13 +42,10 @@ def expected(history: History) -> Expected:
     session = Session(position(), KEYS)
     found: Records = defaultdict(list)
     seqs = []
-    stream: list[bytes] = []
-    for frame in frames(history):
-        stream.append(frame)
-        if frame[PAYLOAD:][:1] == b"C":
-            session.feed(stream)
-            stream.clear()
-            seqs.append(session.sequencer.seq)
+    told: Told = {}
+    for transaction in history:
+        session.feed(list(whole(transaction, told)))
+        seqs.append(session.sequencer.seq)
     for record in session.waiting():
         found[record.topic, record.partition].append((record.key, record.value))
     return Expected(dict(found), tuple(seqs))
@@ -78,6 +75,9 @@ class Oracle:
         self.slot.watch = self.confirmed
         self._own = f"{self.prefix}.cdc."
 
+    def _is_data(self, topic: str) -> bool:
+        return not topic.startswith(self._own) or topic == names.messages_topic(self.prefix)
+
     def confirmed(self, lsn: LSN) -> None:
         """Check a confirmation before Postgres acts on it."""
         held = self.resume.end_lsn if self.resume else LSN(0x100)
@@ -88,7 +88,7 @@ class Oracle:
         seqs = sorted(
             seq_of(record.value)
             for (topic, _), written in transaction.written.items()
-            if not topic.startswith(self._own)
+            if self._is_data(topic)
             for record in written
             if record.value is not None
         )
@@ -137,7 +137,7 @@ class Oracle:
         found: Records = {
             place: [(record.key, record.value) for record in written]
             for place, written in self.broker.committed.items()
-            if not place[0].startswith(self._own)
+            if self._is_data(place[0])
         }
         assert found == want.records
         assert self.resume is not None

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 import yaml
 
 from cdc.config import Config, load
-from tests.property.histories import History, history_of
+from cdc.errors import CDCError
+from tests.property.histories import History
 from tests.property.stream import PREFIX
 from tests.simulation.edges import played
 from tests.simulation.oracle import Oracle
+from tests.simulation.walsender import history
 from tests.simulation.world import World
 
 # Schedules to a history: making one, and what it must give, takes as long as a few schedules.
@@ -66,18 +68,18 @@ def _history(number: int) -> History:
     known = _recent(0)
     if number not in known:
         known.clear()
-        known[number] = history_of(number, 1 + Random(number).randrange(_TRANSACTIONS))
+        known[number] = history(number, 1 + Random(number).randrange(_TRANSACTIONS))
     return known[number]
 
 
-def simulate(seed: int, history: History, totals: Counter[str] | None = None) -> int:
+def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
-    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)]), history, seed)
-    oracle = Oracle(history, world.broker, world.slot, PREFIX)
+    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)]), happened, seed)
+    oracle = Oracle(happened, world.broker, world.slot, PREFIX)
     try:
         world.run()
         oracle.finish(offsets_told=not world.scheduler.faults["report has no offset"])
-    except Exception as error:
+    except (AssertionError, CDCError) as error:
         faults = ", ".join(f"{name} {n}" for name, n in sorted(world.scheduler.faults.items()))
         raise BrokenError(f"schedule {seed} ({faults}): {error}") from error
     if totals is not None:
@@ -91,6 +93,6 @@ def run(first: int, count: int) -> Outcome:
     sessions = 0
     logging.disable()
     with played():
-        for seed, history in schedules(first, count):
-            sessions += simulate(seed, history, faults)
+        for seed, happened in schedules(first, count):
+            sessions += simulate(seed, happened, faults)
     return Outcome(count, sessions, faults)

@@ -34,6 +34,7 @@ _ALWAYS: Final = {
     "keepalive": 0.3,
     "keepalive within": 0.05,
     "reply requested": 0.2,
+    "block comes": 0.3,
     "worker runs": 0.6,
     "late request comes": 0.2,
     "source commits": 0.5,

@@ -7,16 +7,15 @@ session; a slot may also have forgotten a confirmation, as one does whose server
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import pack, unpack_from
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 
 from cdc.events import LSN
-from cdc.frames import PAYLOAD
-from tests.property.histories import History, frames
+from tests.property.histories import History
+from tests.simulation.walsender import Walsender
 
 if TYPE_CHECKING:
     from tests.simulation.scheduler import Scheduler
@@ -62,18 +61,19 @@ class Slot:
 class Wire:
     """One session's socket; has the methods of `cdc.source.wire.Wire`."""
 
-    def __init__(self, slot: Slot, scheduler: Scheduler) -> None:
+    def __init__(self, slot: Slot, scheduler: Scheduler, *, streaming: bool) -> None:
         self._slot = slot
+        self._streaming = streaming
         self._scheduler = scheduler
-        self._sent = self._next = 0
-        self._sessions: Iterator[tuple[int, bytes]] = iter(())
-        self._waiting: deque[bytes] = deque()
+        self._next = 0
         self._buffer = b""
         self._wal_end = LSN(0)
 
     def start(self, _command: bytes) -> None:
         self._next = self._slot.first()
-        self._stream = frames(self._slot.history[self._next :])
+        self._sender = Walsender(
+            self._slot.history, self._next, self._scheduler.chance, streaming=self._streaming
+        )
 
     def read(self) -> bytes:
         """Return some of what has come, whole messages or not."""
@@ -102,19 +102,23 @@ class Wire:
         slot, scheduler = self._slot, self._scheduler
         while self._next < slot.committed and len(self._buffer) < 100_000:
             transaction = slot.history[self._next]
-            for frame in self._stream:
+            self._blocks()
+            for frame in self._sender.committed():
                 if scheduler.happens("keepalive within"):
                     # The walsender has read up to the commit record, which it is decoding.
                     self._say(transaction.final_lsn)
                 self._buffer += frame
-                if frame[PAYLOAD:][:1] == b"C":
-                    break
             self._wal_end = LSN(transaction.end_lsn)
             self._next += 1
+        self._blocks()
         if self._next >= slot.committed and scheduler.happens("keepalive"):
             more = slot.history[self._next :]
             limit = more[0].final_lsn if more else self._wal_end + 50
             self._say(self._wal_end + scheduler.some(max(0, limit - self._wal_end)))
+
+    def _blocks(self) -> None:
+        while self._streaming and self._scheduler.happens("block comes"):
+            self._buffer += b"".join(self._sender.block())
 
     def _say(self, wal_end: int) -> None:
         reply = self._scheduler.happens("reply requested")

@@ -50,14 +50,14 @@ _start, _frontiers = Pipeline.start, Frontiers.__init__
 
 def _confirm_before_the_commit(self: Pipeline, *idle: Any) -> None:  # noqa: ANN401 - passed on
     _cut(self, *idle)
-    self.stream.confirm(self.in_flight[-1].position.end_lsn)
+    self.stream.confirm(self.lanes.in_flight[-1].position.end_lsn)
 
 
-def _commit_in_any_order(self: Lanes) -> Any:  # noqa: ANN401 - as the method
-    waiting, self.commits = self.commits, deque()
-    waiting.append(_commit(self))
-    self.commits = waiting
-    return waiting[-1]
+def _commit_in_any_order(self: Lanes, *batch: Any) -> None:  # noqa: ANN401 - passed on
+    waiting, self.in_flight = self.in_flight, deque()
+    _commit(self, *batch)
+    waiting += self.in_flight
+    self.in_flight = waiting
 
 
 def _skip_one_more(self: Sequencer, *begin: Any) -> None:  # noqa: ANN401 - passed on

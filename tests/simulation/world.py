@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from cdc.config import Config
 from cdc.daemon import Daemon
-from cdc.errors import CDCError, Policy, RereadError
+from cdc.errors import CDCError, Policy, RereadError, StoppedError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.log.publisher import LANES
@@ -41,6 +41,9 @@ class Nothing:
     def __getattr__(self, _name: str) -> Any:  # noqa: ANN401 - stands for any method
         return _ignore
 
+    def keep(self) -> None:
+        """Stand for a method that closes what is used again."""
+
 
 def _ignore(*_: object, **__: object) -> None:
     return None
@@ -54,6 +57,7 @@ class World:
     def __init__(self, config: Config, history: History, seed: int, budget: int = 12) -> None:
         self.config = config
         self.scheduler = Scheduler(seed, budget)
+        self.streams = self.scheduler.chance.random() < 0.5
         self.broker = Broker()
         self.slot = Slot(history, self.scheduler)
         self.pipeline: Pipeline | None = None
@@ -144,7 +148,7 @@ class World:
         history, slot, pipeline = self.slot.history, self.slot, self.pipeline
         if slot.committed < len(history) or pipeline is None or not pipeline.streaming:
             return False
-        resting = not pipeline.in_flight and not pipeline.frontiers.due
+        resting = not pipeline.lanes.in_flight and not pipeline.frontiers.due
         return resting and slot.confirmed >= history[-1].end_lsn
 
     def run(self) -> None:
@@ -163,6 +167,8 @@ class World:
         try:
             pipeline.start()
             pipeline.run()
+        except StoppedError:
+            pass  # told to stop while it read again what the log already holds
         except Crash:
             self.daemon.stopping = False
             self._leave_behind(pipeline)
@@ -176,7 +182,12 @@ class World:
 
     def _leave_behind(self, pipeline: Pipeline) -> None:
         """Let the request to commit, which the process may have sent last, come later, or never."""
-        if pipeline.streaming and pipeline.in_flight and self.scheduler.happens("commit is late"):
-            commit = pipeline.in_flight[0].commit
-            if commit.flushed.done() and not commit.committed.done():
-                self.broker.late = commit.publisher._producer.writer  # type: ignore[attr-defined]
+        if not pipeline.streaming or not pipeline.lanes.in_flight:
+            return
+        batch = pipeline.lanes.in_flight[0]
+        if (
+            batch.flushed.done()
+            and not batch.ended.done()
+            and self.scheduler.happens("commit is late")
+        ):
+            self.broker.late = batch.publisher._producer.writer  # type: ignore[attr-defined]

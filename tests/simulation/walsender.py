@@ -1,0 +1,194 @@
+"""What a walsender sends of a history: transactions whole, or in blocks before they commit.
+
+A transaction that is streamed comes in blocks among others' until its commit, with every change
+under its own or a subtransaction's xid, and each table described anew; some subtransactions, and
+some whole transactions that the history knows nothing of, are rolled back on the way. A message
+that belongs to no transaction comes at once. Once committed, all of it must be as if sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from msgspec.structs import replace as with_xid
+
+from cdc.decode.messages import (
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    Type,
+)
+from cdc.events import LSN
+from tests.property.histories import History, Step, Transaction, history_of
+from tests.property.stream import begin, commit, frame
+
+# A message of no transaction stands in a history as one without an xid.
+_NONE: Final = 0
+_MOOD: Final = 90_001  # the type of histories' that is not built in
+_AHEAD: Final = 3  # so many transactions may be open beside the one that commits next
+_GHOSTS: Final = 5_000_000  # xids of transactions that are rolled back
+
+Told = dict[int, Relation]
+
+
+def history(seed: int, transactions: int) -> History:
+    """Return a history with logical messages in its transactions and between them."""
+    chance, made = Random(f"{seed}/messages"), list[Transaction]()
+    end = 0
+    for transaction in history_of(seed, transactions):
+        if end and transaction.final_lsn > end and chance.random() < 0.3:
+            lsn = chance.randint(end + 1, transaction.final_lsn)
+            made.append(Transaction(_NONE, end, lsn, 0, (_message(chance, lsn, own=True),)))
+        steps = list(transaction.steps)
+        while chance.random() < 0.15:
+            at = chance.randint(0, len(steps))
+            steps.insert(at, _message(chance, transaction.final_lsn, own=False))
+        made.append(replace(transaction, steps=tuple(steps)))
+        end = transaction.end_lsn
+    return tuple(made)
+
+
+def _message(chance: Random, lsn: int, *, own: bool) -> Step:
+    content = chance.choice((b"", b"hello", b"\x00\xff"))
+    return Step(lsn, LogicalMessage(not own, LSN(lsn), "app", content))
+
+
+def whole(transaction: Transaction, told: Told) -> Iterator[bytes]:
+    """Yield a transaction's frames as they come when it has committed."""
+    if transaction.xid == _NONE:
+        for step in transaction.steps:
+            yield frame(step.message, step.lsn)
+        return
+    yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
+    for step in transaction.steps:
+        yield from _described(step, told, None)
+        yield frame(step.message, step.lsn)
+    yield commit(transaction.final_lsn, transaction.end_lsn, transaction.time_us)
+
+
+def _described(step: Step, told: Told, xid: int | None) -> Iterator[bytes]:
+    for relation in step.relations:
+        if step.described_again or told.get(relation.relation_id) != relation:
+            told[relation.relation_id] = relation
+            if any(column.type_id == _MOOD for column in relation.columns):
+                yield frame(Type(_MOOD, "public", "mood", xid))
+            yield frame(with_xid(relation, xid=xid))
+
+
+@dataclass
+class _Open:
+    """A transaction of which blocks have been sent."""
+
+    xid: int
+    left: list[Step]
+    told: Told = field(default_factory=dict)
+    begun: bool = False
+    writer: int = 0  # the subtransaction that writes; 0 for the transaction itself
+    newest: int = 0  # of its subtransactions
+
+
+class Walsender:
+    """One session's sender, from a transaction of the history on."""
+
+    def __init__(self, history: History, first: int, chance: Random, *, streaming: bool) -> None:
+        self._history = history
+        self._next = first
+        self._chance = chance
+        self._told: Told = {}
+        self._open: dict[int, _Open] = {}
+        self._ghosts: list[_Open] = []
+        self._streamed = {
+            index
+            for index in range(first, len(history))
+            if streaming and history[index].xid != _NONE and chance.random() < 0.4
+        }
+
+    def committed(self) -> Iterator[bytes]:
+        """Yield the frames of the next transaction, and move on."""
+        index, transaction = self._next, self._history[self._next]
+        self._next += 1
+        if index not in self._streamed:
+            yield from whole(transaction, self._told)
+            return
+        opened = self._opened(index)
+        while opened.left or not opened.begun:
+            yield from self._block(opened)
+        yield frame(
+            StreamCommit(
+                transaction.xid,
+                LSN(transaction.final_lsn),
+                LSN(transaction.end_lsn),
+                transaction.time_us,
+            ),
+            transaction.final_lsn,
+        )
+        self._told |= opened.told
+        del self._open[index]
+
+    def block(self) -> Iterator[bytes]:
+        """Yield a block of a transaction that is open, or the end of one that is rolled back."""
+        near = [i for i in range(self._next, self._next + _AHEAD) if i in self._streamed]
+        if near and self._chance.random() < 0.8:
+            yield from self._block(self._opened(self._chance.choice(near)))
+        elif self._streamed:
+            yield from self._ghost()
+
+    def _opened(self, index: int) -> _Open:
+        if index not in self._open:
+            transaction = self._history[index]
+            self._open[index] = _Open(transaction.xid, list(transaction.steps))
+        return self._open[index]
+
+    def _ghost(self) -> Iterator[bytes]:
+        """Yield some of a transaction that will be rolled back, or its end."""
+        chance = self._chance
+        if self._ghosts and chance.random() < 0.5:
+            ghost = self._ghosts.pop(chance.randrange(len(self._ghosts)))
+            yield frame(StreamAbort(ghost.xid, ghost.xid))
+            return
+        steps = [step for each in self._history for step in each.steps if each.xid != _NONE]
+        if steps:
+            xid = _GHOSTS + chance.randrange(1_000) * 1_000
+            if all(ghost.xid != xid for ghost in self._ghosts):
+                ghost = _Open(xid, chance.sample(steps, min(2, len(steps))))
+                self._ghosts.append(ghost)
+                yield from self._block(ghost)
+
+    def _block(self, opened: _Open) -> Iterator[bytes]:
+        chance = self._chance
+        yield frame(StreamStart(opened.xid, first_segment=not opened.begun))
+        opened.begun = True
+        undone = 0
+        for _ in range(chance.randint(0, 3)):
+            if not opened.left:
+                break
+            if chance.random() < 0.2:
+                opened.newest += 1
+                opened.writer = opened.xid + 1_000 * opened.newest
+            if chance.random() < 0.15:
+                opened.newest += 1
+                undone = opened.xid + 1_000 * opened.newest
+                yield from self._rows(opened, opened.left[0], undone)
+                break  # what aborts is the newest: it must not take what follows along
+            yield from self._rows(opened, opened.left.pop(0), opened.writer or opened.xid)
+        yield frame(StreamStop())
+        if undone:
+            yield frame(StreamAbort(opened.xid, undone))
+
+    @staticmethod
+    def _rows(opened: _Open, step: Step, writer: int) -> Iterator[bytes]:
+        yield from _described(step, opened.told, writer)
+        message: Message = step.message
+        if not isinstance(message, Origin):
+            # A logical message tells the transaction's xid, not its subtransaction's.
+            xid = opened.xid if isinstance(message, LogicalMessage) else writer
+            message = with_xid(message, xid=xid)
+        yield frame(message, step.lsn)
