@@ -8,10 +8,11 @@ CHAOS ?=
 NAME ?=
 PEER ?= 1
 KILLS ?= 50
+ROUNDS ?= 40
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-demo demo test check bench campaign lock clean
+.PHONY: help python setup setup-demo demo test check bench campaign cluster lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -46,6 +47,9 @@ bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=
 
 campaign: setup ## kill -9 at random points under load (KILLS=50; LOCKSTEP_SEED=… repeats one)
 	@LOCKSTEP_KILLS=$(KILLS) $(BIN)/python -m pytest -q tests/faults -m campaign $(ARGS)
+
+cluster: setup ## hurt three Kafka brokers in turn under load (ROUNDS=40; LOCKSTEP_SEED=… repeats one)
+	@LOCKSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/faults -m cluster $(ARGS)
 
 lock: setup ## renew the lock files from pyproject.toml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py

@@ -110,9 +110,10 @@ class Publisher:
 
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
-        while self._producer.flush(_COMMIT_TRY_SECONDS):
-            if self._abandoned:
-                raise translate(KafkaError(KafkaError._TIMED_OUT), "sending a batch")  # noqa: SLF001
+        with translated("sending a batch"):
+            while self._producer.flush(_COMMIT_TRY_SECONDS):
+                if self._abandoned:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
         if self._failed:
             raise translate(self._failed, "sending a batch")
 

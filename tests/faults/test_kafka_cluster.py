@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.log import names
-from tests.fixtures.cluster import KafkaCluster
+from tests.fixtures.cluster import ROUNDS, KafkaCluster
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
@@ -134,7 +134,7 @@ FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     leader_cut_off,
     rolling_restart,
 )
-_ROUNDS: Final = int(os.environ.get("LOCKSTEP_ROUNDS", "4"))
+_ROUNDS: Final = int(ROUNDS or "4")
 
 
 def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:

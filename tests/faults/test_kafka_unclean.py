@@ -1,0 +1,119 @@
+"""A broker that missed acknowledged records is made leader: what is lost is named, with offsets.
+
+The loss is real: a partition with two copies and one of them needed, its follower dead while the
+leader alone acknowledges, and then the leader dead and the follower back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+from cdc.log import names, reader
+from tests.fixtures.cluster import LONG, KafkaCluster
+from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.fixtures.servers import Database, fresh_topic_prefix
+
+_CONFIG = 78
+_PARTITIONS = 2
+_UNSAFE = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+
+Unsafe = Callable[..., PipelineUnderTest]
+
+
+@pytest.fixture
+def unsafe(kafka_cluster: KafkaCluster, database: Database, tmp_path: Path) -> Iterator[Unsafe]:
+    """Make a pipeline of which one topic has copies on the nodes 1 (its leader) and 2 alone."""
+    made: list[PipelineUnderTest] = []
+    bootstrap = kafka_cluster.bootstrap
+    with fresh_topic_prefix(bootstrap) as prefix:
+
+        def new(topic: str, partitions: int, **settings: str) -> PipelineUnderTest:
+            wanted = NewTopic(
+                topic,
+                partitions,
+                replica_assignment=[[1, 2]] * partitions,
+                config={**_UNSAFE, **settings},
+            )
+            client = kafka_cluster.admin()
+            client.create_topics([wanted])[topic].result(30)
+            database.execute("CREATE TABLE users (id int PRIMARY KEY, n int)")
+            log: dict[str, object] = {"replication_factor": 3, "partitions": _PARTITIONS}
+            made.append(PipelineUnderTest(database, bootstrap, prefix, tmp_path, log=log))
+            return made[0].set_up()
+
+        new.prefix = prefix  # type: ignore[attr-defined]
+        yield new
+        for line in made:
+            line.close()
+        kafka_cluster.mend()
+
+
+def insert(line: PipelineUnderTest, first: int, last: int) -> None:
+    """Insert rows and wait until the daemon says that the log has them: seq counts rows here."""
+    line.database.execute(f"INSERT INTO users SELECT i, 1 FROM generate_series({first}, {last}) i")
+    wait_until(lambda: line.daemon.metric("lockstep_seq") == last, "the rows do not arrive")
+
+
+def lose(cluster: KafkaCluster, line: PipelineUnderTest, topic: str, *, running: bool) -> int:
+    """Have the second half of what is acknowledged lost; return the end of partition 0 before."""
+    line.start().wait_ready()
+    insert(line, 1, 50)
+    cluster.kill(2)
+    wait_until(lambda: not cluster.led_by(2), "the dead node still leads")
+    insert(line, 51, 100)
+    before = end(line, topic)
+    if not running:
+        assert line.daemon.term() == 0
+    cluster.kill(1)
+    cluster.start([2])
+    wait_until(lambda: cluster.leader(topic) == 2, "node 2 is not elected", 60)
+    return before
+
+
+def end(line: PipelineUnderTest, topic: str) -> int:
+    return reader.end_offsets(line.config, [(topic, 0)])[topic, 0]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [pytest.param(True, marks=LONG), False])
+def test_acknowledged_events_that_are_lost_are_named(
+    running: bool,  # noqa: FBT001 - a parameter of the test
+    kafka_cluster: KafkaCluster,
+    unsafe: Unsafe,
+) -> None:
+    topic = names.data_topic(unsafe.prefix, "public", "users")  # type: ignore[attr-defined]
+    line = unsafe(topic, _PARTITIONS)
+    before = lose(kafka_cluster, line, topic, running=running)
+    if running:
+        said = line.ends(line.daemon, _CONFIG, "acknowledged", seconds=60)
+    else:
+        assert end(line, topic) < before, "nothing was lost: the test does not do what it says"
+        said = line.refused(_CONFIG, "acknowledged", "unclean.leader.election.enable")
+    named = re.search(rf"topic {topic}, partition (\d), ends at offset (\d+)", said)
+    assert named is not None
+    if named[1] == "0":
+        assert int(named[2]) < before
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [True, pytest.param(False, marks=LONG)])
+def test_a_resume_record_that_is_lost_is_named(
+    running: bool,  # noqa: FBT001 - a parameter of the test
+    kafka_cluster: KafkaCluster,
+    unsafe: Unsafe,
+) -> None:
+    """Stopped, the slot is ahead of what is left; running, the daemon knows what it had written."""
+    topic = names.resume_topic(unsafe.prefix)  # type: ignore[attr-defined]
+    line = unsafe(topic, 1, **{"cleanup.policy": "compact"})
+    lose(kafka_cluster, line, topic, running=running)
+    if running:
+        line.ends(line.daemon, _CONFIG, f"topic {topic}", seconds=60)
+    else:
+        line.refused(_CONFIG, f'slot "{line.config.slot}" is at', "the changes between are gone")
