@@ -13,8 +13,9 @@ from cdc.errors import ConfigError
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 
+_SALES = "CREATE TABLE sales (id int, year int, who text, PRIMARY KEY (id, year))"
 PARTED = (
-    "CREATE TABLE sales (id int, year int, who text, PRIMARY KEY (id, year)) PARTITION BY LIST (year)",
+    f"{_SALES} PARTITION BY LIST (year)",
     "CREATE TABLE sales_24 PARTITION OF sales FOR VALUES IN (24)",
     "CREATE TABLE sales_25 PARTITION OF sales FOR VALUES IN (25)",
 )
