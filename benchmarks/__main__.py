@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from benchmarks import latency, memory_bigtx, result
+from benchmarks import costs, costs_page, latency, memory_bigtx, result
 from benchmarks.drain_bigtx import BigTransaction
 from benchmarks.drain_inserts import Inserts
 from benchmarks.drain_tpcb import TpcB
@@ -49,6 +49,7 @@ BENCHMARKS = {
     Wide.name: Benchmark(partial(run, Wide()), 4, 2.5),
     memory_bigtx.NAME: Benchmark(memory_bigtx.run, 5, 5),
     latency.NAME: Benchmark(latency.run, 6, 3),
+    costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()
 
@@ -89,6 +90,8 @@ def main(names: tuple[str, ...], *, no_peer: bool, save: bool, **given: Any) -> 
             sys.exit(error.exit_code)
         if pinned or save:
             result.keep(shown)
+            if name == costs.NAME:
+                costs_page.write(shown)
         click.echo(result.line(shown))
 
 

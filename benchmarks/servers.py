@@ -8,6 +8,7 @@ anything is measured, so that the first subject does not pay for its compilers.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -54,8 +55,23 @@ _BROKER_SETTINGS: Final = {
     # Deleted topics leave at once, not during the next run.
     "log.segment.delete.delay.ms": "1000",
 }
-_WARM_UP_RECORDS: Final = 400_000
 _WARM_UP_BYTES: Final = 700  # about an event's size
+_WARM_UP_PARTITIONS: Final = 4
+_WARM_UP_TRANSACTION: Final = 50_000
+# Every way that a subject writes: plainly, and in transactions of compressed batches.
+_WARM_UPS: Final[tuple[tuple[int, dict[str, str | int]], ...]] = (
+    (200_000, {"linger.ms": 5}),
+    (200_000, {"linger.ms": 20, "compression.type": "lz4", "batch.size": 1_000_000}),
+    (
+        400_000,
+        {
+            "linger.ms": 20,
+            "compression.type": "lz4",
+            "batch.size": 1_000_000,
+            "transactional.id": "warm",
+        },
+    ),
+)
 
 
 class StockBroker(Kafka):
@@ -140,18 +156,33 @@ def _connect(port: int, database: str) -> psycopg.Connection:
 
 
 def _warm_up(bootstrap: str) -> None:
-    """Have the broker's compilers see a few hundred thousand records."""
+    """Have the broker's compilers see many records, written in every way that is measured."""
     topics = Topics(bootstrap)
-    topics.create("warm.up", partitions=1)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
-    value = b"x" * _WARM_UP_BYTES
-    for _ in range(_WARM_UP_RECORDS):
-        while True:
-            try:
-                producer.produce("warm.up", value)
-                break
-            except BufferError:
-                producer.poll(0.05)
-    producer.flush()
+    topics.create("warm.up", partitions=_WARM_UP_PARTITIONS)
+    for records, settings in _WARM_UPS:
+        producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0, **settings})
+        transactional = "transactional.id" in settings
+        if transactional:
+            producer.init_transactions()
+        for first in range(0, records, _WARM_UP_TRANSACTION):
+            if transactional:
+                producer.begin_transaction()
+            for number in range(first, first + _WARM_UP_TRANSACTION):
+                _produce(producer, number)
+            producer.flush()
+            if transactional:
+                producer.commit_transaction()
     topics.delete_prefix("warm")
     say("the broker is warm")
+
+
+def _produce(producer: Producer, number: int) -> None:
+    # Hex digits, of which a codec makes about as much as of rows.
+    value = hashlib.sha256(b"%d" % number).hexdigest() * (_WARM_UP_BYTES // 64)
+    while True:
+        try:
+            producer.produce("warm.up", value, partition=number % _WARM_UP_PARTITIONS)
+        except BufferError:
+            producer.poll(0.05)
+        else:
+            return

@@ -1,0 +1,161 @@
+"""Real frames of a slot, kept in memory, and the row path's parts made ready for them.
+
+What the stages of `benchmarks.costs` are timed on. Frames are read with the daemon's own `Stream`
+and walked once, here, to find every inserted row; what is timed later is the daemon's code alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cdc.decode import messages, pgoutput
+from cdc.events import LSN
+from cdc.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, head, whole
+from cdc.log.batch import Batch
+from cdc.log.encoder import Encoder
+from cdc.log.message import MessageEncoder
+from cdc.log.records import ResumePosition, SchemaColumn, SchemaRecord
+from cdc.log.routes import LogicalMessages, Table
+from cdc.sequence import Pause, Sequencer
+from cdc.source.stream import Stream
+from cdc.worker import Worker
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+PARTITIONS: Final = 4
+_DATABASE: Final = "bench"
+_INSERT, _RELATION = b"IR"
+# Behind the tag of an insert: relation id, kind of tuple, column count; then the first column.
+_FIRST_COLUMN: Final = PAYLOAD + 1 + 4 + 1 + 2
+# As lazily as the daemon reads a backlog.
+_NAP_SECONDS: Final = 0.001
+
+
+class Row(NamedTuple):
+    """Where an inserted row lies: the arguments of `Encoder.new` that the frame gives."""
+
+    chunk: bytes
+    first_column: int
+    stop: int
+    lsn: int
+
+
+@dataclass
+class Recording:
+    """A backlog's chunks as they were read, its relations, and its rows by relation."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    relations: dict[int, messages.Relation] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    receive_s: float = 0.0  # CPU seconds of reading
+
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for rows in self.rows.values())
+
+    def encoder(self, table: str, **changed: Any) -> Encoder:  # noqa: ANN401 - a schema's fields
+        """Return an encoder of the table as the stream describes it, or as `changed`."""
+        relation = next(each for each in self.relations.values() if each.name == table)
+        return _encoder(relation, **changed)
+
+    def sequencer(self, batch: Batch) -> Sequencer:
+        """Return a sequencer at the recording's beginning, which fills the batch."""
+        position = ResumePosition(
+            end_lsn=LSN(0),
+            commit_lsn=LSN(0),
+            ordinal=0,
+            open=False,
+            seq=0,
+            committed_at_us=0,
+            schema_id=1,
+            owner="benchmarks",
+            at_us=0,
+        )
+        messages_to = batch.topic("messages", 1)[0]
+        logical = LogicalMessages(MessageEncoder(_DATABASE, "bench"), messages_to)
+        return Sequencer(position, 1, batch, 1 << 62, logical)
+
+    def feed(self, sequencer: Sequencer, batch: Batch, chunk: bytes, topic: str) -> None:
+        """Sequence a chunk, doing what the pipeline does when asked."""
+        at, step = 0, None
+        while step is not Pause.MORE:
+            at, step = sequencer.feed(chunk, at)
+            if step is Pause.OTHER:
+                at += 1 + int.from_bytes(chunk[at + 1 : at + HEADER_SIZE], "big")
+            elif isinstance(step, messages.Relation):
+                table = Table(_encoder(step), batch.topic(topic, PARTITIONS))
+                sequencer.describe(step.relation_id, table)
+
+
+def record(config: Config, end_lsn: int) -> Recording:
+    """Read the pipeline's slot up to `end_lsn`; nothing is confirmed."""
+    recording = Recording()
+    stream = Stream(config, Worker().wake_fd)
+    try:
+        stream.start()
+        while stream.keepalive_lsn < end_lsn:
+            time.sleep(_NAP_SECONDS)
+            began = time.thread_time()
+            chunk = stream.read()
+            recording.receive_s += time.thread_time() - began
+            if chunk:
+                at = _walk(recording, stream, chunk)
+                began = time.thread_time()
+                stream.keep(chunk, at)
+                recording.receive_s += time.thread_time() - began
+                recording.chunks.append(chunk)
+            stream.tick()
+    finally:
+        stream.close()
+    return recording
+
+
+def _walk(recording: Recording, stream: Stream, chunk: bytes) -> int:
+    """Note the chunk's relations and rows; return how far whole frames go."""
+    at, end = 0, whole(chunk)
+    while at + HEADER_SIZE <= end:
+        _, length, inner, lsn, tag = head(chunk, at)
+        stop = at + 1 + length
+        if stop > end:
+            break
+        if inner != XLOG_DATA:
+            at = stream.other(chunk, at)
+            continue
+        if tag == _RELATION:
+            relation = pgoutput.decode(chunk[at + PAYLOAD : stop])
+            assert isinstance(relation, messages.Relation)
+            recording.relations[relation.relation_id] = relation
+        elif tag == _INSERT:
+            number = int.from_bytes(chunk[at + PAYLOAD + 1 : at + PAYLOAD + 5], "big")
+            rows = recording.rows.setdefault(recording.relations[number].name, [])
+            rows.append(Row(chunk, at + _FIRST_COLUMN, stop, lsn))
+        at = stop
+    return at
+
+
+def _encoder(relation: messages.Relation, **changed: Any) -> Encoder:  # noqa: ANN401 - as above
+    columns = tuple(
+        SchemaColumn(
+            name=column.name,
+            type_id=column.type_id,
+            type="",
+            type_modifier=column.type_modifier,
+            nullable=None,
+        )
+        for column in relation.columns
+    )
+    fields: dict[str, Any] = {
+        "schema_id": 1,
+        "relation_id": relation.relation_id,
+        "schema": relation.namespace,
+        "table": relation.name,
+        "topic": relation.name,
+        "replica_identity": relation.replica_identity.value,
+        "from_lsn": LSN(0),
+        "key": tuple(column.name for column in relation.columns if column.key),
+        "columns": columns,
+    }
+    return Encoder(SchemaRecord(**(fields | changed)), _DATABASE, "bench", PARTITIONS)

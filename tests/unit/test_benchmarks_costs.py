@@ -1,0 +1,121 @@
+"""The page of costs is what was measured, and the stages are those of the daemon's row path."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks import costs_page, kinds, result, stages
+from benchmarks.recording import Recording, Row
+from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
+from cdc.frames import HEADER_SIZE
+from cdc.log.batch import Batch
+from tests.property.stream import begin, chunk, commit, frame
+
+ITEMS = Relation(
+    7,
+    "public",
+    "items",
+    ReplicaIdentity.DEFAULT,
+    (
+        Column(key=True, name="id", type_id=20, type_modifier=-1),
+        Column(key=False, name="name", type_id=25, type_modifier=-1),
+    ),
+)
+ROWS = 500
+# Of a row's frame: 30 bytes to the tag, the tag, relation id, kind of tuple, column count.
+FIRST_COLUMN = 38
+
+
+def recorded() -> Recording:
+    """Return one transaction of `ROWS` rows."""
+    inserts = [frame(Insert(7, (b"%d" % number, b"name"))) for number in range(ROWS)]
+    before = [begin(), frame(ITEMS)]
+    whole = chunk(*before, *inserts, commit())
+    rows, at = [], sum(len(each) for each in before)
+    for each in inserts:
+        rows.append(Row(whole, at + FIRST_COLUMN, at + len(each), 1))
+        at += len(each)
+    return Recording(chunks=[whole], relations={7: ITEMS}, rows={"items": rows}, receive_s=0.0)
+
+
+def test_a_recording_feeds_every_row_into_the_batch() -> None:
+    recording, batch = recorded(), Batch()
+    sequencer = recording.sequencer(batch)
+    recording.feed(sequencer, batch, recording.chunks[0], "items")
+    assert sequencer.events == ROWS == recording.count
+    values = [message["value"] for place in batch.waiting() for message in place.take()]
+    assert len({json.loads(value)["after"]["id"] for value in values}) == ROWS
+
+
+def test_a_recorded_row_is_encoded_alone_as_in_the_stream() -> None:
+    recording = recorded()
+    new = recording.encoder("items").new
+    key, value = new(*recording.rows["items"][3], b"c", 1, 1, b'"txId":1', b'"ts_ms":1')
+    assert key == b'{"id":3}'
+    assert json.loads(value)["after"] == {"id": 3, "name": "name"}
+    keyless = recording.encoder("items", key=()).new
+    assert keyless(*recording.rows["items"][3], b"c", 1, 1, b'"txId":1', b'"ts_ms":1')[0] is None
+
+
+def test_a_part_costs_less_than_the_whole() -> None:
+    recording = recorded()
+    rows = recording.rows["items"]
+    new = recording.encoder("items").new
+    assert 0 < stages.encode(new, rows) < stages.feed(recording, "items")
+    assert stages.partition(new, rows) > 0
+
+
+def test_a_frame_that_is_no_row_of_ours_is_passed_over() -> None:
+    """A keepalive between rows is the stream's to answer, and is not timed."""
+    recording, batch = recorded(), Batch()
+    body = b"k" + bytes(17)
+    keepalive = b"d" + (len(body) + 4).to_bytes(4, "big") + body
+    assert len(keepalive) == HEADER_SIZE + len(body)
+    sequencer = recording.sequencer(batch)
+    recording.feed(sequencer, batch, keepalive + recording.chunks[0], "items")
+    assert sequencer.events == ROWS
+
+
+def test_each_kind_has_a_table_of_its_own() -> None:
+    assert len(set(kinds.TABLES)) == len(kinds.KINDS) + 1
+    assert all(name.isidentifier() for name in kinds.TABLES)
+
+
+def measured() -> dict[str, Any]:
+    names = ("receive", "walk", "encode", "key", "partition", "hand_over", "send")
+    return {
+        "machine": {"cores": 2, "cpu": "AMD EPYC"},
+        "commit": "abc",
+        "rows": 300_000,
+        "stages_us": dict.fromkeys(names, 0.5),
+        "whole_us": 5.0,
+        "postgres_us": 3.0,
+        "broker_us": 2.0,
+        "value_ns": {"int": 111, "text[] of 3": 222},
+        "transaction_us": 4.25,
+        "kafka_transaction": {
+            "p50_ms": 6.0,
+            "p99_ms": 9.0,
+            "acknowledged_p50_ms": 4.0,
+            "cpu_us": 800.0,
+        },
+        "runs": {"ours": [{}, {}, {}]},
+    }
+
+
+def test_the_page_shows_every_stage_and_what_they_leave() -> None:
+    page = costs_page.render(measured())
+    for name in ("receive", "walk", "encode", "partition", "hand over", "send"):
+        assert f"| {name} | 0.50 | 10 % |" in page
+    # Six stages of half a microsecond; the key's is within encoding.
+    assert "| the rest | 2.00 | 40 % |" in page
+    assert "200,000 rows/s" in page
+    assert "| text[] of 3 | 222 |" in page
+
+
+def test_the_page_in_the_docs_is_what_was_measured() -> None:
+    kept = json.loads((result.RESULTS / "costs.json").read_text())
+    assert costs_page.PAGE.read_text() == costs_page.render(kept), (
+        "docs/COSTS.md is generated: python -m benchmarks costs"
+    )
