@@ -12,7 +12,7 @@ ROUNDS ?= 40
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-demo demo test check bench campaign cluster lock clean
+.PHONY: help python setup setup-demo demo test check bench campaign cluster majors lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -50,6 +50,9 @@ campaign: setup ## kill -9 at random points under load (KILLS=50; LOCKSTEP_SEED=
 
 cluster: setup ## hurt three Kafka brokers in turn under load (ROUNDS=40; LOCKSTEP_SEED=… repeats one)
 	@LOCKSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/faults -m cluster $(ARGS)
+
+majors: setup ## failovers, prepared transactions and lost slots on Postgres 15 to 18
+	@LOCKSTEP_TEST_MAJORS=all $(BIN)/python -m pytest -q tests/faults tests/integration -m majors $(ARGS)
 
 lock: setup ## renew the lock files from pyproject.toml
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py

@@ -170,6 +170,11 @@ def _usable_slot(
             hint=_ANEW,
         )
     same_plugin(config, slot)
+    one_phase(config, slot)
+
+
+def one_phase(config: Config, slot: Slot) -> None:
+    """Raise ConfigError where the slot sends prepared transactions before they are decided."""
     if slot.two_phase:
         raise ConfigError(
             f'slot "{config.slot}" decodes prepared transactions before they are decided'

@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "tail": Entry("cdc.cli.tail", "tail", "Print events as they arrive in the log."),
     "dead": Entry("cdc.cli.dead", "dead", "List events too large for their topics, or show one."),
-    "slot": Entry("cdc.cli.slot", "slot", "Show or drop the replication slot."),
+    "slot": Entry("cdc.cli.slot", "slot", "Show, alter or drop the replication slot."),
     "topics": Entry("cdc.cli.topics", "topics", "Go on with topics that have changed."),
     "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
     "local": Entry("cdc.cli.local", "local", "Run Postgres and Kafka here, for trying out."),

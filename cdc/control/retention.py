@@ -86,12 +86,11 @@ def judge_slot(retention: Retention) -> Iterator[Finding]:
         )
         return
     seconds, safe = retention.lost_in_seconds, slot.safe_wal_bytes
+    still = slot.active_pid is None or retention.still_seconds >= _STANDS_STILL_SECONDS
     if seconds is not None:
-        near = seconds < _SOON_SECONDS and (
-            slot.active_pid is None or retention.still_seconds >= _STANDS_STILL_SECONDS
-        )
+        near = still and seconds < _SOON_SECONDS
     else:
-        near = safe is not None and safe < _LITTLE_BYTES and not retention.wal_bytes_per_second
+        near = still and safe is not None and safe < _LITTLE_BYTES
     if near:
         room = size(max(0, safe or 0))
         when = f", in about {spell(seconds)} at the present rate" if seconds is not None else ""

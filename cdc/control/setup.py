@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from cdc import continuity
 from cdc.control import setup_publication
 from cdc.control.doctor_failover import FAILOVER_MAJOR
 from cdc.control.findings import listed, size
@@ -115,6 +116,7 @@ def _check_meeting(
             f"{slot.database})",
             hint="give this pipeline another source.slot",
         )
+    continuity.one_phase(config, slot)
     if record is None and not adopt_slot:
         raise ConfigError(
             f"the slot {slot.name} exists, but the log has no record of it: which of its changes "

@@ -87,7 +87,7 @@ def test_a_restart_lsn_that_moves_is_no_slot_that_stands_still() -> None:
             "in about 10 min",
         ),
         # Nobody knows the rate: little room is too little.
-        (Retention(slot(safe_wal_bytes=600 * MB)), "warning", "after 600.0 MiB more of WAL"),
+        (Retention(SLOT._replace(safe_wal_bytes=600 * MB)), "warning", "after 600.0 MiB more"),
     ],
 )
 def test_a_slot_in_danger_is_told(retention: Retention, severity: str, words: str) -> None:
@@ -101,6 +101,7 @@ def test_a_slot_in_danger_is_told(retention: Retention, severity: str, words: st
     "retention",
     [
         Retention(slot()),
+        Retention(slot(safe_wal_bytes=MB)),  # the slot follows, at the first look
         Retention(slot(safe_wal_bytes=600 * MB), 1.0 * MB, 10),  # the slot follows
         Retention(slot(safe_wal_bytes=600 * MB), 1024.0, 90),  # in a week
         Retention(slot(safe_wal_bytes=5_000 * MB)),

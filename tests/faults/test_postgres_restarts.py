@@ -1,0 +1,222 @@
+"""Postgres goes down in each of its ways, ends our connections, locks us out: it costs time only.
+
+The shutdowns by `fast` are in test_servers_away, kills of the postmaster also in the campaign.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from cdc.local.stack import LocalStack
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.load import TABLES, Load
+from tests.fixtures.witness import Witness
+from tests.integration.test_slot_gaps import write_rules
+
+_BATCH = {"max_events": 300, "max_wait_ms": 50}
+_USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
+_CONFIG, _PERMISSION = 78, 77
+# One round of a daemon that is refused: it asks every ten seconds.
+_SLOW_SECONDS = 40.0
+
+
+def moves(daemon: Daemon, seconds: float = 90.0) -> None:
+    seen = daemon.metric("lockstep_events_total")
+    wait_until(
+        lambda: daemon.metric("lockstep_events_total") >= seen + 30, "nothing moves", seconds
+    )
+
+
+def publish(line: PipelineUnderTest, key: int) -> None:
+    """Write a row and wait until it is in the log."""
+    seq = line.resume()[1].seq
+    line.database.execute(f"INSERT INTO users VALUES ({key}, 1)")
+    wait_until(lambda: line.resume()[1].seq == seq + 1, "the row does not arrive")
+
+
+def a_backend(stack: LocalStack) -> int:
+    """Return the pid of some client's backend."""
+    server = psutil.Process(stack["postgres"].pid)
+    found = [each.pid for each in server.children(recursive=True) if "idle" in each.cmdline()[0]]
+    assert found
+    return found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["smart", "immediate", "killed", "backend crash"])
+def test_however_postgres_goes_down_nothing_is_lost(
+    how: str, killable_stack: LocalStack, killable_pipeline: NewPipeline
+) -> None:
+    """A smart shutdown, here, waits for the load until a fast one follows it."""
+    line = killable_pipeline(*TABLES, batch=_BATCH)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=21):
+        moves(daemon)
+        postgres = killable_stack["postgres"]
+        if how == "backend crash":
+            idle = psycopg.connect(line.database.dsn)
+            os.kill(a_backend(killable_stack), signal.SIGKILL)
+            idle.close()
+        elif how == "killed":
+            postgres.kill()
+            killable_stack.start("postgres")
+        else:
+            process = postgres.state.process
+            process.signal({"smart": signal.SIGTERM, "immediate": signal.SIGQUIT}[how])
+            if how == "smart":
+                time.sleep(1.0)  # it admits nobody, and waits for those who are in
+                process.signal(signal.SIGINT)
+            assert process.wait(20), "the daemon holds the shutdown up"
+            killable_stack.start("postgres")
+        wait_until(lambda: daemon.metric("lockstep_reconnects_total") >= 1, "it does not notice")
+        moves(daemon)
+    witness.check()
+    assert daemon.term() == 0
+
+
+def test_connections_that_an_operator_ends_are_made_anew(pipeline: NewPipeline) -> None:
+    """All of the daemon's, several times, in the middle of its work."""
+    line = pipeline(*TABLES, batch=_BATCH)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=22):
+        for times in range(1, 4):
+            moves(daemon)
+            line.query(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'lockstep%%' AND datname = current_database()"
+            )
+            wait_until(
+                lambda: daemon.metric("lockstep_reconnects_total") >= times,  # noqa: B023 - at once
+                "it does not notice",
+            )
+        moves(daemon)
+    witness.check()
+
+
+@pytest.mark.slow
+def test_a_daemon_paused_beyond_the_walsenders_patience_goes_on(pipeline: NewPipeline) -> None:
+    """The walsender has given up, and WAL was written meanwhile."""
+    line = pipeline(*TABLES, batch=_BATCH)
+    line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '2s'")
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=23):
+        moves(daemon)
+        daemon.freeze()
+        wait_until(lambda: line.slot("active_pid") is None, "the walsender waits for ever")
+        daemon.thaw()
+        moves(daemon)
+    witness.check()
+    assert daemon.metric("lockstep_reconnects_total") >= 1
+
+
+# --- locked out, and let in again ---
+
+
+@pytest.fixture
+def role(pipeline: NewPipeline, tmp_path: Path) -> Role:
+    """A role that is not a superuser, whose rights a test takes away."""
+    return Role(pipeline(_USERS), tmp_path)
+
+
+class Role:
+    """The pipeline's daemon as a role of its own; `line` stays the superuser's."""
+
+    def __init__(self, line: PipelineUnderTest, folder: Path) -> None:
+        self.line = line
+        self.name = f"cdc_{line.database.name}"
+        self.password_file = folder / "password"
+        self.password_file.write_text("old-pw\n", "utf-8")
+        line.database.execute(
+            f"CREATE ROLE {self.name} LOGIN REPLICATION PASSWORD 'old-pw'",
+            f"GRANT SELECT ON users TO {self.name}",
+        )
+
+    def start(self) -> Daemon:
+        dsn = psycopg.conninfo.make_conninfo(self.line.database.dsn, user=self.name)
+        file = self.line.write(
+            "role.yaml", source__dsn=dsn, source__password_file=str(self.password_file)
+        )
+        return self.line.start(config_file=file)
+
+    def end_walsender(self) -> None:
+        pid = self.line.slot("active_pid")
+        assert self.line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
+
+    def drop(self) -> None:
+        self.line.daemon.kill()
+        self.line.database.execute(f"DROP OWNED BY {self.name}", f"DROP ROLE {self.name}")
+
+
+@pytest.mark.slow
+def test_a_role_that_lost_replication_is_told_and_tried_again_seldom(role: Role) -> None:
+    """It worked before, so whoever took the right may give it back: alert, do not hammer, go on."""
+    line = role.line
+    try:
+        daemon = role.start().wait_ready()
+        publish(line, 1)
+        line.database.execute(f"ALTER ROLE {role.name} NOREPLICATION")
+        role.end_walsender()
+        wait_until(lambda: "REPLICATION" in daemon.log, "it does not say so")
+        assert daemon.state == "reconnecting"
+        assert daemon.health()["status"] == 503
+        refusals = [e for e in daemon.events if e["event"] == "starting over"]
+        assert refusals[-1]["level"] == "error"
+        assert refusals[-1]["fields"]["in_seconds"] >= 10
+        line.database.execute(
+            f"ALTER ROLE {role.name} REPLICATION", "INSERT INTO users VALUES (2, 1)"
+        )
+        daemon.wait_state("streaming", _SLOW_SECONDS)
+        wait_until(lambda: line.resume()[1].seq == 2, "the row does not arrive")
+        converge(line.config)
+    finally:
+        role.drop()
+
+
+def test_connections_that_ran_out_are_waited_for(role: Role) -> None:
+    """SQLSTATE 53300, of a role's limit here; max_wal_senders and max_connections are the same."""
+    line = role.line
+    try:
+        line.database.execute(f"ALTER ROLE {role.name} CONNECTION LIMIT 0")
+        daemon = role.start()
+        daemon.wait_state("reconnecting")
+        wait_until(lambda: "no connection free" in daemon.log, "it does not say so")
+        line.database.execute(f"ALTER ROLE {role.name} CONNECTION LIMIT -1")
+        daemon.wait_ready()
+        publish(line, 1)
+    finally:
+        role.drop()
+
+
+@pytest.mark.slow
+def test_a_password_that_is_rotated_is_taken_up_when_its_file_is(role: Role) -> None:
+    """First in the database, then in the file: in between the server refuses us."""
+    line = role.line
+    with line.database.connect() as connection:
+        row = connection.execute("SELECT pg_read_file(f), f FROM current_setting('hba_file') f")
+        rules, file = row.fetchone() or ("", "")
+        try:
+            ours = f"host all {role.name} 127.0.0.1/32 scram-sha-256"
+            write_rules(connection, file, f"{ours}\n{rules}")
+            daemon = role.start().wait_ready()
+            line.database.execute(f"ALTER ROLE {role.name} PASSWORD 'new-pw'")
+            role.end_walsender()
+            wait_until(lambda: "password authentication failed" in daemon.log, "it gets in")
+            assert daemon.state == "reconnecting"
+            role.password_file.write_text("new-pw\n", "utf-8")
+            daemon.wait_state("streaming", _SLOW_SECONDS)
+            publish(line, 1)
+            assert "-pw" not in daemon.log
+        finally:
+            write_rules(connection, file, rules)
+            role.drop()
