@@ -89,7 +89,8 @@ def same_source(
         raise GapError(
             f'slot "{config.slot}" is at {confirmed_lsn}, the log only at'
             f" {position.end_lsn}: the changes between are gone from the stream",
-            hint=f"someone moved or recreated the slot; {_ANEW}",
+            hint="someone moved or recreated the slot, or the resume topic lost its newest"
+            f" records; {_ANEW}",
         )
     if source.publication is None:
         raise GapError(

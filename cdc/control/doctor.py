@@ -17,6 +17,8 @@ from cdc.control.findings import Finding, error
 from cdc.errors import CDCError
 from cdc.log import inspection as log_inspection
 from cdc.log import reader, topics
+from cdc.log.inspection import TRANSACTION_LOG
+from cdc.log.watch import LogWatch
 from cdc.source import inspection as source_inspection
 from cdc.source.connection import connect
 from cdc.source.plan import has_topic
@@ -79,12 +81,18 @@ def _log_facts(
             for table in tables
             if has_topic(config, table)
         ]
+        names = [*(topic.name for topic in wanted), TRANSACTION_LOG]
+        # Before the topics are looked at: the first transaction ever makes the brokers' own topic.
+        transactions, resume = _probe(config), reader.read_resume(config)
+        facts = log_inspection.topics(client, names)
         return LogFacts(
             cluster=cluster,
             wanted=wanted,
-            topics=log_inspection.topics(client, [topic.name for topic in wanted]),
-            transactions=_probe(config),
-            resume=reader.read_resume(config),
+            transaction_log=facts.pop(TRANSACTION_LOG, None),
+            topics=facts,
+            transactions=transactions,
+            resume=resume,
+            examined=LogWatch(config, client).examine(*resume) if resume else None,
         )
     except CDCError as failure:
         findings.append(

@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdc.control.doctor_topics import (
+    DURABLE_COPIES,
+    check_examined,
+    check_retention,
+    check_topic,
+    check_transaction_log,
+)
 from cdc.control.findings import Finding, error, listed, note, ok, warning
 from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS
 
@@ -17,21 +24,20 @@ if TYPE_CHECKING:
     from cdc.log.inspection import Cluster, TopicFacts
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.log.topics import Topic
+    from cdc.log.watch import Examined
     from cdc.source.inspection import Publication, Server, Slot
-
-_DURABLE_COPIES = 2
-# Settings that Kafka answers in another form than they were given, or that may grow.
-_AT_LEAST = frozenset({"max.message.bytes"})
 
 
 class LogFacts(NamedTuple):
-    """All that the checks look at; `resume` is None before `cdc setup`."""
+    """All that the checks look at; `resume` and `examined` are None before `cdc setup`."""
 
     cluster: Cluster
     wanted: list[Topic]  # internal topics, and one for each matched table
     topics: dict[str, TopicFacts]
     transactions: str | None  # what is wrong with them, or None
     resume: tuple[ResumeIdentity, ResumePosition] | None
+    transaction_log: TopicFacts | None  # the brokers' own topic
+    examined: Examined | None
 
 
 def check_log(config: Config, facts: LogFacts) -> list[Finding]:
@@ -39,7 +45,10 @@ def check_log(config: Config, facts: LogFacts) -> list[Finding]:
     return [
         *_cluster(config, facts.cluster),
         *_transactions(config, facts),
+        *check_transaction_log(facts.cluster, facts.transaction_log),
         *_topics(config, facts),
+        *check_retention(config, facts.topics),
+        *check_examined(config, facts.examined),
     ]
 
 
@@ -64,7 +73,7 @@ def _cluster(config: Config, cluster: Cluster) -> Iterator[Finding]:
     else:
         yield ok("replication_factor", f"{copies} copies on {brokers}")
     least = int(cluster.settings.get("min.insync.replicas") or 1)
-    if copies > 1 and least < _DURABLE_COPIES:
+    if copies > 1 and least < DURABLE_COPIES:
         yield warning(
             "min.insync.replicas",
             f"{least}: an event counts as acknowledged while only {least} broker holds it",
@@ -101,65 +110,19 @@ def _transactions(config: Config, facts: LogFacts) -> Iterator[Finding]:
 
 def _topics(config: Config, facts: LogFacts) -> Iterator[Finding]:
     wanted = {topic.name: topic for topic in facts.wanted}
+    pinned = facts.resume[0].partitions if facts.resume else {}
     missing = [name for name in wanted if name not in facts.topics]
     own = facts.topics.keys() & {name for name in wanted if ".cdc." in name}
     if facts.resume is None and own:
         yield note("topics", "the topics are there, without a resume record", "cdc setup")
     elif missing and facts.resume is None:
         yield note("topics", f"{len(missing)} do not exist yet", "cdc setup")
-    elif missing:
-        lost = (
-            [name for name in missing if name in facts.resume[0].partitions] if facts.resume else []
-        )
-        if lost:
-            yield error(
-                "topics",
-                f"gone, with their events: {listed(lost)}",
-                "cdc teardown --topics, cdc setup: the log starts anew",
-            )
-        else:
-            yield note("topics", f"not created yet: {listed(missing)}", "cdc setup")
-    else:
+    elif new := [name for name in missing if name not in pinned]:
+        yield note("topics", f"not created yet: {listed(new)}", "cdc setup")
+    elif not missing:
         yield ok("topics", f"all {len(wanted)} exist")
-    pinned = facts.resume[0].partitions if facts.resume else {}
     for name, topic in facts.topics.items():
-        yield from _topic(config, topic, wanted[name], pinned.get(name))
-
-
-def _topic(
-    config: Config, topic: TopicFacts, wanted: Topic, pinned: int | None
-) -> Iterator[Finding]:
-    if topic.leaderless:
-        what = f"{topic.name}: {topic.leaderless} partitions without a leader"
-        yield error("topic_leader", what, "start the brokers that hold them")
-    partitions = pinned if pinned is not None else wanted.partitions
-    if topic.partitions != partitions:
-        why = "the resume record pins" if pinned is not None else "expected are"
-        yield error(
-            "topic_partitions",
-            f"{topic.name} has {topic.partitions} partitions, {why} {partitions}: "
-            "keys would change their partition, and so their order",
-            "cdc teardown --topics, cdc setup: the log starts anew"
-            if pinned is not None
-            else f"log.partitions: {topic.partitions}, or delete the topic",
-        )
-    if 0 < topic.replicas < config.log.replication_factor:
-        yield warning(
-            "topic_replicas",
-            f"{topic.name} has {topic.replicas} copies, configured are "
-            f"{config.log.replication_factor}",
-            "kafka-reassign-partitions.sh adds copies to a topic that exists",
-        )
-    for setting, value in wanted.config.items():
-        actual = topic.settings.get(setting)
-        enough = setting in _AT_LEAST and actual is not None and int(actual) >= int(value)
-        if actual is not None and actual != value and not enough:
-            yield warning(
-                "topic_settings",
-                f"{topic.name}: {setting} is {actual}, expected {value}",
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} "
-                f"--add-config {setting}={value}",
-            )
+        yield from check_topic(config, topic, wanted[name], pinned.get(name))
 
 
 def check_meeting(

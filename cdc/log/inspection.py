@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
 
 _TIMEOUT_SECONDS: Final = 10.0
+# Where the brokers keep what they know of transactions.
+TRANSACTION_LOG: Final = "__transaction_state"
 _PROBE_SECONDS: Final = 20.0
 
 

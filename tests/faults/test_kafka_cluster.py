@@ -134,7 +134,7 @@ FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     leader_cut_off,
     rolling_restart,
 )
-_ROUNDS: Final = int(ROUNDS or "4")
+_ROUNDS: Final = int(ROUNDS or "3")
 
 
 def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:

@@ -113,7 +113,12 @@ def test_a_resume_record_that_is_lost_is_named(
     topic = names.resume_topic(unsafe.prefix)  # type: ignore[attr-defined]
     line = unsafe(topic, 1, **{"cleanup.policy": "compact"})
     lose(kafka_cluster, line, topic, running=running)
+    gap = f'slot "{line.config.slot}" is at'
     if running:
-        line.ends(line.daemon, _CONFIG, f"topic {topic}", seconds=60)
+        # Its producer may find out first, that its numbers no longer fit, and start over.
+        said = line.ends(line.daemon, _CONFIG, seconds=60)
+        assert f"topic {topic}, partition 0, ends at offset" in said or gap in said.replace(
+            "\\", ""
+        )
     else:
-        line.refused(_CONFIG, f'slot "{line.config.slot}" is at', "the changes between are gone")
+        line.refused(_CONFIG, gap, "the changes between are gone", "lost its newest records")

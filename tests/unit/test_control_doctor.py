@@ -10,11 +10,13 @@ from cdc.config import Config, Log, Source
 from cdc.control.doctor_log import LogFacts, check_log, check_meeting
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, Severity, size, worst
+from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log.inspection import Cluster, TopicFacts
 from cdc.log.records import Publication as PinnedPublication
 from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.log.topics import data_topic, internal_topics
+from cdc.log.watch import Examined
 from cdc.source.inspection import Holder, Publication, Server, Slot, Table
 
 CONFIG = Config(
@@ -216,12 +218,27 @@ LOG = LogFacts(
     topics=TOPICS,
     transactions=None,
     resume=(IDENTITY, POSITION),
+    transaction_log=None,
+    examined=Examined([], {}, {}),
 )
 
 
 def users(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
     name = "shop.public.users"
     return {"topics": TOPICS | {name: TOPICS[name]._replace(**changes)}}
+
+
+def copies(replicas: int, in_sync: int, least: int) -> dict[str, Any]:
+    """A data topic with so many copies, of which so many must be in sync."""
+    settings = {"min.insync.replicas": str(least)}
+    return users(replicas=replicas, in_sync=in_sync, settings=settings)
+
+
+def transaction_log(replicas: int, least: int) -> dict[str, Any]:
+    """Three brokers, and their own topic with so many copies."""
+    settings = {"min.insync.replicas": str(least)}
+    state = TopicFacts("__transaction_state", 50, replicas, replicas, 0, settings)
+    return {"cluster": Cluster("c", 3, {}), "transaction_log": state}
 
 
 LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
@@ -233,16 +250,52 @@ LOG_CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "transaction.timeout.ms: 1000",
     ),
     ({"cluster": Cluster("c", 3, {})}, "replication_factor", "warning", "replication_factor: 3"),
-    ({"topics": {}}, "topics", "error", "cdc teardown --topics"),
     ({"topics": {}, "resume": None}, "topics", "note", "cdc setup"),
-    (users(partitions=6), "topic_partitions", "error", "cdc teardown --topics"),
     (users(partitions=6) | {"resume": None}, "topic_partitions", "error", "log.partitions: 6"),
     (users(leaderless=1), "topic_leader", "error", "brokers"),
     (
         users(settings={"cleanup.policy": "compact"}),
+        "cleanup.policy",
+        "error",
+        "--add-config cleanup.policy=delete",
+    ),
+    (
+        users(settings={"retention.ms": "1000"}),
         "topic_settings",
         "warning",
-        "--add-config cleanup.policy=delete",
+        "--add-config retention.ms=604800000",
+    ),
+    (
+        users(settings={"retention.ms": "-1"}),
+        "frontier_retention",
+        "warning",
+        "--entity-name shop.cdc.frontier --add-config retention.ms=-1",
+    ),
+    (users(settings={"retention.bytes": "99"}), "retention.bytes", "warning", "bytes=-1"),
+    (
+        users(settings={"unclean.leader.election.enable": "true"}),
+        "unclean.leader.election.enable",
+        "warning",
+        "unclean.leader.election.enable=false",
+    ),
+    (copies(3, 3, 1), "min.insync.replicas", "warning", "min.insync.replicas=2"),
+    (copies(3, 3, 3), "min.insync.replicas", "warning", "min.insync.replicas=2"),
+    (copies(1, 1, 2), "min.insync.replicas", "error", "min.insync.replicas=1"),
+    (copies(3, 1, 2), "topic_in_sync", "error", "start the brokers"),
+    (transaction_log(1, 1), "transaction.state.log", "warning", "kafka-reassign-partitions.sh"),
+    (transaction_log(3, 3), "transaction.state.log", "warning", "min.insync.replicas=2"),
+    (transaction_log(3, 2), "transaction.state.log", "ok", ""),
+    (
+        {"examined": Examined([GapError("lost", hint="begin anew")], {}, {})},
+        "log",
+        "error",
+        "begin anew",
+    ),
+    (
+        {"examined": Examined([], {}, {("shop.public.users", 2): 77})},
+        "open_transaction",
+        "warning",
+        "abort --topic shop.public.users --partition 2 --start-offset 77",
     ),
 ]
 
