@@ -17,7 +17,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-PADDING: Final = bytes(32)
+PADDING: Final = bytes(48)
 PAD: Final = len(PADDING)
 
 # A message's type byte and length, which counts itself but not the type byte.

@@ -53,6 +53,7 @@ class _Doubts:
 
     @property
     def any(self) -> bool:
+        """Whether rows may stand without their description, or messages that were rolled back."""
         return bool(self.lost) or (self.messages and self.aborted)
 
 
@@ -100,7 +101,6 @@ class InProgress:
                     self._append(chunk, begun, at)
                     begun = at
                     doubts.described.setdefault((tag, oid), self._spool.size(self._xid))
-                    doubts.lost.discard((tag, oid))
             elif tag == _STOP:
                 self._append(chunk, begun, at)
                 self._xid = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cdc import failpoints
 from cdc.decode import messages
+from cdc.events import LSN
 from cdc.inprogress import InProgress
 from cdc.log import names
 from cdc.log.message import MessageEncoder
@@ -83,7 +84,8 @@ class Intake:
         if chunk:
             failpoints.reach("after_receive")
             self._stream.keep(chunk, self._walk(chunk))
-            self._stream.received_lsn = max(self._stream.received_lsn, self.sequencer.received_lsn)
+            received_lsn = LSN(self.sequencer.received_lsn)
+            self._stream.received_lsn = max(self._stream.received_lsn, received_lsn)
         return len(chunk)
 
     def _walk(self, chunk: bytes, *, streamed: bool = False) -> int:

@@ -209,6 +209,7 @@ class Pipeline:
             )
         )
         sequencer.describe(relation.relation_id, table)
+        self.daemon.metrics.unknown_type_columns = tables.unknown_type_columns
 
     def _full(self) -> None:
         """Let a batch of full size go, though more has arrived."""
@@ -266,7 +267,7 @@ class Pipeline:
             self.stream.reply_requested or now - self.cut_at >= IDLE_SECONDS
         )
         if idle:
-            self.sequencer.end_lsn = reached
+            self.sequencer.reach(reached)
             self._cut(reached)
         elif self.frontiers.due and now - self.moved_at >= FRONTIER_SECONDS:
             failpoints.reach("before_frontier")

@@ -44,15 +44,17 @@ _NEW_ROWS: Final = frozenset(b"IU")
 _CHANGES: Final = frozenset(b"IUD")
 _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
 
-_begin = struct.Struct(">QqI").unpack
-_commit = struct.Struct(">BQQq").unpack
+_begin, _BEGIN_SIZE = struct.Struct(">QqI").unpack_from, 20
+_commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
 # More than any transaction has changes: the log holds all of it.
 _WHOLE: Final = 1 << 63
 
-_TX: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
-_TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d000'
+_TIMES: Final = b'"ts_ms":%d,"ts_us":%b,"ts_ns":%b000'
+_TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
+# Outside a transaction no row has a place, so none is known there.
+_NO_ROWS: Final[dict[bytes, Row]] = {}
 
 
 class Place(NamedTuple):
@@ -93,17 +95,18 @@ class Sequencer:
         *,
         parallel: bool = False,
     ) -> None:
-        """Begin at `resume`; `parallel` tells the protocol's flavour of stream aborts."""
-        self.end_lsn = resume.end_lsn  # of the newest whole transaction
-        self.received_lsn = LSN(0)  # start LSN of the newest frame
+        """Begin at `resume`; `parallel` is the protocol's flavour of stream aborts."""
+        self.received_lsn = 0  # start LSN of the newest frame
         self.committed_at_us = resume.committed_at_us
         self.ordinal = 0  # of the newest change in the transaction being read
         self.seq = resume.seq
         self.cut_seq = resume.seq  # where the batch began
         self.in_transaction = False
         self.types: dict[int, str] = {}  # names of types that are not built in
+        # LSNs are plain numbers on the way of every transaction, and named where they are told.
+        self._end_lsn: int = resume.end_lsn
         # Open until the transaction that the resume record cuts has been read to its end.
-        self._place = Place(resume.commit_lsn, resume.ordinal, resume.open)
+        self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
         self._epoch = epoch
         self._resume = resume
         self._batch = batch
@@ -112,7 +115,7 @@ class Sequencer:
         self._parallel = parallel
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
-        self.transaction_lsn = LSN(0)  # the commit LSN of the transaction being read
+        self._commit_lsn = 0  # of the transaction being read
         self._skip = 0  # so many of this transaction's changes are in the log already
         self._tx = self._tx_at_home = self._times = b""
 
@@ -120,8 +123,24 @@ class Sequencer:
     def place(self) -> Place:
         """Where the records sequenced so far end, for the resume record beside them."""
         if self.in_transaction and self.ordinal > self._skip:
-            return Place(self.transaction_lsn, self.ordinal, open=True)
-        return self._place
+            return Place(LSN(self._commit_lsn), self.ordinal, open=True)
+        commit_lsn, ordinal, is_open = self._place
+        return Place(LSN(commit_lsn), ordinal, is_open)
+
+    @property
+    def end_lsn(self) -> LSN:
+        """The end of the newest whole transaction, or where `reach` moved it."""
+        return LSN(self._end_lsn)
+
+    @property
+    def transaction_lsn(self) -> LSN:
+        """The commit LSN of the transaction being read."""
+        return LSN(self._commit_lsn)
+
+    def reach(self, lsn: LSN) -> None:
+        """Note that the WAL up to `lsn` holds nothing more for us."""
+        assert lsn >= self._end_lsn
+        self._end_lsn = lsn
 
     @property
     def replaying(self) -> bool:
@@ -161,7 +180,7 @@ class Sequencer:
         end, lsn = whole(chunk), self.received_lsn
         xid = XID_SIZE if streamed else 0
         row_at, row_end = _RELATION + xid, _COLUMNS + xid
-        rows, tx, times, skip = self._known_rows(), self._tx, self._times, self._skip
+        rows, tx, times, skip = self._known(), self._tx, self._times, self._skip
         # The next event's seq and the next change's ordinal.
         seq, ordinal, size = self.seq + 1, self.ordinal + 1, 0
         try:
@@ -176,9 +195,9 @@ class Sequencer:
                 row = rows.get(chunk[at + row_at : at + row_end]) if tag in _NEW_ROWS else None
                 if row is None:
                     self.seq, self.ordinal = seq - 1, ordinal - 1
-                    message = self._other(chunk, at, stop, LSN(lsn), tag, streamed=streamed)
+                    message = self._other(chunk, at, stop, lsn, tag, xid)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
-                    rows, tx, times = self._known_rows(), self._tx, self._times
+                    rows, tx, times = self._known(), self._tx, self._times
                     if message or (tag == _COMMIT and self.events >= self._max_events):
                         return stop, message or Pause.FULL
                 elif ordinal <= skip:
@@ -187,9 +206,8 @@ class Sequencer:
                     new, appends, partitions = row
                     op = _CREATED if tag == _INSERT else _UPDATED
                     key, value = new(chunk, at + row_end, stop, lsn, op, seq, ordinal, tx, times)
-                    if key is None:
-                        number = 0
-                    else:
+                    number = 0
+                    if key is not None:
                         number = murmur2(None, key, SIZES[len(key)], partitions, None, None)
                     appends[number]({"key": key, "value": value})
                     seq += 1
@@ -197,40 +215,36 @@ class Sequencer:
                     size += len(value)
                 at = stop
         except CDCError as error:
-            raise _located(LSN(lsn), error) from error
+            raise _located(lsn, error) from error
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
             # Only the kind of error: its text may quote the row.
             name = type(error).__name__
-            raise _located(LSN(lsn), ProtocolError(f"malformed message ({name})")) from error
+            raise _located(lsn, ProtocolError(f"malformed message ({name})")) from error
         finally:
             self.seq, self.ordinal = seq - 1, ordinal - 1
             self._batch.bytes += size
-            self.received_lsn = LSN(lsn)
+            self.received_lsn = lsn
         return at, Pause.MORE
 
-    def _known_rows(self) -> dict[bytes, Row]:
-        # Outside a transaction no row has a place, so none is known there.
-        return self._rows if self.in_transaction else {}
+    def _known(self) -> dict[bytes, Row]:
+        return self._rows if self.in_transaction else _NO_ROWS
 
-    def _other(
-        self, chunk: bytes, at: int, stop: int, lsn: LSN, tag: int, *, streamed: bool
-    ) -> Step | None:
+    def _other(self, chunk: bytes, at: int, stop: int, lsn: int, tag: int, xid: int) -> Step | None:
         """Take one message that is not a plain new row; return what is the pipeline's to do."""
         if tag in _CHANGES:
-            self._change(chunk, at + PAYLOAD + 1 + (XID_SIZE if streamed else 0), stop, lsn, tag)
+            self._change(chunk, at + _RELATION + xid, stop, lsn, tag)
             return None
-        if tag == _BEGIN:
-            final_lsn, us, xid = _begin(chunk[at + PAYLOAD + 1 : stop])
-            self.begin(LSN(final_lsn), us + _POSTGRES_EPOCH_US, xid)
+        body = at + PAYLOAD + 1
+        if tag == _BEGIN and stop - body == _BEGIN_SIZE:
+            commit_lsn, us, number = _begin(chunk, body)
+            self.begin(commit_lsn, us + _POSTGRES_EPOCH_US, number)
             return None
-        if tag == _COMMIT:
-            flags, commit_lsn, end_lsn, us = _commit(chunk[at + PAYLOAD + 1 : stop])
-            if flags:
-                raise ProtocolError(f"commit flags {flags:#04x}, which the protocol keeps at zero")
-            self.commit(LSN(commit_lsn), LSN(end_lsn), us + _POSTGRES_EPOCH_US)
+        if tag == _COMMIT and stop - body == _COMMIT_SIZE and not chunk[body]:
+            _, commit_lsn, end_lsn, us = _commit(chunk, body)
+            self.commit(commit_lsn, end_lsn, us + _POSTGRES_EPOCH_US)
             return None
         message = pgoutput.decode(
-            chunk[at + PAYLOAD : stop], in_stream=streamed, parallel=self._parallel
+            chunk[at + PAYLOAD : stop], in_stream=xid > 0, parallel=self._parallel
         )
         if isinstance(message, Step):
             return message
@@ -249,7 +263,7 @@ class Sequencer:
                 )
         return None
 
-    def begin(self, commit_lsn: LSN, us: int, xid: int | None) -> None:
+    def begin(self, commit_lsn: int, us: int, xid: int | None) -> None:
         """Begin the transaction that commits at `commit_lsn`, `us` after 1970."""
         if self.in_transaction:
             raise ProtocolError("a transaction begins inside another")
@@ -259,48 +273,48 @@ class Sequencer:
             self._skip = resume.ordinal
         elif commit_lsn < resume.end_lsn:
             self._skip = _WHOLE
-        elif self._place.open:
+        elif self._place[2]:
             raise _apart(
-                f"transaction {commit_lsn} begins, though the log holds only the first"
-                f" {self._place.ordinal} changes of {self._place.commit_lsn}"
+                f"transaction {LSN(commit_lsn)} begins, though the log holds only the first"
+                f" {self.place.ordinal} changes of {self.place.commit_lsn}"
             )
         else:
             self._skip = 0
         self.ordinal = 0
-        self.transaction_lsn = commit_lsn
-        ms = us // 1000
-        self._times = _TIMES % (ms, us, us)
-        high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
+        self._commit_lsn = commit_lsn
+        micros = b"%d" % us
+        self._times = times = _TIMES % (us // 1000, micros, micros)
         number = _NULL if xid is None else b"%d" % xid
-        self._tx = _TX % (ms, us, us, number, self._epoch, high, low)
+        high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
+        self._tx = _TX % (times, number, self._epoch, high, low)
         self._tx_at_home = self._tx
 
-    def commit(self, commit_lsn: LSN, end_lsn: LSN, us: int) -> None:
+    def commit(self, commit_lsn: int, end_lsn: int, us: int) -> None:
         """End the transaction that began."""
-        if not self.in_transaction or commit_lsn != self.transaction_lsn:
-            raise ProtocolError(f"commit {commit_lsn} ends no transaction that began")
+        if not self.in_transaction or commit_lsn != self._commit_lsn:
+            raise ProtocolError(f"commit {LSN(commit_lsn)} ends no transaction that began")
         self.in_transaction = False
         if self._skip == _WHOLE:
             return
         if self.ordinal < self._skip:
             raise _apart(
-                f"transaction {commit_lsn} ends after {self.ordinal} changes, the log holds"
+                f"transaction {LSN(commit_lsn)} ends after {self.ordinal} changes, the log holds"
                 f" {self._skip} of it"
             )
-        if end_lsn < self.end_lsn:
-            raise ProtocolError(f"commit end {end_lsn} comes after {self.end_lsn}")
-        self.end_lsn = end_lsn
-        self._place = Place(commit_lsn, self.ordinal, open=False)
+        if end_lsn < self._end_lsn:
+            raise ProtocolError(f"commit end {LSN(end_lsn)} comes after {self.end_lsn}")
+        self._end_lsn = end_lsn
+        self._place = (commit_lsn, self.ordinal, False)
         self.committed_at_us = us
 
-    def _change(self, b: bytes, at: int, stop: int, lsn: LSN, tag: int) -> None:
+    def _change(self, b: bytes, at: int, stop: int, lsn: int, tag: int) -> None:
         """Take a row message that is not an everyday new row; its relation id stands at `at`."""
         table = self._table(b[at : at + 4])
         self.ordinal += 1
         if self.ordinal <= self._skip:
             return
         q, before, olds = at + 4, _NULL, table.encoder.no_olds
-        if b[q] != _NEW:
+        if b[q] != _NEW and tag != _INSERT:
             q, before, olds = table.encoder.old(b, q, stop)
         place = (self.ordinal, self._tx, self._times)
         if tag == _DELETE:
@@ -318,7 +332,7 @@ class Sequencer:
             )
         self._send(table, key, value)
 
-    def _removed(self, table: Table, lsn: LSN, before: bytes, key: bytes | None) -> None:
+    def _removed(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
         """Publish a delete and, where there is a key, its tombstone, in one partition."""
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
         partition = self._send(table, key, table.encoder.delete(before, lsn, *place))
@@ -326,7 +340,7 @@ class Sequencer:
             partition.append({"key": key, "value": None})
             partition.tombstones += 1
 
-    def _truncate(self, truncate: messages.Truncate, lsn: LSN) -> None:
+    def _truncate(self, truncate: messages.Truncate, lsn: int) -> None:
         tables = [self._table(each.to_bytes(4, "big")) for each in truncate.relation_ids]
         for table in tables:
             self.ordinal += 1
@@ -334,7 +348,7 @@ class Sequencer:
                 place = (self.seq + 1, self.ordinal, self._tx, self._times)
                 self._send(table, None, table.encoder.truncate(lsn, *place))
 
-    def _message(self, message: messages.LogicalMessage, lsn: LSN) -> None:
+    def _message(self, message: messages.LogicalMessage, lsn: int) -> None:
         """Publish a logical message; outside any transaction it is one of its own."""
         if message.transactional:
             if not self.in_transaction:
@@ -351,7 +365,7 @@ class Sequencer:
             self._say(message, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)
 
-    def _say(self, message: messages.LogicalMessage, lsn: LSN) -> None:
+    def _say(self, message: messages.LogicalMessage, lsn: int) -> None:
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
         self._send(self._logical, *self._logical.encoder.event(message, lsn, *place))
 
@@ -376,9 +390,11 @@ def _apart(what: str) -> GapError:
 
 
 def _type_name(message: messages.Type) -> str:
-    system = message.namespace in ("", "pg_catalog")
-    return message.name if system else f"{message.namespace}.{message.name}"
+    if message.namespace in ("", "pg_catalog"):
+        return message.name
+    schema = f'"{message.namespace}"' if "." in message.namespace else message.namespace
+    return f"{schema}.{message.name}"
 
 
-def _located(lsn: LSN, error: CDCError) -> CDCError:
-    return type(error)(f"{error.what} (at LSN {lsn})", hint=error.hint)
+def _located(lsn: int, error: CDCError) -> CDCError:
+    return type(error)(f"{error.what} (at LSN {LSN(lsn)})", hint=error.hint)

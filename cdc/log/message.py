@@ -15,7 +15,6 @@ from cdc import __version__
 
 if TYPE_CHECKING:
     from cdc.decode.messages import LogicalMessage
-    from cdc.events import LSN
 
 
 class MessageEncoder:
@@ -34,7 +33,7 @@ class MessageEncoder:
         self._source = dumps(source)[:-1]
 
     def event(
-        self, message: LogicalMessage, lsn: LSN, seq: int, ordinal: int, tx: bytes, times: bytes
+        self, message: LogicalMessage, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes
     ) -> tuple[bytes, bytes]:
         """Return key and value; `message` is left to the content's own bytes, whatever they are."""
         key = b'{"prefix":%b}' % dumps(message.prefix)

@@ -153,7 +153,7 @@ def test_an_idle_move_of_the_end_lsn_covers_what_went_before(
     session = log.session()
     session.feed(list(frames(history[:at])))
     next_lsn = history[at].final_lsn if at < len(history) else history[-1].end_lsn + 100
-    session.sequencer.end_lsn = LSN(chance.randint(history[at - 1].end_lsn, next_lsn))
+    session.sequencer.reach(LSN(chance.randint(history[at - 1].end_lsn, next_lsn)))
     log.commit(session)
     restarted = log.session()
     restarted.feed(list(frames(history[chance.randint(0, at) :])))
