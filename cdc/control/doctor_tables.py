@@ -193,6 +193,14 @@ def _publication(config: Config, facts: TablesFacts) -> Iterator[Finding]:
             f"{name} has other columns or rows of {listed(differing)} than the configuration",
             _PUBLISHED_BY_CDC,
         )
+    if change.by_hand:
+        narrowed = listed([entry.name for entry in change.by_hand])
+        yield warning(
+            "publication_filters",
+            f"row filters or column lists set by hand on {narrowed}: the log holds only what they"
+            " pass",
+            "write them below `tables` in the configuration, or take them off",
+        )
     for option, value in change.options.items():
         what = f"{name}: {option} is not {value}, as the configuration wants it"
         yield warning("publication_options", what, _PUBLISHED_BY_CDC)

@@ -120,6 +120,13 @@ def _change(
             kept = msgspec.structs.replace(identity, publication=now)
             resume.write_first(config, kept, position)
         yield from _told(name, change)
+    if change.by_hand:
+        yield Step(
+            Did.WARN,
+            f"row filters or column lists set by hand on"
+            f" {listed([entry.name for entry in change.by_hand])} are left as they are; the log"
+            " holds only what they pass. Written below `tables`, they are the configuration's",
+        )
     extra = [oid for oid in state.published if oid not in tables and oid not in excluded]
     others = sorted(".".join(names[oid]) for oid in extra if oid in names)
     if others and wanted.via_root:

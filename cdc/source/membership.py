@@ -33,7 +33,8 @@ class Note(NamedTuple):
     """What `cdc setup` left in the publication's comment."""
 
     first: dict[int, int]  # by membership, the one that it continues
-    where: dict[int, str]  # by membership, the row filter as the configuration writes it
+    # By each membership that it narrowed, the row filter as the configuration writes it, or "".
+    where: dict[int, str]
 
 
 class Entry(NamedTuple):
@@ -43,6 +44,10 @@ class Entry(NamedTuple):
     name: str  # quoted where SQL needs it
     columns: tuple[str, ...] | None
     filtered: bool
+
+    @property
+    def narrowed(self) -> bool:
+        return self.filtered or self.columns is not None
 
 
 class State(NamedTuple):
@@ -68,9 +73,10 @@ class Change(NamedTuple):
     add_schemas: list[str]
     drop_schemas: list[str]
     options: dict[str, str]
+    by_hand: list[Entry]  # narrowed by somebody else; to be left so
 
     def __bool__(self) -> bool:
-        return any(self)
+        return any(self[:-1])
 
 
 # --- reading ---
@@ -162,13 +168,22 @@ def _note(comment: str) -> Note:
 
 def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change:
     """Return what makes `actual` the `wanted` one; `excluded` are tables to be taken out."""
-    add, replace = [], []
+    add, replace, by_hand = [], [], []
     for member in wanted.members:
         entry = actual.entries.get(member.table.oid)
         if entry is None:
             if member.table.schema not in wanted.schemas and not actual.all_tables:
                 add.append(member)
-        elif not _same(member, entry, actual.note):
+        elif _same(member, entry, actual.note):
+            continue
+        elif (
+            member.columns is None
+            and member.where is None
+            and (entry.membership not in actual.note.where)
+        ):
+            # The configuration has no word on the table: nobody asked to show what is left out.
+            by_hand.append(entry)
+        else:
             replace.append(member)
     options = {}
     if actual.via_root != wanted.via_root:
@@ -184,6 +199,7 @@ def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change
         sorted(wanted.schemas - actual.schemas),
         sorted((actual.schemas - wanted.schemas) & ours),
         options,
+        by_hand,
     )
 
 
@@ -312,14 +328,18 @@ def _leave_note(
 ) -> None:
     now = state(connection, name)
     assert now is not None
-    filters = {m.table.oid: m.where for m in wanted.members if m.where is not None}
+    ours = {
+        m.table.oid: m.where or ""
+        for m in wanted.members
+        if m.where is not None or m.columns is not None
+    }
     continues, where = {}, {}
     for table, entry in now.entries.items():
         old = before.get(table)
         if old is not None and old != entry.membership:
             continues[entry.membership] = old
-        if table in filters:
-            where[entry.membership] = filters[table]
+        if table in ours:
+            where[entry.membership] = ours[table]
     if Note(continues, where) == now.note:
         return
     kept = [e for e in _comment(connection, now.oid).splitlines() if not e.startswith(_MARK)]

@@ -184,3 +184,21 @@ def test_a_virtual_column_is_told_by_the_doctor(pipeline: NewPipeline) -> None:
     )
     found = [each.what for each in examine(line.config) if each.check == "generated"]
     assert found == ["in no event, since no row holds them: public.g.v"]
+
+
+@pytest.mark.pg(">= 16")
+@pytest.mark.parametrize(("origin", "captured"), [("any", [1, 2]), ("none", [2])])
+def test_what_came_by_replication_is_captured_or_not(
+    pipeline: NewPipeline, origin: str, captured: list[int]
+) -> None:
+    line = pipeline(USERS, source={"origin": origin})
+    line.start().wait_ready()
+    name = f"elsewhere_{line.database.name}"
+    with line.database.connect() as connection:
+        connection.execute("SELECT pg_replication_origin_create(%s)", [name])
+        connection.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
+        connection.execute("INSERT INTO users VALUES (1)")
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+        connection.execute("INSERT INTO users VALUES (2)")
+        connection.execute("SELECT pg_replication_origin_drop(%s)", [name])
+    assert [event["after"]["id"] for event in events(line, len(captured))] == captured

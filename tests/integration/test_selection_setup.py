@@ -118,6 +118,23 @@ def test_a_change_by_hand_is_no_change_of_ours(pipeline: NewPipeline) -> None:
 
 
 @pytest.mark.pg(">= 15")
+def test_what_was_left_out_by_hand_is_not_shown(pipeline: NewPipeline) -> None:
+    """The configuration is silent on the table, so nobody has asked for the column."""
+    line = pipeline("CREATE TABLE orders (id int PRIMARY KEY)")
+    line.database.execute(USERS)
+    name = line.config.publication
+    line.database.execute(f"ALTER PUBLICATION {name} ADD TABLE users (tenant, id, region, email)")
+    assert "set by hand on public.users are left as they are" in " ".join(again(line))
+    assert "password" not in published(line)["users"][0]
+    checks = {each.check: each for each in examine(line.config)}
+    assert "public.users" in checks["publication_filters"].what
+    again(line, tables=rule(exclude=["email"]))
+    assert published(line)["users"][0] == ["tenant", "id", "region", "password"]
+    again(line, tables={})
+    assert len(published(line)["users"][0]) == 5
+
+
+@pytest.mark.pg(">= 15")
 def test_the_publications_own_comment_is_kept(pipeline: NewPipeline) -> None:
     line = pipeline(USERS)
     name = line.config.publication
