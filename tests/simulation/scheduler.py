@@ -35,6 +35,7 @@ _ALWAYS: Final = {
     "keepalive within": 0.05,
     "reply requested": 0.2,
     "block comes": 0.3,
+    "thread goes on": 0.2,
     "worker runs": 0.6,
     "late request comes": 0.2,
     "source commits": 0.5,
@@ -113,6 +114,9 @@ class Future:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
+        # Its thread goes on whenever it likes: between any two looks of the loop's.
+        if not self._done and self._worker.goes_on():
+            self._worker.run_one()
         return self._done
 
     def result(self) -> Any:  # noqa: ANN401 - a call's own
@@ -155,6 +159,10 @@ class Worker:
     @property
     def idle(self) -> bool:
         return not self._calls
+
+    def goes_on(self) -> bool:
+        """Return whether it does something at this very moment."""
+        return bool(self._calls) and self._scheduler.happens("thread goes on")
 
     def run_one(self) -> None:
         """Run the next call to its end."""
