@@ -56,14 +56,18 @@ class Lanes:
 
     @property
     def free(self) -> bool:
-        """Whether the next batch may be sent."""
-        batches = self.in_flight
-        return not batches or (batches[-1].flushed.done() and len(batches) < len(self._lanes))
+        """Whether the next batch may be sent: `acknowledged` has told all that were."""
+        # Not `flushed.done()`: it may come true at any moment, and a frontier record must not be
+        # written while the ends of a batch that it counts have not been taken.
+        return self._acknowledged == len(self.in_flight) < len(self._lanes)
 
     @property
     def settling(self) -> bool:
-        """Whether there is a commit that has ended."""
-        return bool(self.in_flight) and self.in_flight[0].ended.done()
+        """Whether `acknowledged` or `committed` has something to tell."""
+        batches, known = self.in_flight, self._acknowledged
+        return (known < len(batches) and batches[known].flushed.done()) or (
+            known > 0 and batches[0].ended.done()
+        )
 
     def open(self) -> None:
         """Fence every older writer. Blocks."""
@@ -104,8 +108,8 @@ class Lanes:
             yield batch
 
     def committed(self) -> Iterator[InFlight]:
-        """Yield each batch whose commit has ended, the last of it; raise what went wrong."""
-        while self.settling:
+        """Yield each acknowledged batch whose commit has ended; raise what went wrong."""
+        while self._acknowledged and self.in_flight[0].ended.done():
             batch = self.in_flight.popleft()
             batch.ended.result()
             self._acknowledged -= 1

@@ -1,0 +1,326 @@
+"""Two lanes: flushes in turn, commits in turn, and an error that takes along what follows it.
+
+Real workers with writers that wait where the test says: each step of each lane is let through by
+name, so that every order in which the two threads may run can be played.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdc.control.metrics import Cut
+from cdc.errors import CDCError, FencedError, InvariantError, UnavailableError
+from cdc.log import lanes as lanes_module
+from cdc.log.lanes import InFlight, Lanes
+from cdc.worker import Worker
+from tests.fixtures.daemon import wait_until
+from tests.property.stream import position
+
+_SECONDS = 10.0
+
+
+class Gate:
+    """One step of one lane: closed until `open`, which may also make it fail."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.error: Exception | None = None
+        self.reached = threading.Event()
+
+    def open(self, error: Exception | None = None) -> None:
+        self.error = error
+        self._event.set()
+
+    def go_through(self) -> None:
+        self.reached.set()
+        assert self._event.wait(_SECONDS), "the test left this step closed"
+        self._event.clear()
+        self.reached.clear()
+        if self.error:
+            raise self.error
+
+
+class World:
+    """What the lanes did, in the order in which it ended."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.gates: dict[str, Gate] = {}
+        self.lanes: Lanes
+
+    def gate(self, name: str) -> Gate:
+        return self.gates.setdefault(name, Gate())
+
+    def cut(self, seq: int) -> InFlight:
+        """Send a batch on its way; its seq names it."""
+        self.lanes.commit(position(seq=seq), Cut(1, 10, None))
+        return self.lanes.in_flight[-1]
+
+
+class FakePublisher:
+    """A writer whose flush and commit wait at their gates."""
+
+    world: World
+
+    def __init__(self, _config: object, lane: int) -> None:
+        self.lane = lane
+        self.abandoned = False
+
+    def _step(self, what: str) -> None:
+        name = f"{what} {self.lane}"
+        self.world.gate(name).go_through()
+        self.world.done.append(name)
+
+    def open(self) -> None:
+        self.world.done.append(f"open {self.lane}")
+
+    def flush(self) -> None:
+        self._step("flush")
+
+    def commit(self) -> None:
+        self._step("commit")
+
+    def abort(self) -> None:
+        self.world.done.append(f"abort {self.lane}")
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    found = World()
+    monkeypatch.setattr(FakePublisher, "world", found, raising=False)
+    monkeypatch.setattr(lanes_module, "Publisher", FakePublisher)
+    found.lanes = Lanes(None, [Worker(), Worker()])  # type: ignore[arg-type]
+    yield found
+    for gate in found.gates.values():
+        gate.open(InvariantError("the test is over"))
+
+
+def free(lanes: Lanes) -> bool:
+    return lanes.free
+
+
+def settling(lanes: Lanes) -> bool:
+    return lanes.settling
+
+
+def seqs(batches: Iterator[InFlight]) -> list[int]:
+    return [batch.position.seq for batch in batches]
+
+
+def ended(batch: InFlight) -> None:
+    wait_until(batch.ended.done, "the commit does not end", _SECONDS, pause=0.001)
+
+
+def flushed(batch: InFlight) -> None:
+    wait_until(batch.flushed.done, "the flush does not end", _SECONDS, pause=0.001)
+
+
+# -- turns -----------------------------------------------------------------------------------------
+
+
+def test_a_start_opens_every_lane_before_any_is_used(world: World) -> None:
+    world.lanes.open()
+    assert world.done == ["open 0", "open 1"]
+    assert free(world.lanes)
+    assert not settling(world.lanes)
+
+
+def test_lanes_take_turns_and_the_next_is_free_once_the_flush_before_is_noted(world: World) -> None:
+    lanes = world.lanes
+    writers: list[Any] = [lanes.current]
+    first = world.cut(1)
+    writers.append(lanes.current)
+    assert [writer.lane for writer in writers] == [0, 1]
+    assert not free(lanes), "its records could mix with the first batch's"
+    world.gate("flush 0").open()
+    flushed(first)
+    assert not free(lanes), "the batch's ends are not in the frontiers yet"
+    assert settling(lanes)
+    assert seqs(lanes.acknowledged()) == [1]
+    assert free(lanes)
+    assert not settling(lanes)
+    world.cut(2)
+    assert lanes.current is writers[0]
+    assert not free(lanes)
+
+
+def test_a_third_batch_waits_for_the_first_ones_commit(world: World) -> None:
+    lanes = world.lanes
+    batches = [world.cut(1)]
+    world.gate("flush 0").open()
+    flushed(batches[0])
+    assert seqs(lanes.acknowledged()) == [1]
+    batches.append(world.cut(2))
+    world.gate("flush 1").open()
+    flushed(batches[1])
+    assert seqs(lanes.acknowledged()) == [2]
+    assert not free(lanes), "the writer whose turn it is still commits"
+    world.gate("commit 0").open()
+    ended(batches[0])
+    assert settling(lanes)
+    assert seqs(lanes.committed()) == [1]
+    assert free(lanes)
+    assert not settling(lanes)
+
+
+def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None:
+    """The second is flushed and could go, the first one's commit takes its time."""
+    lanes = world.lanes
+    first = world.cut(1)
+    world.gate("flush 0").open()
+    flushed(first)
+    assert seqs(lanes.acknowledged()) == [1]
+    second = world.cut(2)
+    world.gate("flush 1").open()
+    flushed(second)
+    world.gate("commit 1").open()
+    assert world.gate("commit 0").reached.wait(_SECONDS)
+    assert not world.gate("commit 1").reached.wait(0.05), "the second commit has begun"
+    assert world.done == ["flush 0", "flush 1"]
+    world.gate("commit 0").open()
+    ended(second)
+    assert world.done == ["flush 0", "flush 1", "commit 0", "commit 1"]
+    assert seqs(lanes.acknowledged()) == [2]
+    assert seqs(lanes.committed()) == [1, 2]
+    assert not lanes.in_flight
+
+
+def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(world: World) -> None:
+    """The loop's own order of calls, with both threads as free as they like to be."""
+    lanes, gates = world.lanes, world.gate
+    noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
+    seq = 0
+
+    def turn() -> bool:
+        nonlocal seq
+        noted["acknowledged"] += seqs(lanes.acknowledged())
+        noted["committed"] += seqs(lanes.committed())
+        assert len(lanes.in_flight) <= 2
+        if free(lanes) and seq < 100:
+            seq += 1
+            world.cut(seq)
+        for name in ("flush 0", "commit 0", "flush 1", "commit 1"):
+            if gates(name).reached.is_set():
+                gates(name).open()
+        return len(noted["committed"]) == 100
+
+    wait_until(turn, "it does not end", 30, pause=0)
+    assert noted["acknowledged"] == noted["committed"] == list(range(1, 101))
+    order = [f"{what} {lane}" for _ in range(50) for lane in (0, 1) for what in ("flush", "commit")]
+    for what in ("flush", "commit"):
+        assert [s for s in world.done if what in s] == [s for s in order if what in s]
+
+
+# -- what the loop has noted, whatever the threads do in between -----------------------------------
+
+
+def test_a_commit_is_told_only_after_its_acknowledgement(world: World) -> None:
+    """Flush and commit both end between the loop's two looks: the ends must not be skipped."""
+    lanes = world.lanes
+    first = world.cut(1)
+    assert seqs(lanes.acknowledged()) == []
+    world.gate("flush 0").open()
+    world.gate("commit 0").open()
+    ended(first)
+    assert seqs(lanes.committed()) == []
+    assert settling(lanes), "nobody would look again"
+    assert seqs(lanes.acknowledged()) == [1]
+    assert seqs(lanes.committed()) == [1]
+    assert seqs(lanes.acknowledged()) == []
+    assert free(lanes)
+
+
+def test_both_batches_ended_at_once_are_told_once_each_and_in_order(world: World) -> None:
+    lanes = world.lanes
+    first = world.cut(1)
+    world.gate("flush 0").open()
+    flushed(first)
+    assert seqs(lanes.acknowledged()) == [1]
+    second = world.cut(2)
+    for name in ("commit 0", "flush 1", "commit 1"):
+        world.gate(name).open()
+    ended(second)
+    assert seqs(lanes.committed()) == [1], "the second's ends are not noted"
+    assert seqs(lanes.acknowledged()) == [2]
+    assert seqs(lanes.committed()) == [2]
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+_LOST = UnavailableError("the broker is gone", hint="wait")
+
+
+def test_a_batch_that_cannot_be_sent_is_aborted_and_says_why(world: World) -> None:
+    first = world.cut(1)
+    world.gate("flush 0").open(_LOST)
+    ended(first)
+    assert world.done == ["abort 0"]
+    assert settling(world.lanes)
+    assert not free(world.lanes), "the next would be written on ground that is gone"
+    with pytest.raises(UnavailableError, match="the broker is gone"):
+        seqs(world.lanes.acknowledged())
+
+
+@pytest.mark.parametrize("error", [_LOST, FencedError("fenced", hint="another writes")], ids=str)
+def test_what_follows_a_commit_that_failed_is_aborted_and_never_committed(
+    world: World, error: CDCError
+) -> None:
+    lanes = world.lanes
+    first = world.cut(1)
+    world.gate("flush 0").open()
+    flushed(first)
+    assert seqs(lanes.acknowledged()) == [1]
+    second = world.cut(2)
+    world.gate("flush 1").open()
+    flushed(second)
+    world.gate("commit 1").open()
+    world.gate("commit 0").open(error)
+    ended(second)
+    assert world.done == ["flush 0", "flush 1", "abort 1"]
+    for batch in (first, second):
+        assert batch.ended.exception() is error
+    assert seqs(lanes.acknowledged()) == [2]
+    with pytest.raises(type(error)):
+        seqs(lanes.committed())
+
+
+def test_what_follows_a_batch_that_could_not_be_sent_is_aborted(world: World) -> None:
+    """Its own flush went well, and began before the first one's was known to have failed."""
+    first = world.cut(1)
+    second = world.cut(2)  # the loop never does: it looks at `free`
+    world.gate("flush 1").open()
+    flushed(second)
+    world.gate("flush 0").open(_LOST)
+    ended(first)
+    ended(second)
+    assert sorted(world.done) == ["abort 0", "abort 1", "flush 1"]
+
+
+def test_a_second_batch_that_cannot_be_sent_leaves_the_first_alone(world: World) -> None:
+    lanes = world.lanes
+    first = world.cut(1)
+    world.gate("flush 0").open()
+    flushed(first)
+    assert seqs(lanes.acknowledged()) == [1]
+    second = world.cut(2)
+    world.gate("flush 1").open(_LOST)
+    ended(second)
+    world.gate("commit 0").open()
+    ended(first)
+    assert world.done == ["flush 0", "abort 1", "commit 0"]
+    with pytest.raises(UnavailableError):
+        seqs(lanes.acknowledged())
+    assert seqs(lanes.committed()) == [1], "it is in the log, and may be confirmed"
+
+
+def test_abandoned_lanes_tell_both_writers(world: World) -> None:
+    world.lanes.abandon()
+    writers: list[Any] = [publisher for publisher, _ in world.lanes._lanes]
+    assert [writer.abandoned for writer in writers] == [True, True]
