@@ -159,7 +159,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "until it commits. `off`: Postgres keeps it on its own disk. `parallel` is the same "
             "with what Postgres 16 and later tell besides of rolled back parts.",
         ),
-    ] = "on"
+    ] = "off"
     spool_dir: Annotated[
         str | None,
         Meta(
