@@ -14,6 +14,8 @@ from cdc.decode import messages, pgoutput
 from cdc.events import LSN
 from cdc.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, head, whole
 from cdc.log.batch import Batch
+from cdc.log.client import MAX_MESSAGE_BYTES
+from cdc.log.dead import PLACEHOLDER, DeadLetters
 from cdc.log.encoder import Encoder
 from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaColumn, SchemaRecord
@@ -75,7 +77,7 @@ class Recording:
             at_us=0,
         )
         messages_to = batch.topic("messages", 1)[0]
-        logical = LogicalMessages(MessageEncoder(_DATABASE, "bench"), messages_to)
+        logical = LogicalMessages(MessageEncoder(_DATABASE, "bench"), messages_to, _dead(batch))
         return Sequencer(position, 1, batch, 1 << 62, logical)
 
     def feed(self, sequencer: Sequencer, batch: Batch, chunk: bytes, topic: str) -> None:
@@ -86,8 +88,12 @@ class Recording:
             if step is Pause.OTHER:
                 at += 1 + int.from_bytes(chunk[at + 1 : at + HEADER_SIZE], "big")
             elif isinstance(step, messages.Relation):
-                table = Table(_encoder(step), batch.topic(topic, PARTITIONS))
+                table = Table(_encoder(step), batch.topic(topic, PARTITIONS), _dead(batch))
                 sequencer.describe(step.relation_id, table)
+
+
+def _dead(batch: Batch) -> DeadLetters:
+    return DeadLetters(batch, "dead", PLACEHOLDER, MAX_MESSAGE_BYTES)
 
 
 def record(config: Config, end_lsn: int) -> Recording:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cdc.config import Config
-    from cdc.log.batch import Batch
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.sequence import Step
     from cdc.source.stream import Stream
+    from cdc.tables import Tables
 
 
 class Intake:
@@ -35,7 +35,7 @@ class Intake:
         self,
         config: Config,
         stream: Stream,
-        batch: Batch,
+        tables: Tables,
         identity: ResumeIdentity,
         position: ResumePosition,
         describe: Callable[[messages.Relation], None],
@@ -47,12 +47,13 @@ class Intake:
         self._in_progress = InProgress(self._spool)
         logical = LogicalMessages(
             MessageEncoder(identity.database, config.prefix),
-            batch.topic(names.messages_topic(config.prefix), 1)[0],
+            tables.batch.topic(names.messages_topic(config.prefix), 1)[0],
+            tables.dead,
         )
         self.sequencer = Sequencer(
             position,
             identity.epoch,
-            batch,
+            tables.batch,
             config.batch.max_events,
             logical,
             parallel=stream.streaming == "parallel",

@@ -161,7 +161,7 @@ class Pipeline:
         self.tables = Tables(config, self.sql, self.admin, self.batch, relations, identity)
         self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
         self.intake = Intake(
-            config, self.stream, self.batch, identity, position, self._describe, self._full
+            config, self.stream, self.tables, identity, position, self._describe, self._full
         )
         self._closing.callback(self.intake.close)
         self.sequencer = self.intake.sequencer
@@ -290,7 +290,8 @@ class Pipeline:
             )
         for record in self.tables.take():
             publisher.add(*record)
-        cut = Cut(sequencer.events, self.batch.bytes, frontier.lsn if frontier else None)
+        lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
+        cut = Cut(sequencer.events, self.batch.bytes, lsn, dead_letters)
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
             **sequencer.place._asdict(),

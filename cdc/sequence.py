@@ -28,10 +28,10 @@ from cdc.log.partition import SIZES, murmur2
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.log.batch import Batch, Message, Partition
+    from cdc.log.batch import Batch, Message
     from cdc.log.encoder import New
     from cdc.log.records import ResumePosition
-    from cdc.log.routes import LogicalMessages, Table
+    from cdc.log.routes import LogicalMessages, Sent, Table
 
 # Behind the tag of a row message: relation id, kind of tuple, column count. The kind tells a new
 # row from one with an old image; all three together are known or not in one look-up.
@@ -112,6 +112,7 @@ class Sequencer:
         self._batch = batch
         self._max_events = max_events
         self._logical = logical
+        self._plain = True  # no row of the chunk can be too large for its topic
         self._parallel = parallel
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
@@ -178,6 +179,7 @@ class Sequencer:
         messages; nothing of the frame it names was sequenced.
         """
         end, lsn = whole(chunk), self.received_lsn
+        self._plain = end <= self._batch.plain_bytes
         xid = XID_SIZE if streamed else 0
         row_at, row_end = _RELATION + xid, _COLUMNS + xid
         rows, tx, times, skip = self._known(), self._tx, self._times, self._skip
@@ -227,7 +229,7 @@ class Sequencer:
         return at, Pause.MORE
 
     def _known(self) -> dict[bytes, Row]:
-        return self._rows if self.in_transaction else _NO_ROWS
+        return self._rows if self.in_transaction and self._plain else _NO_ROWS
 
     def _other(self, chunk: bytes, at: int, stop: int, lsn: int, tag: int, xid: int) -> Step | None:
         """Take one message that is not a plain new row; return what is the pipeline's to do."""
@@ -335,10 +337,10 @@ class Sequencer:
     def _removed(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
         """Publish a delete and, where there is a key, its tombstone, in one partition."""
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
-        partition = self._send(table, key, table.encoder.delete(before, lsn, *place))
+        partition, key = self._send(table, key, table.encoder.delete(before, lsn, *place))
         if key is not None:
             partition.append({"key": key, "value": None})
-            partition.tombstones += 1
+            partition.others += 1
 
     def _truncate(self, truncate: messages.Truncate, lsn: int) -> None:
         tables = [self._table(each.to_bytes(4, "big")) for each in truncate.relation_ids]
@@ -369,7 +371,7 @@ class Sequencer:
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
         self._send(self._logical, *self._logical.encoder.event(message, lsn, *place))
 
-    def _send(self, table: Table | LogicalMessages, key: bytes | None, value: bytes) -> Partition:
+    def _send(self, table: Table | LogicalMessages, key: bytes | None, value: bytes) -> Sent:
         """Number an event and put it into the batch."""
         self.seq += 1
         self._batch.bytes += len(value)

@@ -11,10 +11,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from orjson import dumps
 
 from cdc import continuity
 from cdc.log import names, records, resume, topics
+from cdc.log.dead import DeadLetters
 from cdc.log.encoder import Encoder
+from cdc.log.limits import limits, ours
 from cdc.log.mask import column_mask
 from cdc.log.routes import Table
 from cdc.log.values import undescribed
@@ -50,7 +53,10 @@ class Tables:
         self._config = config
         self._sql = sql
         self._admin = admin
-        self._batch = batch
+        self.batch = batch
+        placeholder = dumps(config.values.unavailable_value_placeholder)
+        dead_topic = names.dead_topic(config.prefix)
+        self.dead = DeadLetters(batch, dead_topic, placeholder, ours(config))
         self._relations = relations
         self._identity = identity
         self._records: list[Record] = []
@@ -99,9 +105,10 @@ class Tables:
         if new:
             self._publish(version)
         partitions = self._partitions(version)
+        self.dead.limit_to(limits(self._admin, self._config, [version.topic]))
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
-        return Table(encoder, self._batch.topic(version.topic, encoder.partitions))
+        return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
 
     @property
     def publication(self) -> records.Publication:

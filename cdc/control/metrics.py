@@ -48,7 +48,6 @@ _GAUGES = {
     "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
     "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
     "unknown_type_columns": "Columns of types of which nothing but their text is known.",
-    "unknown_type_columns": "Columns of types of which nothing but their text is known.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
 }
@@ -71,6 +70,7 @@ class Cut(NamedTuple):
     events: int
     bytes: int
     frontier_lsn: int | None
+    dead_letters: int = 0
 
 
 class Metrics(Collector):
@@ -92,13 +92,13 @@ class Metrics(Collector):
         self.lag_seconds = 0.0
         self.held_seconds = 0.0
         self.unknown_type_columns = 0
-        self.unknown_type_columns = 0
         self.pending_events = 0
         self.pending_bytes = 0
         self.feedback_at: float | None = None
         self._looked: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
         self.events = 0
+        self.dead_letters = 0
         self.kafka_transactions = 0
         self.bytes = 0
         self.reconnects: dict[str, int] = {}  # by reason: few and fixed, never a message
@@ -153,6 +153,7 @@ class Metrics(Collector):
         """Count a Kafka transaction that has committed in `seconds`, up to `position`."""
         self.kafka_transactions += 1
         self.events += batch.events
+        self.dead_letters += batch.dead_letters
         self.bytes += batch.bytes
         self.batch_events.observe(batch.events)
         self.batch_bytes.observe(batch.bytes)
@@ -212,6 +213,11 @@ class Metrics(Collector):
             state.add_metric([each.value], float(each is State(self.state)))
         yield state
         yield CounterMetricFamily("lockstep_events", "Events published.", value=self.events)
+        yield CounterMetricFamily(
+            "lockstep_dead_letter_events",
+            "Events too large for their topics, whole in the topic of dead letters.",
+            value=self.dead_letters,
+        )
         yield CounterMetricFamily(
             "lockstep_kafka_transactions",
             "Kafka transactions committed.",

@@ -15,21 +15,21 @@ Message = dict[str, Any]
 class Partition:
     """The messages waiting for one partition, and the events in this batch that went there."""
 
-    __slots__ = ("append", "events", "messages", "number", "tombstones", "topic")
+    __slots__ = ("append", "events", "messages", "number", "others", "topic")
 
     def __init__(self, topic: str, number: int) -> None:
         self.topic = topic
         self.number = number
         self.messages: list[Message] = []
         self.append = self.messages.append
-        self.tombstones = 0  # among `messages`; they are not events
+        self.others = 0  # among `messages`, what is no event: tombstones, parts of dead letters
         self.events = 0  # taken from here since the batch began
 
     def take(self) -> list[Message]:
         """Return the waiting messages and count them; the caller hands them over at once."""
         taken = self.messages[:]
-        self.events += len(taken) - self.tombstones
-        self.tombstones = 0
+        self.events += len(taken) - self.others
+        self.others = 0
         self.messages.clear()
         return taken
 
@@ -40,6 +40,8 @@ class Batch:
     def __init__(self) -> None:
         self._topics: dict[str, list[Partition]] = {}
         self.bytes = 0  # of values added since the batch began
+        # In a chunk of the stream of up to so many bytes no row is too large for its topic.
+        self.plain_bytes = 1 << 62
 
     def topic(self, topic: str, partitions: int) -> list[Partition]:
         """Return the topic's partitions by number, made on first use."""

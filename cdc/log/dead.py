@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from orjson import dumps
 
 from cdc.errors import ConfigError
+from cdc.log.batch import Batch
 from cdc.log.letters import Head, Part, Pointer
 
 # Record headers, batch header and what a protocol version may add: generously.
@@ -65,7 +66,7 @@ class _Event(msgspec.Struct):
     source: _Source
 
 
-def suspect_bytes(limit: int) -> int:
+def plain_bytes(limit: int) -> int:
     """Return how long a row may be as Postgres sends it, and surely fit as an event."""
     return max(0, (limit - _ENVELOPE_BYTES) // _GROWTH)
 
@@ -116,6 +117,42 @@ def split(
         f"topic {topic} takes records of {limit} bytes, too few for a row without its values",
         hint="raise max.message.bytes of the topic, and message.max.bytes of the brokers",
     )
+
+
+class DeadLetters:
+    """Fits records into their topics; what is too large goes into the batch as a dead letter."""
+
+    def __init__(self, batch: Batch, topic: str, placeholder: bytes, limit: int) -> None:
+        """`limit` is for the topics whose own `limit_to` has not told."""
+        self._batch = batch
+        self._partition = batch.topic(topic, 1)[0]
+        self._placeholder = placeholder
+        self._limit = limit
+        self._limits: dict[str, int] = {}
+        self.limit_to({})
+        self.written = 0  # letters since `take`
+
+    def limit_to(self, limits: dict[str, int]) -> None:
+        """Note how long a key and a value may be together in these topics."""
+        self._limits |= limits
+        self._batch.plain_bytes = min(map(plain_bytes, (self._limit, *self._limits.values())))
+
+    def fit(self, topic: str, key: bytes | None, value: bytes) -> tuple[bytes | None, bytes]:
+        """Return the key and the value that go into the topic."""
+        limit = self._limits.get(topic, self._limit)
+        if fits(key, value, limit):
+            return key, value
+        key, value, letter = split(topic, key, value, limit, self._placeholder)
+        for part_key, part in letter:
+            self._partition.append({"key": part_key, "value": part})
+        self._partition.others += len(letter)
+        self.written += bool(letter)
+        return key, value
+
+    def take(self) -> int:
+        """Return how many letters there were since the last time."""
+        written, self.written = self.written, 0
+        return written
 
 
 def _columns(images: dict[str, dict[str, Raw]], kept: set[str], least: int) -> tuple[str, ...]:

@@ -1,15 +1,22 @@
-"""Where events go: a table's encoder with its topic's partitions, and the logical messages' own."""
+"""Where events go: a table's encoder with its topic's partitions, and the logical messages' own.
+
+What does not fit into its topic goes by way of the dead letters.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdc.log.partition import partition_of
 
 if TYPE_CHECKING:
     from cdc.log.batch import Partition
+    from cdc.log.dead import DeadLetters
     from cdc.log.encoder import Encoder
     from cdc.log.message import MessageEncoder
+
+
+Sent: TypeAlias = "tuple[Partition, bytes | None]"
 
 
 class Table(NamedTuple):
@@ -17,13 +24,15 @@ class Table(NamedTuple):
 
     encoder: Encoder
     partitions: list[Partition]
+    dead: DeadLetters
 
-    def send(self, key: bytes | None, value: bytes) -> Partition:
-        """Put a record into its key's partition, and return that."""
+    def send(self, key: bytes | None, value: bytes) -> Sent:
+        """Put a record into its key's partition; return that and the record's key."""
+        key, value = self.dead.fit(self.partitions[0].topic, key, value)
         number = 0 if key is None else partition_of(key, len(self.partitions))
         partition = self.partitions[number]
         partition.append({"key": key, "value": value})
-        return partition
+        return partition, key
 
 
 class LogicalMessages(NamedTuple):
@@ -31,8 +40,10 @@ class LogicalMessages(NamedTuple):
 
     encoder: MessageEncoder
     partition: Partition
+    dead: DeadLetters
 
-    def send(self, key: bytes | None, value: bytes) -> Partition:
-        """Put a record into the partition, and return that."""
+    def send(self, key: bytes | None, value: bytes) -> Sent:
+        """Put a record into the partition; return that and the record's key."""
+        key, value = self.dead.fit(self.partition.topic, key, value)
         self.partition.append({"key": key, "value": value})
-        return self.partition
+        return self.partition, key

@@ -11,6 +11,8 @@ from cdc.events import LSN
 from cdc.frames import PADDING
 from cdc.log import names
 from cdc.log.batch import Batch
+from cdc.log.client import MAX_MESSAGE_BYTES
+from cdc.log.dead import PLACEHOLDER, DeadLetters
 from cdc.log.encoder import Encoder
 from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
@@ -95,15 +97,16 @@ class Session:
         known: list[SchemaRecord] | None = None,
         max_events: int = MANY,
         values: Values | None = None,
+        limit: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`keys` are the primary keys that the catalog tells, by relation id."""
         self.values = values or Values()
         self.batch = Batch()
         self.keys = keys
         self.relations = Relations(PREFIX, known or [], resume.schema_id)
-        logical = LogicalMessages(
-            MessageEncoder(DATABASE, PREFIX), self.batch.topic(names.messages_topic(PREFIX), 1)[0]
-        )
+        self.dead = DeadLetters(self.batch, names.dead_topic(PREFIX), PLACEHOLDER, limit)
+        messages_to = self.batch.topic(names.messages_topic(PREFIX), 1)[0]
+        logical = LogicalMessages(MessageEncoder(DATABASE, PREFIX), messages_to, self.dead)
         self.sequencer = Sequencer(resume, EPOCH, self.batch, max_events, logical)
         self.new_versions: list[SchemaRecord] = []
 
@@ -132,7 +135,8 @@ class Session:
         if new:
             self.new_versions.append(version)
         encoder = encoder_of(version)
-        table = Table(encoder, self.batch.topic(version.topic, encoder.partitions))
+        partitions = self.batch.topic(version.topic, encoder.partitions)
+        table = Table(encoder, partitions, self.dead)
         sequencer.describe(relation.relation_id, table)
         return version
 

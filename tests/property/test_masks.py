@@ -67,7 +67,7 @@ class Masking(Session):
         )
         masks = [column_mask(self.selection, column.name) for column in version.columns]
         encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS, masks)
-        route = Route(encoder, self.batch.topic(version.topic, encoder.partitions))
+        route = Route(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
         sequencer.describe(relation.relation_id, route)
         return version
 

@@ -16,7 +16,7 @@ def test_taken_messages_are_counted_once_and_tombstones_not_at_all() -> None:
     first, second = batch.topic("t", 2)
     for value in (b"1", b"2", None):
         first.append(message(b"k", value))
-    first.tombstones += 1
+    first.others += 1
     second.append(message(b"l", b"3"))
     assert batch.waiting() == [first, second]
     assert [m["value"] for m in first.take()] == [b"1", b"2", None]

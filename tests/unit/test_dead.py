@@ -162,10 +162,10 @@ def test_the_head_tells_what_a_person_wants_to_know() -> None:
 def test_what_surely_fits_is_not_looked_at() -> None:
     """The longest event a row of that size can become, and the widest envelope beside it."""
     limit = dead.record_limit(16 << 20)
-    small = dead.suspect_bytes(limit)
+    small = dead.plain_bytes(limit)
     longest = len(orjson.dumps("\x01" * small)) + 2 * 1_600 * 128
     assert longest < limit
-    assert dead.suspect_bytes(1_000) == 0
+    assert dead.plain_bytes(1_000) == 0
 
 
 # -- the way back ----------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""How large a record each topic takes: the least of what its brokers and our producer allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaException
+
+# The package imports them without saying that it exports them.
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from cdc.log.client import MAX_MESSAGE_BYTES
+from cdc.log.dead import record_limit
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+    from cdc.config import Config
+
+_TIMEOUT_SECONDS: Final = 15.0
+
+
+def ours(config: Config) -> int:
+    """Return how long a key and a value may be together for the producer."""
+    return record_limit(int(config.log.kafka.get("message.max.bytes", MAX_MESSAGE_BYTES)))
+
+
+def limits(client: AdminClient, config: Config, topics: list[str]) -> dict[str, int]:
+    """Return how long a key and a value may be together, by topic. Blocks.
+
+    A topic whose settings we may not see, or that is not there, is left to the broker to refuse.
+    """
+    if not topics:
+        return {}
+    most = ours(config)
+    found = dict.fromkeys(topics, most)
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+    for resource, future in futures.items():
+        try:
+            setting = future.result()["max.message.bytes"].value
+        except KafkaException:
+            continue
+        found[resource.name] = min(most, record_limit(int(setting)))
+    return found

@@ -1,0 +1,219 @@
+"""Rows too large for their topics: in their place, whole beside it, both or neither, in bounds."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import orjson
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from cdc.cli.main import run
+from cdc.errors import Exit
+from cdc.log import dead, letters_topic, names
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.witness import data_records, records_of
+
+_DOCS = "CREATE TABLE docs (id int PRIMARY KEY, name text, body text)"
+_MB = 1 << 20
+# Text that compresses little, of so many bytes.
+_RANDOM = (
+    "(SELECT left(string_agg(md5(i::text || random()::text), ''), {0})"
+    " FROM generate_series(1, {0} / 32 + 1) i)"
+)
+
+
+def insert(row: int, size: int) -> str:
+    return f"INSERT INTO docs VALUES ({row}, 'n{row}', {_RANDOM.format(size)})"
+
+
+def arrived(line: PipelineUnderTest, seq: int) -> None:
+    wait_until(lambda: line.resume()[1].seq >= seq, "the events do not arrive", 60, pause=0.2)
+
+
+def pointers(line: PipelineUnderTest) -> list[dict[str, Any]]:
+    """Return the events that point to a dead letter, by seq."""
+    found = [r.event for r in data_records(line) if r.value and b'"dead":{' in r.value]
+    return sorted(found, key=lambda event: int(event["source"]["seq"]))
+
+
+def set_limit(line: PipelineUnderTest, topic: str, max_message_bytes: int) -> None:
+    client = AdminClient({"bootstrap.servers": line.bootstrap})
+    entry = ConfigEntry(
+        "max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
+    pipeline: NewPipeline, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    line = pipeline(_DOCS)
+    daemon = line.start().wait_ready()
+    line.database.execute(
+        insert(1, 100),
+        insert(2, 50 * _MB),
+        # The large value is not sent with this one: what stands in the letter goes on to hold.
+        "UPDATE docs SET name = 'other' WHERE id = 2",
+        insert(3, 100),
+        "UPDATE docs SET body = body || 'x', id = 4 WHERE id = 2",
+        "DELETE FROM docs WHERE id = 1",
+    )
+    arrived(line, 7)
+    peak_mb = daemon.peak_rss_mb
+    assert converge(line.config).rows == 2
+    created, moved = pointers(line)
+    assert (created["op"], created["source"]["seq"], moved["op"]) == ("c", 2, "c")
+    assert created["after"] == {"id": 2, "name": "n2", "body": "__debezium_unavailable_value"}
+    letters = list(letters_topic.heads(line.config))
+    assert [head.id for head in letters] == ["1-2", moved["source"]["dead"]["id"]]
+    assert daemon.metric("lockstep_dead_letter_events_total") == 2
+    assert peak_mb < 450
+    capsysbinary.readouterr()
+    config = ["-c", str(line.config_file)]
+    assert run(["dead", "show", "1-2", *config]) == Exit.OK
+    whole = orjson.loads(capsysbinary.readouterr().out)
+    assert len(whole["after"].pop("body")) == 50 * _MB
+    assert whole["after"] == {"id": 2, "name": "n2"}
+    assert run(["dead", "list", *config]) == Exit.OK
+    listed = capsysbinary.readouterr().out.decode().splitlines()
+    assert [each.split()[0] for each in listed] == [head.id for head in letters]
+    assert '{"id":2}' in listed[0]
+    assert run(["dead", "list", "--json", *config]) == Exit.OK
+    assert [each["bytes"] > 50 * _MB for each in orjson.loads(capsysbinary.readouterr().out)] == [
+        True,
+        True,
+    ]
+    assert run(["dead", "show", "1-1", *config]) == Exit.CONFIG
+
+
+def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline) -> None:
+    line = pipeline("CREATE TABLE blobs (id int PRIMARY KEY, data bytea)")
+    daemon = line.start().wait_ready()
+    half = "string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1638400) i"
+    line.database.execute(f"INSERT INTO blobs SELECT 1, {half}")
+    arrived(line, 1)
+    # In the stream it is text of 200 MB, in the event of 133 MB.
+    assert daemon.peak_rss_mb < 900
+    [head] = letters_topic.heads(line.config)
+    assert head.bytes > 133_000_000
+    assert converge(line.config).rows == 1
+
+
+def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
+    """The topic's own limit counts, also where it is far below what the producer could send."""
+    line = pipeline(_DOCS)
+    topic = names.data_topic(line.config.prefix, "public", "docs")
+    most = 300_000
+    set_limit(line, topic, most)
+    line.start().wait_ready()
+    rows = range(1, 61)
+    line.database.execute(*(insert(row, most - 4_800 + 20 * row) for row in rows))
+    arrived(line, len(rows))
+    assert converge(line.config).rows == len(rows)
+    whole = {r.event["source"]["seq"] for r in data_records(line)} - {
+        event["source"]["seq"] for event in pointers(line)
+    }
+    limit = dead.record_limit(most)
+    sizes = [len(r.key or b"") + len(r.value or b"") for r in data_records(line)]
+    assert all(size <= limit for size in sizes)
+    assert max(sizes) > limit - 100
+    assert 10 < len(whole) < 50
+    assert whole == set(range(1, len(whole) + 1))
+
+
+def test_rows_around_16_mb(pipeline: NewPipeline) -> None:
+    line = pipeline(_DOCS)
+    line.start().wait_ready()
+    line.database.execute(insert(1, 16 * _MB - 5_000), insert(2, 16 * _MB))
+    arrived(line, 2)
+    [pointer] = pointers(line)
+    assert pointer["source"]["seq"] == 2
+    assert converge(line.config).rows == 2
+
+
+def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
+    line = pipeline(
+        "CREATE TABLE full_ (id int PRIMARY KEY, body text)",
+        "ALTER TABLE full_ REPLICA IDENTITY FULL",
+        "CREATE TABLE keyless (body text)",
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+        "CREATE TABLE named (name text PRIMARY KEY, body text)",
+    )
+    for table in ("full_", "keyless", "named"):
+        set_limit(line, names.data_topic(line.config.prefix, "public", table), 100_000)
+    line.start().wait_ready()
+    body, key = "repeat('ab', 60000)", "repeat('k', 40000)"
+    line.database.execute(
+        f"INSERT INTO full_ VALUES (1, {body}), (2, {body})",
+        "UPDATE full_ SET body = 'short' WHERE id = 1",
+        "DELETE FROM full_ WHERE id = 2",
+        f"INSERT INTO keyless VALUES ({body}), ({body}), ('short')",
+        "DELETE FROM keyless WHERE ctid = (SELECT ctid FROM keyless WHERE body <> 'short' LIMIT 1)",
+        f"INSERT INTO named VALUES ({key}, 'short'), ({key} || 'x', {body}), ({key} || 'y', '')",
+        f"UPDATE named SET body = {body} WHERE name = {key}",
+        f"DELETE FROM named WHERE name = {key} || 'x'",
+        "UPDATE named SET name = 'short' WHERE body = ''",
+    )
+    arrived(line, 14)
+    assert converge(line.config).rows == 5
+    assert {(p["source"]["table"], p["op"]) for p in pointers(line)} == {
+        ("full_", "c"), ("full_", "u"), ("full_", "d"), ("keyless", "c"), ("keyless", "d"),
+        ("named", "c"), ("named", "u"),
+    }  # fmt: skip
+    deleted = next(p for p in pointers(line) if p["source"]["table"] == "full_" and p["op"] == "d")
+    assert deleted["after"] is None
+    assert deleted["before"]["id"] == 2
+
+
+def test_a_large_transaction_of_large_rows(pipeline: NewPipeline) -> None:
+    """Above logical_decoding_work_mem: streamed before the commit, and cut in between."""
+    line = pipeline(_DOCS, batch={"max_bytes": 16 * _MB, "max_events": 5})
+    line.database.execute(
+        f"ALTER DATABASE {line.database.name} SET logical_decoding_work_mem = '1MB'"
+    )
+    daemon = line.start().wait_ready()
+    with line.database.connect() as connection, connection.transaction():
+        for row in range(1, 25):
+            connection.execute(insert(row, 20 * _MB if row % 5 == 0 else 1_000).encode())
+            if row == 10:
+                with connection.transaction(force_rollback=True):
+                    connection.execute(insert(99, 20 * _MB).encode())
+    arrived(line, 24)
+    assert converge(line.config).rows == 24
+    assert [p["after"]["id"] for p in pointers(line)] == [5, 10, 15, 20]
+    assert daemon.peak_rss_mb < 400
+
+
+@pytest.mark.parametrize(
+    "failpoint", ["after_sequence", "after_produce", "before_commit", "after_commit"]
+)
+def test_killed_there_letter_and_pointer_are_both_in_the_log_or_neither(
+    failpoint: str, pipeline: NewPipeline
+) -> None:
+    line = pipeline(_DOCS)
+    line.start().wait_ready()
+    line.database.execute(insert(1, 1_000))
+    arrived(line, 1)
+    assert line.daemon.term() == 0
+    daemon = line.start(f"{failpoint}:1")
+    line.database.execute(insert(2, 30 * _MB), insert(3, 1_000))
+    assert daemon.wait_exit() == -signal.SIGKILL
+    line.start().wait_ready()
+    arrived(line, 3)
+    assert converge(line.config).rows == 3
+    [pointer] = pointers(line)
+    assert pointer["source"]["seq"] == 2
+    topic = names.dead_topic(line.config.prefix)
+    keys = [record.key for record in records_of(line, lambda name: name == topic)]
+    assert len(keys) == len(set(keys)) == pointer["source"]["dead"]["chunks"] + 1
