@@ -11,6 +11,9 @@ import shutil
 import psycopg
 import pytest
 
+from cdc.control.doctor import examine
+from cdc.control.findings import Finding, Severity
+from cdc.source.setup import alter_slot
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -32,6 +35,12 @@ def publish(line: PipelineUnderTest, key: int) -> None:
     wait_until(lambda: line.resume()[1].seq > seq, "the row does not arrive")
 
 
+def about_failover(line: PipelineUnderTest) -> list[Finding]:
+    """Return what the doctor says of the slot on the standbys."""
+    checks = ("failover", "standby", "synchronized_standby_slots", "walsender")
+    return [each for each in examine(line.config) if each.check.startswith(checks)]
+
+
 @pytest.mark.parametrize("major", majors(17, 18))
 def test_promoted_with_the_slot_synced_it_goes_on_and_loses_nothing(
     major: int, new_pair: NewPair
@@ -41,6 +50,7 @@ def test_promoted_with_the_slot_synced_it_goes_on_and_loses_nothing(
     daemon = line.start().wait_ready()
     with Load(pair.both(DATABASE), seed=major, steps_per_second=300) as load:
         wait_until(lambda: pair.ask(_SYNCED, standby=True), "not synced", _SYNC_SECONDS)
+        assert {each.severity for each in about_failover(line)} == {Severity.OK}
         for timeline in (1, 2):
             assert line.resume()[0].timeline == timeline
             seen = load.commits
@@ -121,6 +131,30 @@ def test_a_promotion_without_the_slot_is_refused_with_the_remedy(
         f'slot "{line.config.slot}" does not exist on this server, which was promoted',
         "failover = true",
         "cdc teardown --topics",
+    )
+
+
+@pytest.mark.parametrize("major", majors(17, 18))
+def test_the_doctor_says_what_a_promotion_would_find_missing_and_what_it_says_mends_it(
+    major: int, new_pair: NewPair
+) -> None:
+    """A slot from before, a standby that copies nothing, and a log that may run ahead."""
+    pair, line = new_pair(major, _USERS, syncs=False, failover=False)
+    (finding,) = (each for each in about_failover(line) if each.severity is not Severity.OK)
+    assert finding.fix.startswith("cdc slot alter --failover")
+    alter_slot(line.config, line.config.slot, failover=True)
+    ahead, copy = (each for each in about_failover(line) if each.severity is not Severity.OK)
+    for finding, dsn in ((ahead, pair.primary_dsn), (copy, pair.standby_dsn)):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for statement in finding.fix.removeprefix("there: ").split(";")[:-1]:
+                connection.execute(statement.encode())
+    line.start().wait_ready()
+    publish(line, 1)
+    wait_until(
+        lambda: {each.severity for each in about_failover(line)} == {Severity.OK},
+        "it is not mended",
+        _SYNC_SECONDS,
+        pause=1.0,
     )
 
 
