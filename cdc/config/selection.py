@@ -41,11 +41,6 @@ class TableSelection(NamedTuple):
         """Return how the column is masked; `keep` and None are: not at all."""
         return next((mask for name, mask in reversed(self.masks) if name.matches(column)), None)
 
-    def hides(self, column: str) -> bool:
-        """Return whether the column's own value is to be in no event."""
-        mask = self.mask(column)
-        return not self.captures(column) or (mask is not None and mask.kind != "keep")
-
     @property
     def narrows(self) -> bool:
         """Whether some columns or rows are not captured."""

@@ -171,11 +171,10 @@ def _publication(config: Config, facts: TablesFacts) -> Iterator[Finding]:
     name, state, wanted = config.publication, facts.state, facts.wanted
     if state is None:
         return
+    selection = config.selection
     tables = {m.table.oid: str(m.table) for m in wanted.members}
     excluded = {
-        oid
-        for oid, at in facts.names.items()
-        if config.selection.excludes(*at) and oid in state.entries
+        oid for oid, at in facts.names.items() if selection.excludes(*at) and oid in state.entries
     }
     change = membership.difference(wanted, state, excluded)
     if change.add:

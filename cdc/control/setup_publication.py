@@ -93,7 +93,8 @@ def _change(
     name = config.publication
     tables = {member.table.oid: str(member.table) for member in wanted.members}
     names = catalog.names(connection, state.entries.keys() | state.published.keys())
-    excluded = {oid for oid, at in names.items() if config.selection.excludes(*at)}
+    selection = config.selection
+    excluded = {oid for oid, at in names.items() if selection.excludes(*at)}
     change = membership.difference(wanted, state, excluded)
     if "publish_via_partition_root" in change.options and record is not None:
         split = [str(m.table) for m in wanted.members if m.table.kind == "p"]

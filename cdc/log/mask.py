@@ -38,11 +38,6 @@ class ColumnMask(NamedTuple):
     kind: str  # null, fixed, truncate, hmac
     value: str | int | float | bool | None = None
 
-    @property
-    def tells_rows_apart(self) -> bool:
-        """Whether a column that is masked so can be part of a key."""
-        return self.kind == "hmac"
-
     def __repr__(self) -> str:
         """Return it without its value, which may be a key."""
         return f"ColumnMask({self.label})"

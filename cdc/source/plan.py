@@ -66,13 +66,14 @@ def plan(
     config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[Column]]
 ) -> Plan:
     """Return what `tables`, those that `source.tables` matches, are to be published as."""
+    chosen = config.selection
     members, nulled = [], {}
     problems = [*_origin(config, server)]
     for table in tables:
         if not table.publishable:
             continue
         known = columns.get(table.oid, [])
-        selection = config.selection.of((table.schema, table.name))
+        selection = chosen.of((table.schema, table.name))
         left_out = [c for c in known if not selection.captures(c.name) and c.generated != "v"]
         pushed = bool(left_out) and _can_list(config, server, table)
         names = [c.name for c in known if selection.captures(c.name) and _sent(config, server, c)]
@@ -116,7 +117,8 @@ def _schemas(
     config: Config, server: Server, members: list[Member]
 ) -> tuple[frozenset[str], dict[str, str]]:
     """Return the schemas to publish whole, and those that can't be, with the reason."""
-    wanted = {name for p in config.selection.patterns if (name := p.whole_schema) is not None}
+    chosen = config.selection
+    wanted = {name for p in chosen.patterns if (name := p.whole_schema) is not None}
     if config.source.new_tables == "setup":
         return frozenset(), {}
     listed = {}
@@ -130,7 +132,7 @@ def _schemas(
             listed[schema] = "a publication of a whole schema takes no column list"
         elif any(each.where is not None for each in here):
             listed[schema] = "row filters do not count in a schema that is published whole"
-        elif any(p.schema.matches(schema) for p in config.selection.excluded):
+        elif any(p.schema.matches(schema) for p in chosen.excluded):
             listed[schema] = "source.exclude leaves tables out of it"
     return frozenset(wanted - listed.keys()), listed
 

@@ -36,11 +36,10 @@ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
 _FILTER = """
-SELECT to_jsonb(t)->>'rowfilter'
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_publication_tables t ON t.schemaname = n.nspname AND t.tablename = c.relname
-WHERE c.oid = %s AND t.pubname = %s
+SELECT pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r
+JOIN pg_publication p ON p.oid = r.prpubid WHERE r.prrelid = %s AND p.pubname = %s
 """
+_FILTERS_SINCE = 150_000
 _ANCESTORS = """
 SELECT n.nspname::text, c.relname::text
 FROM pg_partition_ancestors(%s::oid::regclass) a
@@ -53,7 +52,9 @@ def published(connection: Connection, publication: str, relation_id: int) -> Pub
     """Return what the publication sends of the table."""
     with translated(f"looking up what is published of relation {relation_id}"):
         columns = connection.execute(_COLUMNS, (publication, relation_id)).fetchall()
-        row = connection.execute(_FILTER, (relation_id, publication)).fetchone()
+        row = None
+        if connection.info.server_version >= _FILTERS_SINCE:
+            row = connection.execute(_FILTER, (relation_id, publication)).fetchone()
         ancestors = connection.execute(_ANCESTORS, (relation_id, relation_id)).fetchall()
     told = tuple((name, kind, modifier) for name, kind, modifier in columns)
     names = tuple((schema, name) for schema, name in ancestors)

@@ -30,10 +30,11 @@ def matched_tables(connection: psycopg.Connection, config: Config) -> list[Table
     A pattern that stands for many passes over views, foreign, unlogged and temporary tables; naming
     one of these, or something that does not exist, raises ConfigError.
     """
-    found = tables(connection, config.selection)
+    selection = config.selection
+    found = tables(connection, selection)
     named = {(each.schema, each.name): each for each in found}
-    for pattern in config.selection.patterns:
-        if pattern.exact is None or config.selection.excludes(*pattern.exact):
+    for pattern in selection.patterns:
+        if pattern.exact is None or selection.excludes(*pattern.exact):
             continue
         if pattern.exact not in named:
             raise ConfigError(

@@ -42,7 +42,7 @@ def test_only_the_rows_of_the_filter_are_captured(pipeline: NewPipeline) -> None
     line = pipeline(
         USERS,
         "ALTER TABLE users REPLICA IDENTITY FULL",
-        tables={"public.users": {"where": "region = 'eu'"}},
+        tables={"public.users": {"where": "region LIKE 'e%'"}},
     )
     line.start().wait_ready()
     line.database.execute(
