@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # Rows larger than Kafka's 1 MB default are common enough; topics are created to take them.
 MAX_MESSAGE_BYTES: Final = 16 << 20
+# A broker that is gone without a word is given up after this, not after librdkafka's minute: by
+# then a cluster has another leader.
+_SILENCE_MS: Final = 20_000
 
 _DENIED: Final = {
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local errors are spelled so
@@ -50,18 +53,18 @@ _librdkafka.addHandler(logging.NullHandler())
 
 def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
     """Return librdkafka settings for one client of this pipeline."""
-    return {
+    chosen: dict[str, Any] = {
         "bootstrap.servers": config.log.bootstrap_servers,
         "client.id": f"lockstep-{config.pipeline}",
         # A broker that comes back is found within a second.
         "reconnect.backoff.max.ms": 1_000,
-        # A broker that is gone without a word is given up after this, not after a minute: by then
-        # a cluster has another leader.
-        "socket.timeout.ms": 20_000,
         "logger": _librdkafka,
         **more,
         **config.log.kafka,
     }
+    # A producer whose transactions may not last as long is refused.
+    longest = min(_SILENCE_MS, int(chosen.get("transaction.timeout.ms", _SILENCE_MS)))
+    return {"socket.timeout.ms": longest, **chosen}
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def probe_transactions(config: Config) -> None:
         "transaction.timeout.ms": 10_000,
     }
     with translated("opening a transactional id"):
-        producer = Producer(settings(config) | more)
+        producer = Producer(settings(config, **more))
         producer.init_transactions(_PROBE_SECONDS)
 
 

@@ -151,5 +151,6 @@ def test_a_changed_partition_count_is_found(
     topic = f"{topic_prefix}.public.users"
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
     found = findings(path)
-    assert found["topic_partitions"].severity is Severity.ERROR
-    assert "has 3 partitions, the resume record pins 2" in found["topic_partitions"].what
+    assert found["log"].severity is Severity.ERROR
+    assert "has 3 partitions, the resume record pins 2" in found["log"].what
+    assert "cdc topics acknowledge" in found["log"].fix
