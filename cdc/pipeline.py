@@ -327,9 +327,9 @@ class Pipeline:
     def _look_after(self) -> None:
         """Keep Postgres, health and metrics up to date; cheap enough for every turn."""
         self.stream.tick()
-        self.daemon.health.beat()
+        at = self.position
         wal_end = max(self.stream.received_lsn, self.stream.keepalive_lsn)
-        self.daemon.health.progress(wal_end, self.position.end_lsn, self.position.seq)
+        self.daemon.health.progress(wal_end, at.end_lsn, at.seq, self.lanes.waiting_seconds)
         self.daemon.metrics.turn(
             wal_end=wal_end,
             received=self.stream.received_lsn,

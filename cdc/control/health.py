@@ -2,7 +2,8 @@
 
 Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`;
 if not, the process is stuck and should be killed. *Ready*: it streams, or stands by for the daemon
-that does, and the log is not standing still. It stands still when, for `STALL_SECONDS`, the
+that does, and the log is not standing still. It stands still when Kafka has not taken a batch for
+`BATCH_SECONDS`, or when, for `STALL_SECONDS`, the
 server's WAL end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle
 database is not a stall (its keepalives move the published LSN), nor is one huge transaction (its
 changes move `seq`).
@@ -12,6 +13,7 @@ The pipeline's thread writes, HTTP threads read; one lock makes every answer con
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from enum import Enum
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 LIVE_SECONDS = 30.0
 # Longer than a broker's restart; wal_sender_timeout is the same.
 STALL_SECONDS = 60.0
+# Longer than a cluster takes to give a dead broker's partitions another leader; a batch takes less
+# than a second.
+BATCH_SECONDS = 15.0
 
 
 class State(Enum):
@@ -76,6 +81,7 @@ class Health:
         self._published = LSN(0)
         self._wal_end = LSN(0)
         self._seq = 0
+        self._batch_at = math.inf
         self._warnings: tuple[str, ...] = ()
 
     @property
@@ -98,12 +104,19 @@ class Health:
             self._state = state
             self._reason = reason or state.value
 
-    def progress(self, wal_end_lsn: int, published_lsn: int, seq: int) -> None:
-        """Note how far the server's WAL and the log are; call it once a batch or keepalive."""
+    def progress(
+        self, wal_end_lsn: int, published_lsn: int, seq: int, batch_seconds: float = 0.0
+    ) -> None:
+        """Note how far the server's WAL and the log are, at a turn of the main loop.
+
+        `batch_seconds` is for how long Kafka has had a batch that it has not committed yet.
+        """
         with self._lock:
+            self._beat_at = self._now()
+            self._batch_at = self._beat_at - batch_seconds if batch_seconds else math.inf
             moved = published_lsn > self._published or seq > self._seq
             if moved or published_lsn >= wal_end_lsn:
-                self._moved_at = self._now()
+                self._moved_at = self._beat_at
             self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
             self._seq = seq
 
@@ -118,12 +131,16 @@ class Health:
             beat_age = now - self._beat_at
             live = beat_age <= LIVE_SECONDS
             reason = self._reason
+            streaming = self._state is State.STREAMING
+            refused = streaming and now - self._batch_at > BATCH_SECONDS
             stalled = (
-                self._state is State.STREAMING
+                streaming
                 and self._published < self._wal_end
                 and now - self._moved_at > STALL_SECONDS
             )
-            if stalled:
+            if refused:
+                reason = f"Kafka has not taken a batch for {now - self._batch_at:.0f} s"
+            elif stalled:
                 reason = (
                     f"nothing was published for {now - self._moved_at:.0f} s "
                     "while the source's WAL is ahead"
@@ -133,7 +150,7 @@ class Health:
             at_work = self._state in (State.STREAMING, State.STANDBY)
             return Report(
                 live=live,
-                ready=live and at_work and not stalled,
+                ready=live and at_work and not stalled and not refused,
                 state=self._state,
                 reason=reason,
                 since_seconds=now - self._since,

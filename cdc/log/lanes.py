@@ -69,6 +69,11 @@ class Lanes:
             known > 0 and batches[0].ended.done()
         )
 
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long the oldest batch has been on its way; 0 where none is."""
+        return time.monotonic() - self.in_flight[0].began_at if self.in_flight else 0.0
+
     def open(self) -> None:
         """Fence every older writer. Blocks."""
         for publisher, _ in self._lanes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.control.health import LIVE_SECONDS, STALL_SECONDS, Health, State
+from cdc.control.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, State
 
 
 class Clock:
@@ -133,3 +133,18 @@ def test_warnings_are_told_and_do_not_make_it_unready(health: Health) -> None:
     assert health.report().ready
     health.warn([])
     assert health.report().warnings == ()
+
+
+def test_a_batch_that_kafka_does_not_take_is_told_before_a_stall_shows(
+    health: Health, clock: Clock
+) -> None:
+    health.to(State.STREAMING)
+    health.progress(200, 100, 7, batch_seconds=BATCH_SECONDS - 1)
+    assert health.report().ready
+    clock.seconds += 2
+    health.beat()
+    report = health.report()
+    assert not report.ready
+    assert report.reason == "Kafka has not taken a batch for 16 s"
+    health.progress(200, 200, 8)
+    assert health.report().ready
