@@ -123,22 +123,22 @@ class Reader:
         raise ValueError("not an array's text")
 
     def _array(self, text: bytes) -> bytes | None:
-        parts, at = [], 0
-        for found in self._token.finditer(text):
-            if found.start() != at:
-                return None
-            at = found.end()
-            quoted, bare, mark = found.groups()
+        parts, size = [], 0
+        for quoted, bare, mark in self._token.findall(text):
             if mark:
+                size += 1
                 parts.append(self._marks[mark])
-            elif bare == _NULL:
+                continue
+            size += len(bare) or len(quoted) + 2
+            if bare == _NULL:
                 parts.append(b"null")
-            else:
-                raw = bare or (_ESCAPED.sub(rb"\1", quoted) if b"\\" in quoted else quoted)
-                if self._guessed and (bare is None) != bool(self._special.fullmatch(raw)):
-                    return None
-                parts.append(self._element(raw))
-        return b"".join(parts) if at == len(text) else None
+                continue
+            raw = bare or (_ESCAPED.sub(rb"\1", quoted) if b"\\" in quoted else quoted)
+            if self._guessed and bool(bare) == bool(self._special.fullmatch(raw)):
+                return None
+            parts.append(self._element(raw))
+        # What no group takes is passed over.
+        return b"".join(parts) if size == len(text) else None
 
 
 def _is_array(text: bytes) -> bool:

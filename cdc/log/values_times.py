@@ -43,7 +43,7 @@ def _micros_of_day(text: bytes) -> int:
 
 
 def time_micros(text: bytes) -> bytes:
-    """Return microseconds since midnight; `24:00:00` is 86400000000."""
+    """Return microseconds since midnight; `24:00:00` is 86400000000. Everyday: no second call."""
     seconds = (int(text[:2]) * 60 + int(text[3:5])) * 60 + int(text[6:8])
     return b"%d" % (seconds * 1_000_000 + int(text[9:].ljust(6, b"0")))
 
@@ -62,29 +62,26 @@ def time_nanos(text: bytes) -> bytes:
 
 def timestamp_micros(text: bytes) -> bytes:
     """Return microseconds since 1970-01-01 of the wall clock the text shows."""
-    micros = _micros(text)
-    return b'"%b"' % text if micros is None else b"%d" % micros
+    if text[10:11] != b" " or text[-1:] == b"C":
+        return b'"%b"' % text
+    since = datetime.fromisoformat(text.decode()) - _EPOCH
+    return b"%d" % ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 
 def timestamp_millis(text: bytes) -> bytes:
     """Return milliseconds since 1970-01-01 of the wall clock the text shows."""
-    micros = None if len(text) > _MILLIS_TIMESTAMP else _micros(text)
-    return b'"%b"' % text if micros is None else b"%d" % (micros // 1_000)
+    if len(text) > _MILLIS_TIMESTAMP or text[10:11] != b" " or text[-1:] == b"C":
+        return b'"%b"' % text
+    since = datetime.fromisoformat(text.decode()) - _EPOCH
+    return b"%d" % ((since.days * 86_400 + since.seconds) * 1_000 + since.microseconds // 1_000)
 
 
 def timestamp_nanos(text: bytes) -> bytes:
     """Return nanoseconds since 1970-01-01, from 1677 to 2262, where 64 bits hold them."""
-    micros = _micros(text)
-    if micros is None or not -_INT64 <= micros * 1_000 < _INT64:
+    micros = timestamp_micros(text)
+    if micros[:1] == b'"' or not -_INT64 <= int(micros) * 1_000 < _INT64:
         return b'"%b"' % text
-    return b"%d" % (micros * 1_000)
-
-
-def _micros(text: bytes) -> int | None:
-    if text[10:11] != b" " or text[-1:] == b"C":
-        return None
-    since = datetime.fromisoformat(text.decode()) - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return b"%d" % (int(micros) * 1_000)
 
 
 def interval_iso(text: bytes) -> bytes:
