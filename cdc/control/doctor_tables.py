@@ -17,7 +17,7 @@ from cdc.source import catalog, membership
 from cdc.source import columns as source_columns
 from cdc.source.columns import Column
 from cdc.source.connection import connect
-from cdc.source.plan import COLUMN_LISTS, GENERATED, Plan, filter_problems, plan
+from cdc.source.plan import COLUMN_LISTS, GENERATED, Plan, filter_problems, partition_problems, plan
 from cdc.source.setup import describe_kind
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TablesFacts(NamedTuple):
     wanted: Plan
     state: membership.State | None
     names: dict[int, tuple[str, str]]  # of what the publication has
-    blind_partitions: list[str]
+    partitions: list[source_columns.Partition]
 
 
 def examine(config: Config, server: Server, tables: list[Table]) -> list[Finding]:
@@ -48,9 +48,11 @@ def examine(config: Config, server: Server, tables: list[Table]) -> list[Finding
         wanted = plan(config, server, tables, columns)
         if server.major >= COLUMN_LISTS:
             wanted.problems.extend(filter_problems(connection, wanted))
+        split = [each.oid for each in tables if each.kind == "p"]
+        partitions = source_columns.partitions(connection, split)
+        wanted.problems.extend(partition_problems(config, partitions))
         state = membership.state(connection, config.publication)
         published = state.published.keys() | state.entries.keys() if state else set()
-        split = [each.oid for each in tables if each.kind == "p"]
         facts = TablesFacts(
             server,
             tables,
@@ -58,7 +60,7 @@ def examine(config: Config, server: Server, tables: list[Table]) -> list[Finding
             wanted,
             state,
             catalog.names(connection, published),
-            source_columns.blind_partitions(connection, split),
+            partitions,
         )
     return check_tables(config, facts)
 
@@ -138,10 +140,11 @@ def _partitioned(config: Config, facts: TablesFacts) -> Iterator[Finding]:
     yield ok(
         "partitions", f"{listed(split)}: {how} (source.partitions: {config.source.partitions})"
     )
-    if facts.blind_partitions:
+    blind = [str(each) for each in facts.partitions if not each.identifies_rows]
+    if blind:
         yield warning(
             "partition_identity",
-            f"without a key: {listed(facts.blind_partitions)}; once published, Postgres refuses "
+            f"without a key: {listed(blind)}; once published, Postgres refuses "
             "every UPDATE and DELETE on them",
             "give the partitioned table a primary key, or each partition REPLICA IDENTITY FULL",
         )

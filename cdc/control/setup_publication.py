@@ -16,8 +16,8 @@ from cdc.control.steps import Did, Step
 from cdc.errors import ConfigError, GapError
 from cdc.log import resume
 from cdc.source import catalog, membership
-from cdc.source.columns import columns
-from cdc.source.plan import Plan, Problem, filter_problems, plan
+from cdc.source.columns import columns, partitions
+from cdc.source.plan import Plan, Problem, filter_problems, partition_problems, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,9 @@ def planned(
 ) -> Plan:
     """Return what the publication is to be; raise ConfigError with every problem."""
     wanted = plan(config, server, tables, columns(connection, [each.oid for each in tables]))
-    problems = wanted.problems or list(filter_problems(connection, wanted))
+    split = partitions(connection, [each.oid for each in tables if each.kind == "p"])
+    problems = [*wanted.problems, *partition_problems(config, split)]
+    problems = problems or list(filter_problems(connection, wanted))
     if problems:
         raise _refused(problems)
     return wanted

@@ -45,20 +45,30 @@ def columns(connection: psycopg.Connection, tables: Iterable[int]) -> dict[int, 
     return found
 
 
-_LEAVES = """
-SELECT r.oid::bigint, n.nspname || '.' || c.relname
-FROM unnest(%s::oid[]) AS r(oid), pg_partition_tree(r.oid) t
+class Partition(NamedTuple):
+    """A partition that holds rows."""
+
+    schema: str
+    name: str
+    identifies_rows: bool  # whether its updates and deletes can be published
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+_PARTITIONS = """
+SELECT n.nspname::text, c.relname::text, c.relreplident = 'f' OR EXISTS (
+    SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+    AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
+                            WHEN 'i' THEN i.indisreplident ELSE false END)
+FROM unnest(%s::oid[]) AS root(oid), pg_partition_tree(root.oid) t
 JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND c.relkind = 'r' AND NOT (
-    c.relreplident = 'f' OR EXISTS (
-        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
-        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
-                                WHEN 'i' THEN i.indisreplident ELSE false END))
-ORDER BY 2
+WHERE t.isleaf AND c.relkind = 'r' ORDER BY 1, 2
 """
 
 
-def blind_partitions(connection: psycopg.Connection, tables: Iterable[int]) -> list[str]:
-    """Return the partitions below these tables on which updates and deletes can't be published."""
+def partitions(connection: psycopg.Connection, tables: Iterable[int]) -> list[Partition]:
+    """Return the partitions below these tables."""
     with translated("reading the partitions"):
-        return [row[1] for row in connection.execute(_LEAVES, (list(tables),)).fetchall()]
+        rows = connection.execute(_PARTITIONS, (list(tables),)).fetchall()
+    return [Partition(*row) for row in rows]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
     from cdc.config.patterns import NamePattern
     from cdc.config.selection import Rule
-    from cdc.source.columns import Column
+    from cdc.source.columns import Column, Partition
     from cdc.source.inspection import Server, Table
 
 COLUMN_LISTS = 15  # the major that has them, and row filters, and TABLES IN SCHEMA
@@ -254,6 +254,18 @@ def _named(rule: Rule) -> Iterator[tuple[str, NamePattern]]:
 
 def _many(tables: list[Table]) -> str:
     return f"{tables[0]} does" if len(tables) == 1 else f"the {len(tables)} tables do"
+
+
+def partition_problems(config: Config, found: list[Partition]) -> Iterator[Problem]:
+    """Find partitions that are to be left out: they are published with their table."""
+    selection = config.selection
+    for each in found:
+        if config.source.partitions == "leaf" and selection.excludes(each.schema, each.name):
+            yield Problem(
+                "exclude",
+                f"{each} is a partition: it is captured with its table, not left out alone",
+                "take it out of source.exclude, or detach it",
+            )
 
 
 def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Problem]:

@@ -10,6 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.cli.main import run
+from cdc.log import names
+from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
 
@@ -243,3 +246,28 @@ def test_an_excluded_column_that_postgres_still_sends_is_null(pipeline: NewPipel
     assert [event["after"].get("email", "absent") for event in events[::2]] == [None, "absent"]
     assert (events[1]["after"], events[3]["before"]) == ({"id": 1, "a": None}, {"id": 1, "a": None})
     assert b"secret" not in everything(line)
+
+
+def test_a_dead_letter_is_masked_as_the_event_is(
+    pipeline: NewPipeline, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    line = pipeline(USERS, tables=MASKS)
+    set_limit(line, names.data_topic(line.config.prefix, "public", "users"), 100_000)
+    line.start().wait_ready()
+    line.database.execute(
+        "INSERT INTO users (id, email, note, plain) SELECT 'secret id', 'secret mail',"
+        " repeat('secret', 10000), string_agg(md5(i::text), '') FROM generate_series(1, 20000) i"
+    )
+    (event,) = caught_up(line, 1)
+    assert "dead" in event["source"]
+    capsysbinary.readouterr()
+    assert run(["dead", "show", event["source"]["dead"]["id"], "-c", str(line.config_file)]) == 0
+    letter = capsysbinary.readouterr().out
+    whole = orjson.loads(letter)["after"]
+    assert (whole["id"], whole["email"], whole["note"]) == (
+        digest("secret id"),
+        digest("secret mail"),
+        None,
+    )
+    assert len(whole["plain"]) == 640_000
+    assert b"secret" not in letter + everything(line)

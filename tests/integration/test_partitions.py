@@ -110,6 +110,30 @@ def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeli
     assert told(line, 3) == [("sales", "c", 1), ("sales", "c", 2), ("sales", "c", 3)]
 
 
+def test_by_leaf_a_detached_partition_is_a_gap_until_it_is_excluded(pipeline: NewPipeline) -> None:
+    line = pipeline(*PARTED, source={"partitions": "leaf"})
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO sales VALUES (1, 24, 'ada')")
+    assert told(line, 1) == [("sales_24", "c", 1)]
+    line.database.execute(
+        "ALTER TABLE sales DETACH PARTITION sales_24", "INSERT INTO sales VALUES (2, 25, 'bob')"
+    )
+    line.ends(line.daemon, 78, "no longer has public.sales_24", seconds=30)
+    line.config_file = line.write("lockstep.yaml", source__exclude=["public.sales_24"])
+    assert "goes on without public.sales_24" in " ".join(s.what for s in set_up(line.config))
+    line.start().wait_ready()
+    assert told(line, 2)[1] == ("sales_25", "c", 2)
+
+
+def test_by_leaf_a_partition_is_not_left_out_alone(pipeline: NewPipeline) -> None:
+    line = pipeline(*PARTED, source={"partitions": "leaf"})
+    line.config_file = line.write("lockstep.yaml", source__exclude=["public.sales_24"])
+    found = [each for each in examine(line.config) if each.severity is Severity.ERROR]
+    assert any("public.sales_24 is a partition" in each.what for each in found)
+    with pytest.raises(ConfigError, match="is a partition"):
+        list(set_up(line.config))
+
+
 def test_the_flag_does_not_flip_within_a_log(pipeline: NewPipeline) -> None:
     line = pipeline(*PARTED)
     line.config_file = line.write("lockstep.yaml", source__partitions="leaf")

@@ -10,7 +10,7 @@ from msgspec import convert
 from cdc.config import Config, Log, Source, TableRule
 from cdc.control.doctor_tables import TablesFacts, check_tables
 from cdc.control.findings import Finding
-from cdc.source.columns import Column
+from cdc.source.columns import Column, Partition
 from cdc.source.inspection import Table
 from cdc.source.membership import Entry, Note, State, alterations, creation, difference
 from cdc.source.plan import Plan, plan
@@ -213,7 +213,7 @@ def findings(
         planned(rules, tables=tables, **source),
         actual,
         {oid: at for oid, at in names.items() if oid in published},
-        ["public.users_1"],
+        [Partition("public", "users_1", identifies_rows=False)],
     )
     told = check_tables(configured(rules, **source), facts)
     return {each.check: each for each in told}
