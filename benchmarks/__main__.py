@@ -43,11 +43,11 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    Inserts.name: Benchmark(partial(run, Inserts()), 5, 3),
-    TpcB.name: Benchmark(partial(run, TpcB()), 6, 4),
-    BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4),
-    Wide.name: Benchmark(partial(run, Wide()), 4, 2.5),
-    memory_bigtx.NAME: Benchmark(memory_bigtx.run, 5, 5),
+    Inserts.name: Benchmark(partial(run, Inserts()), 4.5, 3),
+    TpcB.name: Benchmark(partial(run, TpcB()), 4.5, 3),
+    BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4.5),
+    Wide.name: Benchmark(partial(run, Wide()), 3.5, 2),
+    memory_bigtx.NAME: Benchmark(memory_bigtx.run, 5.5, 5.5),
     latency.NAME: Benchmark(latency.run, 6, 3),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

@@ -31,7 +31,9 @@ def config_path(place: Place, run: str) -> Path:
     return place.folder / run / "lockstep.yaml"
 
 
-def write_config(place: Place, run: str, tables: tuple[str, ...]) -> Path:
+def write_config(
+    place: Place, run: str, tables: tuple[str, ...], source: Mapping[str, str] | None = None
+) -> Path:
     """Write the configuration of a run into its folder."""
     path = config_path(place, run)
     config = {
@@ -41,6 +43,7 @@ def write_config(place: Place, run: str, tables: tuple[str, ...]) -> Path:
             "slot": run,
             "publication": PUBLICATION,
             "tables": [f"public.{table}" for table in tables],
+            **(source or {}),
         },
         "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
         # Nobody asks for its health here, and a fixed port may be taken.
@@ -52,12 +55,15 @@ def write_config(place: Place, run: str, tables: tuple[str, ...]) -> Path:
 
 @dataclass(frozen=True)
 class Daemon:
-    """The daemon with its defaults."""
+    """The daemon with its defaults but for `source`, which are settings of that section."""
 
     name: str = "lockstep"
-    settings: Mapping[str, str | int] = field(
-        default_factory=lambda: {"log.partitions": PARTITIONS}
-    )
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Mapping[str, str | int]:
+        source = {f"source.{name}": value for name, value in self.source.items()}
+        return {"log.partitions": PARTITIONS, **source}
 
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
@@ -66,7 +72,7 @@ class Daemon:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        command = [*_CDC, "setup", "--config", str(write_config(place, run, tables))]
+        command = [*_CDC, "setup", "--config", str(write_config(place, run, tables, self.source))]
         command.append("--adopt-slot")
         try:
             done = subprocess.run(

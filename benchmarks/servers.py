@@ -156,7 +156,7 @@ def _connect(port: int, database: str) -> psycopg.Connection:
 
 
 def _warm_up(bootstrap: str) -> None:
-    """Have the broker's compilers see many records, written in every way that is measured."""
+    """Have the broker's compilers see many records, written and read in every way that is."""
     topics = Topics(bootstrap)
     topics.create("warm.up", partitions=_WARM_UP_PARTITIONS)
     for records, settings in _WARM_UPS:
@@ -172,6 +172,8 @@ def _warm_up(bootstrap: str) -> None:
             producer.flush()
             if transactional:
                 producer.commit_transaction()
+    for _ in topics.read("warm.up"):
+        pass
     topics.delete_prefix("warm")
     say("the broker is warm")
 

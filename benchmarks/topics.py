@@ -95,7 +95,7 @@ class Topics:
         events = size = 0
         first_ms, last_ms = 1 << 62, 0
         for topic, content in contents.items():
-            for message in self._read_committed(topic):
+            for message in self.read(topic):
                 key, value = message.key(), message.value() or b""
                 assert not isinstance(key, str)
                 content.take(key, value)
@@ -111,7 +111,8 @@ class Topics:
             last_append_ms=last_ms,
         )
 
-    def _read_committed(self, topic: str) -> Iterator[Message]:
+    def read(self, topic: str) -> Iterator[Message]:
+        """Return what a read_committed reader finds in the topic, to its present end."""
         numbers = self.partitions(topic)
         consumer = Consumer(
             {

@@ -47,7 +47,7 @@ class Workload(Protocol):
 
     @property
     def in_progress(self) -> bool:
-        """Whether floor and limit are also read with open transactions streamed (protocol 2)."""
+        """Whether floor, limit and ours are also measured with open transactions streamed."""
         ...
 
     def create(self, connection: psycopg.Connection, rows: int) -> None:
