@@ -26,35 +26,33 @@ if TYPE_CHECKING:
 
     from cdc.spool import Spool
 
-# As `cdc.frames.head`, with the xid behind the tag and, of a relation or type message, its oid.
-_head = Struct(">BIBQ16xBII").unpack_from
+# As `cdc.frames.head`, with the xid behind the tag.
+_head = Struct(">BIBQ16xBI").unpack_from
 
 _STOP, _MESSAGE, _ORIGIN = b"EMO"
 _ROWS: Final = frozenset(b"IUDT")
 _DESCRIPTIONS: Final = frozenset(b"RY")
 
 
-class _Doubts:
-    """What of one transaction an aborted subtransaction may have taken along."""
+class _Open:
+    """An open transaction: who wrote last, and what a rolled back subtransaction took along."""
 
-    def __init__(self) -> None:
-        self.described: dict[tuple[int, int], int] = {}  # (tag, oid) → where in the spool
-        self.lost: set[tuple[int, int]] = set()
-        self.messages = False
-        self.aborted = False
+    def __init__(self, xid: int) -> None:
+        # Lasts from block to block: what tells no xid, as the origin that begins each block, must
+        # not count as the whole transaction's and so end the subtransactions that may yet abort.
+        self.writer = xid
+        self.described_at = -1  # where in the spool the newest description of a table begins
+        self.messages = self.aborted = self.lost = False
 
     def cut(self, size: int) -> None:
         """Note that everything from `size` on is gone."""
         self.aborted = True
-        gone = {what for what, at in self.described.items() if at >= size}
-        self.lost |= gone
-        for what in gone:
-            del self.described[what]
+        self.lost |= self.described_at >= size
 
     @property
-    def any(self) -> bool:
+    def in_doubt(self) -> bool:
         """Whether rows may stand without their description, or messages that were rolled back."""
-        return bool(self.lost) or (self.messages and self.aborted)
+        return self.lost or (self.messages and self.aborted)
 
 
 class InProgress:
@@ -62,9 +60,8 @@ class InProgress:
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._doubts: dict[int, _Doubts] = {}
+        self._open: dict[int, _Open] = {}
         self._xid = 0  # whose block is open; 0 for none
-        self._writer = 0  # the (sub)transaction of the row before
 
     @property
     def in_block(self) -> bool:
@@ -75,8 +72,8 @@ class InProgress:
         """Begin a block."""
         if self._xid:
             raise ProtocolError("a stream block begins inside another")
-        self._xid = self._writer = block.xid
-        self._doubts.setdefault(block.xid, _Doubts())
+        self._xid = block.xid
+        self._open.setdefault(block.xid, _Open(block.xid))
 
     def walk(self, chunk: bytes, at: int) -> tuple[int, Pause | None]:
         """Spool the block's frames from `at` on; return where it stopped, None at the block's end.
@@ -84,9 +81,9 @@ class InProgress:
         Raises SpoolError where the disk does not take them.
         """
         end, begun = whole(chunk), at
-        doubts = self._doubts[self._xid]
+        transaction = self._open[self._xid]
         while at + HEADER_SIZE <= end:
-            kind, length, inner, _, tag, xid, oid = _head(chunk, at)
+            kind, length, inner, _, tag, xid = _head(chunk, at)
             stop = at + 1 + length
             if stop > end:
                 break
@@ -94,19 +91,19 @@ class InProgress:
                 self._append(chunk, begun, at)
                 return at, Pause.OTHER
             if tag in _ROWS or tag in _DESCRIPTIONS:
-                if xid != self._writer:
+                if xid != transaction.writer:
                     self._append(chunk, begun, at)
-                    begun, self._writer = at, xid
+                    begun, transaction.writer = at, xid
                 if tag in _DESCRIPTIONS:
                     self._append(chunk, begun, at)
                     begun = at
-                    doubts.described.setdefault((tag, oid), self._spool.size(self._xid))
+                    transaction.described_at = self._spool.size(self._xid)
             elif tag == _STOP:
                 self._append(chunk, begun, at)
                 self._xid = 0
                 return stop, None
             elif tag == _MESSAGE:
-                doubts.messages = True  # its xid is the whole transaction's
+                transaction.messages = True  # its xid is the whole transaction's
             elif tag != _ORIGIN:
                 raise ProtocolError(f"message {bytes([tag])!r} inside a stream block")
             at = stop
@@ -117,16 +114,16 @@ class InProgress:
         """Drop what the (sub)transaction wrote."""
         self._spool.abort(message.xid, message.subxid)
         if message.subxid == message.xid:
-            self._doubts.pop(message.xid, None)
-        elif message.xid in self._doubts:
-            self._doubts[message.xid].cut(self._spool.size(message.xid))
+            self._open.pop(message.xid, None)
+        elif message.xid in self._open:
+            self._open[message.xid].cut(self._spool.size(message.xid))
 
     def commit(self, message: messages.StreamCommit) -> Iterator[bytes]:
         """Return the transaction's frames, in chunks of whole ones.
 
         Raises RereadError where they may not be what was committed.
         """
-        if self._doubts.pop(message.xid, _Doubts()).any:
+        if self._open.pop(message.xid, _Open(message.xid)).in_doubt:
             raise RereadError(
                 f"transaction {message.xid}, streamed before its commit at {message.commit_lsn},"
                 " had subtransactions rolled back in a way that its stream does not tell exactly"
@@ -135,4 +132,6 @@ class InProgress:
 
     def _append(self, chunk: bytes, begin: int, end: int) -> None:
         if begin < end:
-            self._spool.append(self._xid, self._writer, memoryview(chunk)[begin:end])
+            self._spool.append(
+                self._xid, self._open[self._xid].writer, memoryview(chunk)[begin:end]
+            )

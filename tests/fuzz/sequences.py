@@ -81,7 +81,7 @@ class _Walk:
 
     def close(self) -> None:
         """Leave nothing in the spool for the next input."""
-        for xid in list(self.in_progress._doubts):
+        for xid in list(self.in_progress._open):
             _spool().abort(xid, xid)
 
 

@@ -1,0 +1,309 @@
+"""Blocks of open transactions: what is spooled under whose name, and which commits are in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.decode.messages import (
+    Column,
+    Delete,
+    Insert,
+    KeyTuple,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    ReplicaIdentity,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from cdc.errors import Policy, ProtocolError, RereadError
+from cdc.events import LSN
+from cdc.frames import PADDING
+from cdc.inprogress import InProgress
+from cdc.sequence import Pause
+from cdc.spool import Spool
+from tests.property.stream import chunk, frame
+
+TOP, SUB, CHILD, SIBLING = 700, 701, 702, 703
+ORIGIN = frame(Origin(LSN(0), "elsewhere"))
+KEEPALIVE = b"d" + (22).to_bytes(4, "big") + b"k" + bytes(17)
+NOTICE = b"N" + (9).to_bytes(4, "big") + b"Mhi\0\0"
+STOP = frame(StreamStop())
+
+
+def row(xid: int, text: bytes = b"a") -> bytes:
+    return frame(Insert(1, (b"1", text), xid))
+
+
+def described(xid: int, oid: int = 1) -> bytes:
+    column = Column(key=True, name="id", type_id=23, type_modifier=-1)
+    return frame(Relation(oid, "public", "users", ReplicaIdentity.DEFAULT, (column,), xid))
+
+
+def message(xid: int = TOP) -> bytes:
+    told = LogicalMessage(transactional=True, lsn=LSN(0x900), prefix="p", content=b"c", xid=xid)
+    return frame(told)
+
+
+class Blocks:
+    """In-progress transactions over a real spool."""
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self.spool = Spool(folder, memory_bytes=memory_bytes)
+        self.open = InProgress(self.spool)
+
+    def block(self, *frames: bytes, xid: int = TOP) -> None:
+        """Walk one whole block."""
+        self.open.start(StreamStart(xid, first_segment=True))
+        whole = chunk(*frames, STOP)
+        assert self.open.walk(whole, 0) == (len(whole) - len(PADDING), None)
+        assert not self.open.in_block
+
+    def abort(self, subxid: int, xid: int = TOP) -> None:
+        self.open.abort(StreamAbort(xid, subxid))
+
+    def commit(self, xid: int = TOP) -> list[bytes]:
+        """Return the committed chunks, each without its padding."""
+        chunks = list(self.open.commit(StreamCommit(xid, LSN(0x2000), LSN(0x2008), 0)))
+        assert all(one.endswith(PADDING) for one in chunks)
+        return [one[: -len(PADDING)] for one in chunks]
+
+
+@pytest.fixture(params=[0, 1 << 20], ids=["on disk", "in memory"])
+def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
+    it = Blocks(tmp_path / "spools", request.param)
+    yield it
+    it.spool.close()
+
+
+# -- what is spooled -------------------------------------------------------------------------------
+
+ALL_KINDS: list[Message] = [
+    Origin(LSN(0), "elsewhere"),
+    Type(90_001, "public", "mood", TOP),
+    Relation(1, "public", "users", ReplicaIdentity.FULL, (), TOP),
+    Insert(1, (b"1", None), TOP),
+    Update(1, None, (b"1", b"b"), SUB),
+    Delete(1, KeyTuple((b"1", None)), CHILD),
+    Truncate((1, 2), cascade=False, restart_identity=False, xid=TOP),
+    LogicalMessage(transactional=True, lsn=LSN(9), prefix="p", content=b"", xid=TOP),
+]
+
+
+def test_what_was_streamed_comes_back_as_it_came(blocks: Blocks) -> None:
+    frames = [frame(each) for each in ALL_KINDS]
+    blocks.block(*frames)
+    blocks.block(*frames)
+    assert b"".join(blocks.commit()) == b"".join(frames * 2)
+    assert blocks.spool.transactions == 0
+
+
+def test_transactions_interleave_and_do_not_mix(blocks: Blocks) -> None:
+    for _ in range(3):
+        blocks.block(row(TOP, b"x"))
+        blocks.block(row(800, b"y"), xid=800)
+    blocks.block(row(801, b"y"), xid=800)
+    blocks.abort(801, xid=800)
+    assert b"".join(blocks.commit()) == row(TOP, b"x") * 3
+    assert b"".join(blocks.commit(800)) == row(800, b"y") * 3
+
+
+def test_a_transaction_of_which_nothing_came_is_empty(blocks: Blocks) -> None:
+    assert blocks.commit() == []
+    blocks.block()
+    assert blocks.commit() == []
+    blocks.abort(TOP)
+
+
+def test_a_block_may_be_cut_at_every_byte(tmp_path: Path) -> None:
+    """What is read past a chunk's last whole frame is its padding: there must be enough of it."""
+    frames = [ORIGIN, described(TOP), row(TOP), row(SUB, b"long" * 9), message(), row(TOP), STOP]
+    whole = b"".join(frames)
+    for cut in range(len(whole)):
+        spool = Spool(tmp_path / "spools")
+        it = InProgress(spool)
+        it.start(StreamStart(TOP, first_segment=True))
+        at, step = it.walk(whole[:cut] + PADDING, 0)
+        assert step is Pause.MORE
+        assert at in {sum(map(len, frames[:n])) for n in range(len(frames) + 1)}
+        rest = whole[at:]
+        assert it.walk(rest + PADDING, 0) == (len(rest), None)
+        back = b"".join(spool.commit(TOP))
+        assert back == whole[: -len(STOP)]
+        spool.close()
+
+
+@pytest.mark.parametrize("other", [KEEPALIVE, NOTICE], ids=["keepalive", "notice"])
+def test_what_is_no_frame_is_handed_over_and_not_spooled(blocks: Blocks, other: bytes) -> None:
+    blocks.open.start(StreamStart(TOP, first_segment=True))
+    whole = chunk(row(TOP), other, row(TOP, b"b"), STOP)
+    at, step = blocks.open.walk(whole, 0)
+    assert (at, step) == (len(row(TOP)), Pause.OTHER)
+    assert blocks.open.in_block
+    assert blocks.open.walk(whole, at + len(other)) == (len(whole) - len(PADDING), None)
+    assert b"".join(blocks.commit()) == row(TOP) + row(TOP, b"b")
+
+
+def test_what_follows_a_block_is_not_its_own(blocks: Blocks) -> None:
+    blocks.open.start(StreamStart(TOP, first_segment=True))
+    whole = chunk(row(TOP), STOP, row(TOP, b"another's"))
+    assert blocks.open.walk(whole, 0) == (len(row(TOP)) + len(STOP), None)
+    assert b"".join(blocks.commit()) == row(TOP)
+
+
+# -- what is rolled back ---------------------------------------------------------------------------
+
+
+def test_an_aborted_subtransaction_takes_its_own_and_its_childrens_rows(blocks: Blocks) -> None:
+    blocks.block(described(TOP), row(TOP), row(SUB), row(CHILD), row(SUB, b"more"))
+    blocks.block(row(CHILD + 1, b"more"))
+    blocks.abort(CHILD + 1)
+    blocks.abort(CHILD)
+    blocks.abort(SUB)
+    blocks.block(row(TOP, b"end"))
+    assert b"".join(blocks.commit()) == described(TOP) + row(TOP) + row(TOP, b"end")
+
+
+def test_an_aborted_transaction_leaves_nothing(blocks: Blocks) -> None:
+    blocks.block(described(TOP), row(TOP), row(SUB))
+    blocks.abort(TOP)
+    assert blocks.spool.transactions == 0
+    blocks.block(row(TOP, b"an xid comes again after four billion"))
+    assert len(blocks.commit()) == 1
+
+
+# What tells no xid of its own stands in a block under the writer before it.
+NAMELESS: dict[str, Callable[[], bytes]] = {"an origin": lambda: ORIGIN, "nothing": bytes}
+
+
+@pytest.mark.parametrize("begins", NAMELESS.values(), ids=NAMELESS)
+def test_a_subtransaction_that_spans_blocks_can_still_be_aborted(
+    blocks: Blocks, begins: Callable[[], bytes]
+) -> None:
+    """Each block of a transaction that came by replication begins with its origin."""
+    blocks.block(begins(), described(TOP), row(TOP), row(SUB, b"never"))
+    for _ in range(3):
+        blocks.block(begins(), row(SUB, b"never"))
+    blocks.block(begins(), row(CHILD, b"never"))
+    blocks.abort(CHILD)
+    blocks.abort(SUB)
+    blocks.block(begins(), row(SIBLING))
+    blocks.block(begins(), row(TOP, b"end"))
+    kept = (described(TOP), row(TOP), begins(), row(SIBLING), begins(), row(TOP, b"end"))
+    assert b"".join(blocks.commit()) == begins() + b"".join(kept)
+
+
+def test_an_origin_behind_an_abort_belongs_to_nobody_who_may_abort(blocks: Blocks) -> None:
+    blocks.block(ORIGIN, described(TOP), row(TOP), row(SUB))
+    blocks.abort(SUB)
+    blocks.block(ORIGIN, row(SIBLING))
+    blocks.abort(SIBLING)
+    blocks.block(ORIGIN, row(TOP, b"end"))
+    kept = [ORIGIN, described(TOP), row(TOP), ORIGIN, ORIGIN, row(TOP, b"end")]
+    assert b"".join(blocks.commit()) == b"".join(kept)
+
+
+# -- what is in doubt ------------------------------------------------------------------------------
+
+
+def test_a_description_that_was_rolled_back_leaves_its_rows_in_doubt(blocks: Blocks) -> None:
+    """Postgres has told it in this transaction, and will not tell it again."""
+    blocks.block(row(TOP), described(SUB), row(SUB))
+    blocks.abort(SUB)
+    blocks.block(row(TOP))
+    with pytest.raises(RereadError) as raised:
+        blocks.commit()
+    assert raised.value.policy is Policy.BACKOFF
+    assert str(TOP) in raised.value.what
+
+
+def test_a_later_description_does_not_mend_the_rows_before_it(blocks: Blocks) -> None:
+    blocks.block(described(SUB), row(SUB))
+    blocks.abort(SUB)
+    blocks.block(row(TOP), described(TOP), row(TOP))
+    with pytest.raises(RereadError):
+        blocks.commit()
+
+
+def test_a_description_again_that_was_rolled_back_is_in_doubt_too(blocks: Blocks) -> None:
+    """What it said may differ from the first one, and holds for the rows that follow."""
+    blocks.block(described(TOP), row(TOP), described(SUB), row(SUB))
+    blocks.abort(SUB)
+    blocks.block(row(TOP))
+    with pytest.raises(RereadError):
+        blocks.commit()
+
+
+def test_descriptions_before_what_was_rolled_back_stand(blocks: Blocks) -> None:
+    blocks.block(described(TOP), row(SUB), row(CHILD))
+    blocks.abort(CHILD)
+    blocks.block(row(TOP))
+    assert b"".join(blocks.commit()) == described(TOP) + row(SUB) + row(TOP)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the abort", "behind the abort"])
+def test_a_message_and_an_abort_together_are_in_doubt(blocks: Blocks, first: bool) -> None:  # noqa: FBT001
+    """Its xid is the whole transaction's, whoever wrote it."""
+    blocks.block(described(TOP), row(TOP), *([message()] if first else []), row(SUB))
+    blocks.abort(SUB)
+    blocks.block(*([] if first else [message()]), row(TOP))
+    with pytest.raises(RereadError):
+        blocks.commit()
+
+
+def test_an_abort_of_what_wrote_only_a_message_is_told_and_in_doubt(blocks: Blocks) -> None:
+    blocks.block(message())
+    blocks.abort(SUB)
+    with pytest.raises(RereadError):
+        blocks.commit()
+
+
+def test_a_message_alone_and_an_abort_alone_are_not_in_doubt(blocks: Blocks) -> None:
+    blocks.block(message(), row(TOP), row(SUB))
+    blocks.block(described(800), row(800), row(801), xid=800)
+    blocks.abort(801, xid=800)
+    assert b"".join(blocks.commit()) == message() + row(TOP) + row(SUB)
+    assert b"".join(blocks.commit(800)) == described(800) + row(800)
+
+
+def test_doubts_end_with_their_transaction(blocks: Blocks) -> None:
+    blocks.block(described(SUB), row(SUB), message())
+    blocks.abort(SUB)
+    blocks.abort(TOP)
+    blocks.block(row(TOP))
+    assert b"".join(blocks.commit()) == row(TOP)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_block_inside_a_block_is_refused(blocks: Blocks) -> None:
+    blocks.open.start(StreamStart(TOP, first_segment=True))
+    with pytest.raises(ProtocolError, match="inside another"):
+        blocks.open.start(StreamStart(800, first_segment=True))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        frame(StreamStart(800, first_segment=True)),
+        frame(StreamCommit(TOP, LSN(1), LSN(2), 0)),
+        frame(StreamAbort(TOP, SUB)),
+        frame(b"B" + bytes(20)),
+        frame(b"?"),
+    ],
+    ids=["a start", "a commit", "an abort", "a begin", "nothing known"],
+)
+def test_what_does_not_belong_into_a_block_is_refused(blocks: Blocks, inside: bytes) -> None:
+    blocks.open.start(StreamStart(TOP, first_segment=True))
+    with pytest.raises(ProtocolError, match="inside a stream block"):
+        blocks.open.walk(chunk(row(TOP), inside), 0)
