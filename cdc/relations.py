@@ -218,8 +218,7 @@ def _nothing_bared(asked: Asked, record: SchemaRecord, before: SchemaRecord | No
     selection, columns = asked.selection, set(asked.columns)
     if before is None:
         # The catalog may be younger than the stream: a column that either knows is well.
-        exact = {name.exact for name, mask in selection.masks if mask.kind != "keep"}
-        gone = sorted(n for n in exact if n and n not in columns and n not in asked.facts.nullable)
+        gone = sorted(selection.hidden - columns - asked.facts.nullable.keys())
         if gone:
             raise _bared(asked, gone, "but the table has none of that name")
         return

@@ -30,6 +30,7 @@ class TableSelection(NamedTuple):
     where: str | None
     key: tuple[str, ...] | None
     masks: tuple[tuple[NamePattern, Mask], ...]
+    hidden: frozenset[str]  # columns hidden by name in a section of this table's own
 
     def captures(self, column: str) -> bool:
         """Return whether the column is captured, masked or not."""
@@ -47,7 +48,7 @@ class TableSelection(NamedTuple):
         return self.included is not None or bool(self.excluded) or self.where is not None
 
 
-ALL = TableSelection(None, (), None, None, ())
+ALL = TableSelection(None, (), None, None, (), frozenset())
 
 
 class Rule(NamedTuple):
@@ -90,8 +91,8 @@ class Selection:
         A partition has several names: its own and those of the tables it is a part of.
         """
         chosen = ALL
-        for pattern, rule in self.rules:
-            if any(pattern.matches(*name) for name in names):
+        for rule in self.rules:
+            if any(rule.pattern.matches(*name) for name in names):
                 chosen = _over(chosen, rule)
         return chosen
 
@@ -103,18 +104,19 @@ class Selection:
         return named if len(named) == len(exact) else None
 
 
-def _over(below: TableSelection, rule: TableRule) -> TableSelection:
-    included, excluded = below.included, below.excluded
-    if rule.columns is not None:
-        included = tuple(parse_name(each) for each in rule.columns)
-    excluded += tuple(parse_name(each) for each in rule.exclude)
-    masks = tuple((parse_name(each), mask) for each, mask in rule.mask.items())
+def _over(below: TableSelection, section: Rule) -> TableSelection:
+    rule, named = section.rule, section.columns()
+    masks = tuple((parse_name(name), mask) for name, mask in rule.mask.items())
+    hiding = [*named["exclude"], *(name for name, mask in masks if mask.kind != "keep")]
+    if section.pattern.exact is None:
+        hiding = []  # of many tables, some may well not have the column
     return TableSelection(
-        included,
-        excluded,
+        below.included if rule.columns is None else tuple(named["columns"]),
+        below.excluded + tuple(named["exclude"]),
         below.where if rule.where is None else rule.where,
         below.key if rule.key is None else rule.key,
         below.masks + masks,
+        below.hidden | {name.exact for name in hiding if name.exact is not None},
     )
 
 

@@ -270,7 +270,10 @@ def masks(**kinds: str) -> TableSelection:
     given = [
         (column, convert({"kind": kind, "value": key}, Mask)) for column, kind in kinds.items()
     ]
-    return selecting(masks=tuple((parse_name(column), mask) for column, mask in given))
+    return selecting(
+        masks=tuple((parse_name(column), mask) for column, mask in given),
+        hidden=frozenset(column for column, mask in given if mask.kind != "keep"),
+    )
 
 
 def selecting(**fields: object) -> TableSelection:

@@ -111,6 +111,12 @@ def test_sections_that_match_are_laid_over_each_other(path: Path) -> None:
     assert users.mask("id") is None
 
 
+def test_a_section_of_many_tables_asks_none_of_them_for_a_column(path: Path) -> None:
+    selection = config(path, TABLES).selection
+    assert selection.of(("public", "users")).hidden == {"email", "zip"}
+    assert selection.of(("public", "people")).hidden == frozenset()
+
+
 def test_columns_are_the_only_ones_and_keep_takes_a_mask_back(path: Path) -> None:
     people = config(path, TABLES).selection.of(("public", "people"))
     assert [c for c in ("id", "name_last", "odd*", "odd1", "secret_x") if people.captures(c)] == [
