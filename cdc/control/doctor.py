@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.config import mask_dsn
-from cdc.control import doctor_failover, doctor_tables
-from cdc.control.doctor_log import LogFacts, check_log, check_meeting
+from cdc.control import doctor_failover, doctor_meeting, doctor_tables
+from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, error
 from cdc.errors import CDCError
@@ -40,9 +40,7 @@ def examine(config: Config) -> list[Finding]:
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
-        findings += check_meeting(
-            config, source.server, source.slot, source.publication, log.resume
-        )
+        findings += doctor_meeting.examine(config, source.slot, log.resume)
     return findings
 
 

@@ -1,4 +1,4 @@
-"""The doctor's checks of the log, and of how log and source meet: pure functions from facts.
+"""The doctor's checks of the log: pure functions from facts.
 
 The facts are gathered once (`cdc.log.inspection`, `cdc.log.reader`); nothing here connects.
 """
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.log.topics import Topic
     from cdc.log.watch import Examined
-    from cdc.source.inspection import Publication, Server, Slot
 
 
 class LogFacts(NamedTuple):
@@ -123,87 +122,3 @@ def _topics(config: Config, facts: LogFacts) -> Iterator[Finding]:
         yield ok("topics", f"all {len(wanted)} exist")
     for name, topic in facts.topics.items():
         yield from check_topic(config, topic, wanted[name], pinned.get(name))
-
-
-def check_meeting(
-    config: Config,
-    server: Server,
-    slot: Slot | None,
-    publication: Publication | None,
-    resume: tuple[ResumeIdentity, ResumePosition] | None,
-) -> list[Finding]:
-    """Return whether the log's resume record and the source continue one another."""
-    if resume is None:
-        if slot is None:
-            return []
-        return [
-            error(
-                "resume",
-                f"the slot {slot.name} exists, but the log holds no resume record: which of its "
-                "changes are in the log is unknown",
-                "if the log is new: cdc setup --adopt-slot; else drop it: "
-                f"cdc slot drop {slot.name}",
-            )
-        ]
-    identity, position = resume
-    findings = list(_same_source(config, server, identity))
-    if publication is not None and publication.oid != identity.publication.oid:
-        findings.append(
-            error(
-                "publication_identity",
-                f"{publication.name} was dropped and created anew since the log began",
-                "changes may be missing: cdc teardown --topics, cdc setup",
-            )
-        )
-    members = publication.memberships if publication else identity.publication.tables
-    gone = sorted(identity.publication.tables.keys() - members.keys())
-    if gone:
-        findings.append(
-            error(
-                "publication_membership",
-                f"{listed(gone)} left the publication while the log went on",
-                "leave it out of source.tables, stop the daemon, cdc setup: the log goes on "
-                "without it; or start anew: cdc teardown --topics, cdc setup",
-            )
-        )
-    if slot is not None and slot.confirmed_flush_lsn is not None:
-        if slot.confirmed_flush_lsn > position.end_lsn:
-            findings.append(
-                error(
-                    "continuity",
-                    f"a gap: the slot begins at {slot.confirmed_flush_lsn}, the log ends at "
-                    f"{position.end_lsn}; somebody else read from the slot, or it was made anew",
-                    "changes are missing: cdc teardown --topics, cdc setup",
-                )
-            )
-        else:
-            findings.append(ok("continuity", f"the slot reaches back to {position.end_lsn}"))
-    return findings
-
-
-def _same_source(config: Config, server: Server, identity: ResumeIdentity) -> Iterator[Finding]:
-    differing = [
-        f"{name} {was} is now {now}"
-        for name, was, now in (
-            ("system identifier", identity.system_identifier, server.system_identifier),
-            ("database", identity.database, server.database),
-            ("slot", identity.slot, config.slot),
-            ("publication", identity.publication.name, config.publication),
-        )
-        if was != now
-    ]
-    if differing:
-        yield error(
-            "identity",
-            f"the log was written from another source: {'; '.join(differing)}",
-            "correct source, or give the new one a pipeline name and log.prefix of its own",
-        )
-    else:
-        yield ok("identity", f"the log is of this database, epoch {identity.epoch}")
-    if identity.timeline != server.timeline:
-        yield warning(
-            "timeline",
-            f"the log was written on timeline {identity.timeline}, the server is on "
-            f"{server.timeline}: it was promoted or restored",
-            "see that the new primary has everything that the log holds before you go on",
-        )

@@ -26,6 +26,8 @@ from cdc.source.timelines import System, parse_history
 from cdc.source.wire import wire
 
 if TYPE_CHECKING:
+    from psycopg.rows import TupleRow
+
     from cdc.config import Config
     from cdc.config.model import Streaming
 
@@ -72,18 +74,7 @@ class Stream:
 
     def identify(self) -> System:
         """Return which system this is, its timeline, and where that came from."""
-        with translated("IDENTIFY_SYSTEM"):
-            result = self._execute(b"IDENTIFY_SYSTEM")
-        identifier, timeline = _text(result, 0), int(_text(result, 1))
-        if timeline == 1:
-            return System(identifier, timeline)
-        try:
-            history = self._execute(f"TIMELINE_HISTORY {timeline}".encode())
-        except psycopg.errors.UndefinedFile:
-            return System(identifier, timeline)
-        except psycopg.Error as error:
-            raise translate(error, f"asking for the history of timeline {timeline}") from error
-        return System(identifier, timeline, parse_history(_text(history, 1)))
+        return identify(self._connection)
 
     def start(self) -> None:
         """Take the slot and begin at its confirmed position; SlotBusyError if another has it."""
@@ -219,6 +210,25 @@ class Stream:
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result)
         return result
+
+
+def identify(connection: psycopg.Connection[TupleRow]) -> System:
+    """Return which system a walsender's is, its timeline, and where that came from."""
+    with translated("IDENTIFY_SYSTEM"):
+        row = connection.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None, "a walsender always answers this"
+    identifier, timeline = str(row[0]), int(row[1])
+    if timeline == 1:
+        return System(identifier, timeline)
+    try:
+        history = connection.execute(f"TIMELINE_HISTORY {timeline}".encode()).fetchone()
+    except psycopg.errors.UndefinedFile:
+        return System(identifier, timeline)
+    except psycopg.Error as error:
+        raise translate(error, f"asking for the history of timeline {timeline}") from error
+    assert history is not None, "a walsender always answers this"
+    text = history[1] if isinstance(history[1], str) else bytes(history[1]).decode()
+    return System(identifier, timeline, parse_history(text))
 
 
 def _text(result: pq.abc.PGresult, column: int) -> str:

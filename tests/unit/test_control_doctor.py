@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
-from cdc.control.doctor_log import LogFacts, check_log, check_meeting
+from cdc.control.doctor_log import LogFacts, check_log
+from cdc.control.doctor_meeting import check_meeting, check_unrecorded
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, Severity, size, worst
 from cdc.errors import GapError
@@ -17,7 +19,9 @@ from cdc.log.records import Publication as PinnedPublication
 from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.log.topics import data_topic, internal_topics
 from cdc.log.watch import Examined
+from cdc.source.catalog import Source as Facts
 from cdc.source.inspection import Holder, Publication, Server, Slot, Table
+from cdc.source.timelines import Ancestor, System
 
 CONFIG = Config(
     pipeline="shop",
@@ -313,42 +317,50 @@ def test_what_is_wrong_with_the_log_is_found(
     assert fix in finding.fix
 
 
-def meeting(**changes: Any) -> list[Finding]:  # noqa: ANN401 - any of the four
-    given: dict[str, Any] = {
-        "server": SERVER,
-        "slot": SLOT,
-        "publication": PUBLICATION,
-        "resume": (IDENTITY, POSITION),
-    }
-    return check_meeting(CONFIG, **given | changes)
+SYSTEM = System("7", 1)
+SOURCE = Facts(
+    "shop", frozenset({"shop"}), LSN(1000), SLOT, IDENTITY.publication, frozenset({"public.users"})
+)
+
+
+def meeting(system: System = SYSTEM, **changes: Any) -> Finding:  # noqa: ANN401 - fields of a tuple
+    source = SOURCE._replace(**changes)
+    return check_meeting(CONFIG, (IDENTITY, POSITION), system, source)
 
 
 def test_a_slot_that_reaches_back_to_the_log_continues_it() -> None:
-    assert worst(meeting()) is Severity.OK
+    assert meeting().severity is Severity.OK
+    assert "lost none" not in meeting().what
+
+
+def test_a_promotion_that_lost_nothing_is_well() -> None:
+    finding = meeting(System("7", 2, (Ancestor(1, LSN(500)),)))
+    assert finding.severity is Severity.OK
+    assert "the promotion to timeline 2 lost none of it" in finding.what
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "severity"),
+    ("finding", "words"),
     [
-        (slot(confirmed_flush_lsn=LSN(501)), "continuity", "error"),
-        (server(system_identifier="8"), "identity", "error"),
-        (server(database="other"), "identity", "error"),
-        (server(timeline=2), "timeline", "warning"),
-        (publication(oid=100), "publication_identity", "error"),
-        (publication(memberships={"a.b": 1}), "publication_membership", "error"),
-        ({"resume": None}, "resume", "error"),
+        (meeting(slot=SLOT._replace(confirmed_flush_lsn=LSN(501))), "are gone from the stream"),
+        (meeting(System("8", 1)), "another cluster"),
+        (meeting(System("7", 2, (Ancestor(1, LSN(499)),))), "1 bytes of WAL ahead"),
+        (meeting(database="other"), "this is other"),
+        (meeting(publication=replace(IDENTITY.publication, oid=100)), "dropped and created again"),
     ],
 )
-def test_a_gap_between_source_and_log_is_found(
-    changes: dict[str, Any], check: str, severity: str
+def test_a_gap_between_source_and_log_is_found_as_the_daemon_would(
+    finding: Finding, words: str
 ) -> None:
-    finding = found(meeting(**changes), check)
-    assert finding.severity.value == severity
+    assert (finding.check, finding.severity) == ("continuity", Severity.ERROR)
+    assert words in finding.what
     assert finding.fix
 
 
-def test_nothing_there_yet_is_no_gap() -> None:
-    assert meeting(slot=None, resume=None) == []
+def test_a_slot_without_a_record_is_found_and_nothing_there_yet_is_no_gap() -> None:
+    (finding,) = check_unrecorded(SLOT)
+    assert (finding.check, finding.severity) == ("resume", Severity.ERROR)
+    assert check_unrecorded(None) == []
 
 
 @pytest.mark.parametrize(
