@@ -105,7 +105,9 @@ class Tables:
         if new:
             self._publish(version)
         partitions = self._partitions(version)
-        self.dead.limit_to(limits(self._admin, self._config, [version.topic]))
+        if not self.dead.knows(version.topic):
+            # Once a session: a table is described anew behind each truncate.
+            self.dead.limit_to(limits(self._admin, self._config, [version.topic]))
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
         return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)

@@ -132,6 +132,10 @@ class DeadLetters:
         self.limit_to({})
         self.written = 0  # letters since `take`
 
+    def knows(self, topic: str) -> bool:
+        """Whether the topic's own limit is known."""
+        return topic in self._limits
+
     def limit_to(self, limits: dict[str, int]) -> None:
         """Note how long a key and a value may be together in these topics."""
         self._limits |= limits
