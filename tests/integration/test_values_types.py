@@ -110,7 +110,7 @@ def fill(decoded: Decoded, table: str, kind: str, values: tuple[str, ...]) -> No
         sql.SQL("ARRAY[{}, NULL]").format(sql.SQL(", ").join(each)),
         sql.SQL("ARRAY[[{0}, NULL], [{1}, {0}]]").format(first, last),
         sql.SQL("array_fill({}, ARRAY[1, 2], ARRAY[0, -7])").format(last),
-        sql.SQL("'{{}}'"),
+        sql.SQL("'{}'"),
         *(sql.SQL("ARRAY[{}]").format(value) for value in each),
     ]
     for i, array in enumerate(arrays):
