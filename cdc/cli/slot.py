@@ -52,8 +52,11 @@ def show(config: Config, *, everyone: bool, as_json: bool) -> None:
 
 def _print(slot: Slot) -> None:
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.control.retention import spell  # noqa: PLC0415
 
     reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
+    if slot.active_pid is None and slot.inactive_seconds is not None:
+        reader += f", for {spell(slot.inactive_seconds)}"
     room = "no limit" if slot.safe_wal_bytes is None else size(slot.safe_wal_bytes)
     state = slot.wal_status or "unknown"
     if slot.invalidation_reason:

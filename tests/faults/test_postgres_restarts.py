@@ -14,10 +14,12 @@ import psutil
 import psycopg
 import pytest
 
+from cdc.local.errors import LocalStackError
 from cdc.local.stack import LocalStack
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.standby import NewPair, majors
 from tests.fixtures.witness import Witness
 from tests.integration.test_slot_gaps import write_rules
 
@@ -118,6 +120,35 @@ def test_a_daemon_paused_beyond_the_walsenders_patience_goes_on(pipeline: NewPip
         moves(daemon)
     witness.check()
     assert daemon.metric("lockstep_reconnects_total") >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.majors
+@pytest.mark.parametrize("major", majors(15, 16, 17, 18))
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("wal_level", "replica", "wal_level"),
+        ("max_replication_slots", "0", "max_replication_slots"),
+    ],
+)
+def test_a_server_that_would_lose_the_slot_does_not_start_and_is_waited_for(
+    setting: str, value: str, words: str, major: int, new_pair: NewPair
+) -> None:
+    """Postgres refuses a configuration without room for its slots; put back, all goes on."""
+    pair, line = new_pair(major, _USERS, standby=False)
+    daemon = line.start().wait_ready()
+    publish(line, 1)
+    postgres = pair.primary["postgres"]
+    settings = dict(postgres.state.settings)
+    postgres.stop()
+    with pytest.raises(LocalStackError, match=words):
+        postgres.start(settings=settings | {setting: value})
+    daemon.wait_state("reconnecting")
+    postgres.start(settings=settings)
+    daemon.wait_ready()
+    publish(line, 2)
+    converge(line.config)
 
 
 # --- locked out, and let in again ---
