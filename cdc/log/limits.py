@@ -9,8 +9,10 @@ from confluent_kafka import KafkaException
 # The package imports them without saying that it exports them.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from cdc.errors import ConfigError
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.dead import record_limit
+from cdc.log.publisher import BATCH_BYTES
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -28,11 +30,11 @@ def ours(config: Config) -> int:
 def limits(client: AdminClient, config: Config, topics: list[str]) -> dict[str, int]:
     """Return how long a key and a value may be together, by topic. Blocks.
 
-    A topic whose settings we may not see, or that is not there, is left to the broker to refuse.
+    A topic whose settings we may not see is left to the broker to refuse. Raises ConfigError where
+    a topic does not take the producer's batches: the broker's limit is for those, and librdkafka
+    does not split one that was refused.
     """
-    if not topics:
-        return {}
-    most = ours(config)
+    most, batch = ours(config), int(config.log.kafka.get("batch.size", BATCH_BYTES))
     found = dict.fromkeys(topics, most)
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
@@ -41,5 +43,12 @@ def limits(client: AdminClient, config: Config, topics: list[str]) -> dict[str, 
             setting = future.result()["max.message.bytes"].value
         except KafkaException:
             continue
+        if int(setting) < batch:
+            raise ConfigError(
+                f"topic {resource.name} takes {setting} bytes at once, the producer sends up to"
+                f" {batch}",
+                hint="raise the topic's max.message.bytes, or set batch.size under log.kafka to"
+                " less than it",
+            )
         found[resource.name] = min(most, record_limit(int(setting)))
     return found

@@ -12,12 +12,12 @@ https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transact
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.errors import ConfigError, InvariantError
-from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
+from cdc.log.client import MAX_MESSAGE_BYTES, heard, settings, translate, translated
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 LANES: Final = 2
 # The broker aborts a transaction that is open for longer; ours are open for milliseconds.
 TRANSACTION_TIMEOUT_SECONDS: Final = 60
+# What a topic takes unless it was made otherwise: Kafka's default is a little more.
+BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # One try of a commit; a retriable error or a timeout is tried again, the same commit.
 _COMMIT_TRY_SECONDS: Final = 10.0
+_FLUSH_TRY_SECONDS: Final = 0.5
 
 
 class Publisher:
@@ -46,17 +49,18 @@ class Publisher:
         self._abandoned = False
         # Room for a whole batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
-        ours: dict[str, str | float | bool] = {
+        ours: dict[str, Any] = {
             "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
             "compression.type": "lz4",
             # Batches fill while a transaction is open; its commit sends what is left.
             "linger.ms": 20,
-            "batch.size": 1_000_000,
+            "batch.size": BATCH_BYTES,
             "queue.buffering.max.messages": max(1_000_000, 8 * config.batch.max_events),
             "queue.buffering.max.kbytes": min(kbytes, 2_097_151),
             "message.max.bytes": MAX_MESSAGE_BYTES,
             "socket.nagle.disable": True,
+            "error_cb": self._heard,
         }
         with translated("creating a producer"):
             self._producer = Producer(settings(config, **ours))
@@ -111,7 +115,8 @@ class Publisher:
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
         with translated("sending a batch"):
-            while self._producer.flush(_COMMIT_TRY_SECONDS):
+            # In short tries: after a fatal error nothing is sent and nothing refused for a minute.
+            while not self._failed and self._producer.flush(_FLUSH_TRY_SECONDS):
                 if self._abandoned:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
         if self._failed:
@@ -152,6 +157,12 @@ class Publisher:
     def abandon(self) -> None:
         """Let a commit in flight end at its next doubt: its session is over."""
         self._abandoned = True
+
+    def _heard(self, error: KafkaError) -> None:
+        """Note what no call raises: a producer that was fenced just never sends again."""
+        heard(error)
+        if error.code() == KafkaError._FATAL or error.fatal():  # noqa: SLF001
+            self._failed = self._failed or error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -62,7 +62,7 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
     daemon = line.start().wait_ready()
     line.database.execute(
         insert(1, 100),
-        insert(2, 50 * _MB),
+        f"INSERT INTO docs VALUES (2, 'n2', repeat(md5('x'), {50 * _MB // 32}))",
         # The large value is not sent with this one: what stands in the letter goes on to hold.
         "UPDATE docs SET name = 'other' WHERE id = 2",
         insert(3, 100),
@@ -100,8 +100,9 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
 def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline) -> None:
     line = pipeline("CREATE TABLE blobs (id int PRIMARY KEY, data bytea)")
     daemon = line.start().wait_ready()
-    half = "string_agg(sha512(i::text::bytea), '') FROM generate_series(1, 1638400) i"
-    line.database.execute(f"INSERT INTO blobs SELECT 1, {half}")
+    line.database.execute(
+        f"INSERT INTO blobs VALUES (1, convert_to(repeat(md5('x'), {100 * _MB // 32}), 'UTF8'))"
+    )
     arrived(line, 1)
     # In the stream it is text of 200 MB, in the event of 133 MB.
     assert daemon.peak_rss_mb < 900
@@ -112,13 +113,13 @@ def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline)
 
 def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     """The topic's own limit counts, also where it is far below what the producer could send."""
-    line = pipeline(_DOCS)
+    line = pipeline(_DOCS, log={"kafka": {"batch.size": 200_000}})
     topic = names.data_topic(line.config.prefix, "public", "docs")
     most = 300_000
     set_limit(line, topic, most)
     line.start().wait_ready()
     rows = range(1, 61)
-    line.database.execute(*(insert(row, most - 4_800 + 20 * row) for row in rows))
+    line.database.execute(*(insert(row, most - 5_200 + 20 * row) for row in rows))
     arrived(line, len(rows))
     assert converge(line.config).rows == len(rows)
     whole = {r.event["source"]["seq"] for r in data_records(line)} - {
@@ -130,6 +131,17 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     assert max(sizes) > limit - 100
     assert 10 < len(whole) < 50
     assert whole == set(range(1, len(whole) + 1))
+
+
+def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_remedy(
+    pipeline: NewPipeline,
+) -> None:
+    """Else a batch of small rows would be refused, at some time or other."""
+    line = pipeline(_DOCS)
+    set_limit(line, names.data_topic(line.config.prefix, "public", "docs"), 300_000)
+    daemon = line.start().wait_ready()
+    line.database.execute(insert(1, 10))
+    line.ends(daemon, Exit.CONFIG, "takes 300000 bytes at once", "batch.size under log.kafka")
 
 
 def test_rows_around_16_mb(pipeline: NewPipeline) -> None:
@@ -149,6 +161,7 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
         "CREATE TABLE keyless (body text)",
         "ALTER TABLE keyless REPLICA IDENTITY FULL",
         "CREATE TABLE named (name text PRIMARY KEY, body text)",
+        log={"kafka": {"batch.size": 50_000}},
     )
     for table in ("full_", "keyless", "named"):
         set_limit(line, names.data_topic(line.config.prefix, "public", table), 100_000)
@@ -171,14 +184,20 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
         ("full_", "c"), ("full_", "u"), ("full_", "d"), ("keyless", "c"), ("keyless", "d"),
         ("named", "c"), ("named", "u"),
     }  # fmt: skip
+    # The same long key stands in every record of its row, the tombstone too.
+    keys = [r.key for r in data_records(line) if r.topic.endswith(".named")]
+    assert sorted(map(keys.count, set(keys))) == [1, 2, 3, 3]
+    assert all(len(key or b"") < 100 for key in keys)
     deleted = next(p for p in pointers(line) if p["source"]["table"] == "full_" and p["op"] == "d")
     assert deleted["after"] is None
     assert deleted["before"]["id"] == 2
 
 
-def test_a_large_transaction_of_large_rows(pipeline: NewPipeline) -> None:
+@pytest.mark.parametrize("streaming", ["on", "off"])
+def test_a_large_transaction_of_large_rows(streaming: str, pipeline: NewPipeline) -> None:
     """Above logical_decoding_work_mem: streamed before the commit, and cut in between."""
-    line = pipeline(_DOCS, batch={"max_bytes": 16 * _MB, "max_events": 5})
+    batch = {"max_bytes": 16 * _MB, "max_events": 5}
+    line = pipeline(_DOCS, batch=batch, source={"streaming": streaming})
     line.database.execute(
         f"ALTER DATABASE {line.database.name} SET logical_decoding_work_mem = '1MB'"
     )
@@ -207,7 +226,7 @@ def test_killed_there_letter_and_pointer_are_both_in_the_log_or_neither(
     arrived(line, 1)
     assert line.daemon.term() == 0
     daemon = line.start(f"{failpoint}:1")
-    line.database.execute(insert(2, 30 * _MB), insert(3, 1_000))
+    line.database.execute(insert(2, 18 * _MB), insert(3, 1_000))
     assert daemon.wait_exit() == -signal.SIGKILL
     line.start().wait_ready()
     arrived(line, 3)
