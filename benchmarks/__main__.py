@@ -47,7 +47,7 @@ BENCHMARKS = {
     TpcB.name: Benchmark(partial(run, TpcB()), 4.5, 3),
     BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4.5),
     Wide.name: Benchmark(partial(run, Wide()), 3.5, 2),
-    memory_bigtx.NAME: Benchmark(memory_bigtx.run, 5.5, 5.5),
+    memory_bigtx.NAME: Benchmark(memory_bigtx.run, 7, 7),
     latency.NAME: Benchmark(latency.run, 6, 3),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
