@@ -51,11 +51,27 @@ _EXPRESSIONS: Final = {
     "bytea": "to_json(translate(encode({0}, 'base64'), E'\\n', ''))",
     "date": _FORMED % "{0} - date '1970-01-01'",
     "time": f"to_json({_MICROSECONDS})",
+    "money": "to_json({0}::numeric::text)",
     "timestamp": _FORMED % _MICROSECONDS,
     # As many digits of the fraction as there are, none for a whole second.
     "timestamptz": _FORMED
     % """regexp_replace(to_char({0}, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '[.]?0+Z$', 'Z')""",
 }
+
+# An array that states its lower bounds is Postgres' own text.
+_ARRAY: Final = (
+    "CASE WHEN left({0}::text, 1) = '[' THEN to_json({0}::text) WHEN {0} IS NOT NULL THEN %s END"
+)
+_WHOLE_ARRAYS: Final = {
+    **dict.fromkeys(["int2", "int4", "int8", "float4", "float8", "bool"], "to_json({0})"),
+    "oid": "to_json({0}::bigint[])",
+    "money": "to_json({0}::numeric[]::text[])",
+}
+# One dimension, each element in its own form.
+_ELEMENTS: Final = (
+    "coalesce((SELECT json_agg(%s ORDER BY u.i) FROM unnest({0}) WITH ORDINALITY u(e, i)), '[]')"
+)
+_FORMED_ELEMENTS: Final = frozenset(["bpchar", "bytea", "date", "time", "timestamp", "timestamptz"])
 
 _TABLES_FROM_15: Final = """
 SELECT t.schemaname, t.tablename, t.attnames, t.rowfilter
@@ -66,12 +82,19 @@ SELECT t.schemaname, t.tablename, NULL::name[], NULL::text
 FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
 """
 _COLUMNS: Final = """
-SELECT a.attname, t.typname, t.typnamespace = 'pg_catalog'::regnamespace, a.atttypmod,
+SELECT a.attname, t.typname, t.typnamespace = 'pg_catalog'::regnamespace, t.modifier,
+       t.typcategory = 'A',
        coalesce(array_position(k.indkey::int2[], a.attnum), -1)
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid
-JOIN pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+    WITH RECURSIVE base(oid, modifier) AS (
+        SELECT a.atttypid, a.atttypmod
+        UNION ALL SELECT d.typbasetype, -1 FROM base
+        JOIN pg_type d ON d.oid = base.oid AND d.typtype = 'd')
+    SELECT b.*, base.modifier FROM base JOIN pg_type b ON b.oid = base.oid AND b.typtype <> 'd'
+) t
 LEFT JOIN pg_index k ON k.indrelid = c.oid AND
      CASE c.relreplident WHEN 'i' THEN k.indisreplident WHEN 'n' THEN false ELSE k.indisprimary END
 WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
@@ -147,8 +170,10 @@ def _table(
         _COLUMNS, (schema, table, published_columns, published_columns)
     ).fetchall()
     values = sql.SQL(", ").join(
-        sql.SQL(_expression(type_ if built_in else "", modifier)).format(sql.Identifier(name))
-        for name, type_, built_in, modifier, _ in found
+        sql.SQL(_expression(type_ if built_in else "", modifier, array=array)).format(
+            sql.Identifier(name)
+        )
+        for name, type_, built_in, modifier, array, _ in found
     )
     query = sql.SQL("SELECT json_build_array(VARIADIC ARRAY[{}]::json[])::text FROM {}").format(
         values, sql.Identifier(schema, table)
@@ -156,11 +181,19 @@ def _table(
     if row_filter is not None:
         # As Postgres itself writes the publication's expression.
         query += sql.SQL(" WHERE ") + sql.SQL(row_filter)
-    in_key = sorted((place, name) for name, _, _, _, place in found if place >= 0)
+    in_key = sorted((place, name) for name, _, _, _, _, place in found if place >= 0)
     return Table(schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query)
 
 
-def _expression(type_: str, modifier: int) -> str:
-    if type_ == "timestamp" and 0 <= modifier <= _MS_PRECISION:
-        return _FORMED % _MILLISECONDS
+def _expression(type_: str, modifier: int, *, array: bool) -> str:
+    if array:
+        return _ARRAY % _array(type_.removeprefix("_"), modifier)
+    if type_ in ("time", "timestamp") and 0 <= modifier <= _MS_PRECISION:
+        return f"to_json({_MILLISECONDS})" if type_ == "time" else _FORMED % _MILLISECONDS
     return _EXPRESSIONS.get(type_, _OUTPUT)
+
+
+def _array(element: str, modifier: int) -> str:
+    if element in _FORMED_ELEMENTS:
+        return _ELEMENTS % _expression(element, modifier, array=False).replace("{0}", "u.e")
+    return _WHOLE_ARRAYS.get(element, "to_json({0}::text[])")
