@@ -15,7 +15,7 @@ Message = dict[str, Any]
 class Partition:
     """The messages waiting for one partition, and the events in this batch that went there."""
 
-    __slots__ = ("append", "events", "messages", "number", "others", "topic")
+    __slots__ = ("append", "events", "messages", "moved", "number", "others", "topic")
 
     def __init__(self, topic: str, number: int) -> None:
         self.topic = topic
@@ -24,12 +24,14 @@ class Partition:
         self.append = self.messages.append
         self.others = 0  # among `messages`, what is no event: tombstones, parts of dead letters
         self.events = 0  # taken from here since the batch began
+        self.moved = False  # whether anything was
 
     def take(self) -> list[Message]:
         """Return the waiting messages and count them; the caller hands them over at once."""
         taken = self.messages[:]
         self.events += len(taken) - self.others
         self.others = 0
+        self.moved = True
         self.messages.clear()
         return taken
 
@@ -54,13 +56,13 @@ class Batch:
         return [p for topic in self._topics.values() for p in topic if p.messages]
 
     def close(self) -> dict[tuple[str, int], int]:
-        """Return the events of this batch by partition, and begin the next batch."""
+        """Return the events of this batch by partition that moved, and begin the next batch."""
         assert not self.waiting(), "a batch closes after its last message was taken"
         counts = {}
         for topic in self._topics.values():
             for partition in topic:
-                if partition.events:
+                if partition.moved:
                     counts[partition.topic, partition.number] = partition.events
-                    partition.events = 0
+                    partition.events, partition.moved = 0, False
         self.bytes = 0
         return counts

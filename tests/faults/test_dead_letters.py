@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc.cli.main import run
 from cdc.errors import Exit
-from cdc.log import dead, letters_topic, names
+from cdc.log import dead, letters_topic, names, reader
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
@@ -76,6 +76,11 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
     assert (created["op"], created["source"]["seq"], moved["op"]) == ("c", 2, "c")
     assert created["after"] == {"id": 2, "name": "n2", "body": "__debezium_unavailable_value"}
     letters = list(letters_topic.heads(line.config))
+    topic = names.dead_topic(line.config.prefix)
+    ends = [end for each in reader.read_frontiers(line.config) for end in each.partitions]
+    [stands] = {(name, count) for name, _, _, count in ends if name == topic}
+    assert stands == (topic, 0)
+    assert max(end[2] for end in ends if end[0] == topic) > sum(2 + h.chunks for h in letters) - 2
     assert [head.id for head in letters] == ["1-2", moved["source"]["dead"]["id"]]
     assert daemon.metric("lockstep_dead_letter_events_total") == 2
     assert peak_mb < 450

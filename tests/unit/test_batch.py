@@ -28,6 +28,17 @@ def test_taken_messages_are_counted_once_and_tombstones_not_at_all() -> None:
     assert batch.close() == {}
 
 
+def test_a_partition_that_got_no_event_has_moved_all_the_same() -> None:
+    """Frontiers tell the end of the topic of dead letters too."""
+    batch = Batch()
+    [letters] = batch.topic("dead", 1)
+    letters.append(message(b"k", b"chunk"))
+    letters.others += 1
+    letters.take()
+    assert batch.close() == {("dead", 0): 0}
+    assert batch.close() == {}
+
+
 def test_what_is_taken_is_not_emptied_by_what_follows() -> None:
     """The producer keeps the list it was given; the row path keeps appending to its own."""
     batch = Batch()
