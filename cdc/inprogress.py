@@ -3,10 +3,10 @@
 Each block's messages go into the spool as they came; at the commit the spool gives them back and
 they are sequenced like any other transaction's. What a subtransaction wrote goes when it aborts.
 
-Two things a stream does not tell: which subtransaction a logical message belongs to, and that a
-table must be described anew after the subtransaction that described it is gone. Where a transaction
-leaves either in doubt it is not published from its blocks: `RereadError` ends the session, and in
-the next one Postgres sends it whole.
+Three things a stream does not tell, or not always: that a subtransaction has aborted, which one a
+logical message belongs to, and that a table must be described anew after the subtransaction that
+described it is gone. Where a transaction leaves any of them in doubt it is not published from its
+blocks: `RereadError` ends the session, and in the next one Postgres sends it whole.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html (stream blocks)
 """
@@ -42,17 +42,24 @@ class _Open:
         # not count as the whole transaction's and so end the subtransactions that may yet abort.
         self.writer = xid
         self.described_at = -1  # where in the spool the newest description of a table begins
+        self.parts_at = -1  # and the first of what subtransactions wrote
         self.messages = self.aborted = self.lost = False
 
     def cut(self, size: int) -> None:
         """Note that everything from `size` on is gone."""
         self.aborted = True
         self.lost |= self.described_at >= size
+        if self.parts_at >= size:
+            self.parts_at = -1
 
     @property
     def in_doubt(self) -> bool:
-        """Whether rows may stand without their description, or messages that were rolled back."""
-        return self.lost or (self.messages and self.aborted)
+        """Whether rows may stand without their description, or what was rolled back may stand.
+
+        A subtransaction's abort is not always told: not where its changes were too large for the
+        server's memory, and so on its disk when the transaction was streamed.
+        """
+        return self.lost or self.parts_at >= 0 or (self.messages and self.aborted)
 
 
 class InProgress:
@@ -94,6 +101,8 @@ class InProgress:
                 if xid != transaction.writer:
                     self._append(chunk, begun, at)
                     begun, transaction.writer = at, xid
+                    if xid != self._xid and transaction.parts_at < 0:
+                        transaction.parts_at = self._spool.size(self._xid)
                 if tag in _DESCRIPTIONS:
                     self._append(chunk, begun, at)
                     begun = at
