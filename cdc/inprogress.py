@@ -40,10 +40,16 @@ class _Open:
     def __init__(self, xid: int) -> None:
         # Lasts from block to block: what tells no xid, as the origin that begins each block, must
         # not count as the whole transaction's and so end the subtransactions that may yet abort.
-        self.writer = xid
+        self.xid = self.writer = xid
         self.described_at = -1  # where in the spool the newest description of a table begins
         self.parts_at = -1  # and the first of what subtransactions wrote
         self.messages = self.aborted = self.lost = False
+
+    def turn_to(self, writer: int, size: int) -> None:
+        """Note who writes from `size` on."""
+        self.writer = writer
+        if writer != self.xid and self.parts_at < 0:
+            self.parts_at = size
 
     def cut(self, size: int) -> None:
         """Note that everything from `size` on is gone."""
@@ -100,9 +106,8 @@ class InProgress:
             if tag in _ROWS or tag in _DESCRIPTIONS:
                 if xid != transaction.writer:
                     self._append(chunk, begun, at)
-                    begun, transaction.writer = at, xid
-                    if xid != self._xid and transaction.parts_at < 0:
-                        transaction.parts_at = self._spool.size(self._xid)
+                    transaction.turn_to(xid, self._spool.size(self._xid))
+                    begun = at
                 if tag in _DESCRIPTIONS:
                     self._append(chunk, begun, at)
                     begun = at
