@@ -6,6 +6,7 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ from cdc.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from confluent_kafka import Consumer
+
     from cdc.config import Config
 
 # Rows larger than Kafka's 1 MB default are common enough; topics are created to take them.
@@ -31,13 +34,24 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 # then a cluster has another leader.
 _SILENCE_MS: Final = 20_000
 
-_DENIED: Final = {
+_UNKNOWN_TO_IT: Final = {
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local errors are spelled so
     KafkaError.SASL_AUTHENTICATION_FAILED,
+}
+_DENIED: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+_AWAY: Final = {
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._TRANSPORT,  # noqa: SLF001
+}
+_KEYS: Final = (
+    "see security.protocol, sasl.mechanism, sasl.username and sasl.password under log.kafka"
+)
 _FENCED: Final = {
     KafkaError._FENCED,  # noqa: SLF001
     KafkaError.INVALID_PRODUCER_EPOCH,
@@ -46,12 +60,16 @@ _FENCED: Final = {
 }
 _MISFIT: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD}
 
+# For so long a refusal explains why no broker answers.
+_REFUSAL_SECONDS: Final = 60.0
+_refusals: dict[str, float] = {}  # what was said, and when (monotonic)
+
 _librdkafka = logging.getLogger("cdc.log.librdkafka")
 # A command that sets up no logs says what matters in its own words.
 _librdkafka.addHandler(logging.NullHandler())
 
 
-def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
+def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own
     """Return librdkafka settings for one client of this pipeline."""
     chosen: dict[str, Any] = {
         "bootstrap.servers": config.log.bootstrap_servers,
@@ -59,6 +77,7 @@ def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
         # A broker that comes back is found within a second.
         "reconnect.backoff.max.ms": 1_000,
         "logger": _librdkafka,
+        "error_cb": heard,
         **more,
         **config.log.kafka,
     }
@@ -67,22 +86,45 @@ def settings(config: Config, **more: str | float | bool) -> dict[str, Any]:
     return {"socket.timeout.ms": longest, **chosen}
 
 
+def heard(error: KafkaError) -> None:
+    """Note what librdkafka reports beside the calls: who is refused is just never answered."""
+    if error.code() in _UNKNOWN_TO_IT:
+        _refusals[error.str()] = time.monotonic()
+
+
 @contextmanager
-def translated(doing: str) -> Iterator[None]:
-    """Raise Kafka's errors as ours; `doing` says what was tried, on what."""
+def translated(doing: str, client: Consumer | None = None) -> Iterator[None]:
+    """Raise Kafka's errors as ours; `doing` says what was tried, on what.
+
+    A consumer hears what is reported beside its calls only when it is polled.
+    """
     try:
         yield
-    except KafkaException as error:
-        raise translate(error.args[0], doing) from error
+    except (KafkaException, SystemError) as error:
+        reason = thrown(error)
+        if client is not None:
+            client.poll(0)
+        raise translate(reason, doing) from error
+
+
+def thrown(error: KafkaException | SystemError) -> KafkaError:
+    """Return Kafka's error; raise on what is none.
+
+    A fatal one reaches Python out of whatever call serves callbacks next, beside that call's
+    result, of which the interpreter makes a SystemError (confluent-kafka 2.16).
+    """
+    cause = error if isinstance(error, KafkaException) else error.__cause__
+    if not isinstance(cause, KafkaException):
+        raise error
+    reason: KafkaError = cause.args[0]
+    return reason
 
 
 def translate(error: KafkaError, doing: str) -> CDCError:
     """Return the error of ours that says what may be done about `error`."""
     what, code = f"{doing}: {error.str()} ({error.name()})", error.code()
-    if code in _DENIED:
-        return PermissionDeniedError(
-            what, hint="grant the principal write, create and transactional-id rights"
-        )
+    if denied := _denied(error, doing):
+        return denied
     if code in _FENCED:
         return FencedError(what, hint="the daemon starts over from the resume record by itself")
     if code in _MISFIT:
@@ -98,3 +140,21 @@ def translate(error: KafkaError, doing: str) -> CDCError:
     return UnavailableError(
         what, hint="see that the brokers run and log.bootstrap_servers is right"
     )
+
+
+def _denied(error: KafkaError, doing: str) -> PermissionDeniedError | None:
+    """Return what to do where the brokers know us and refuse; None where they do not."""
+    what, code = f"{doing}: {error.str()} ({error.name()})", error.code()
+    if code in _DENIED:
+        return PermissionDeniedError(
+            what,
+            hint="kafka-acls.sh --add --allow-principal User:… --operation Read --operation Write"
+            " --operation Create --operation Describe --operation DescribeConfigs"
+            " --resource-pattern-type prefixed --topic and --transactional-id with what log.prefix"
+            " begins their names; nothing is lost meanwhile",
+        )
+    lately = time.monotonic() - _REFUSAL_SECONDS
+    refused = [said for said, at in _refusals.items() if at > lately]
+    if code in _UNKNOWN_TO_IT or (code in _AWAY and refused):
+        return PermissionDeniedError(f"{doing}: {(refused or [what])[-1]}", hint=_KEYS)
+    return None

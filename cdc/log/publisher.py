@@ -12,12 +12,12 @@ https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transact
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.errors import ConfigError, InvariantError
-from cdc.log.client import MAX_MESSAGE_BYTES, heard, settings, translate, translated
+from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -34,7 +34,6 @@ BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # One try of a commit; a retriable error or a timeout is tried again, the same commit.
 _COMMIT_TRY_SECONDS: Final = 10.0
-_FLUSH_TRY_SECONDS: Final = 0.5
 
 
 class Publisher:
@@ -49,7 +48,7 @@ class Publisher:
         self._abandoned = False
         # Room for a whole batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
-        ours: dict[str, Any] = {
+        ours: dict[str, str | float | bool] = {
             "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
             "compression.type": "lz4",
@@ -60,7 +59,6 @@ class Publisher:
             "queue.buffering.max.kbytes": min(kbytes, 2_097_151),
             "message.max.bytes": MAX_MESSAGE_BYTES,
             "socket.nagle.disable": True,
-            "error_cb": self._heard,
         }
         with translated("creating a producer"):
             self._producer = Producer(settings(config, **ours))
@@ -104,7 +102,8 @@ class Publisher:
                     ) from error
             if queued != len(messages):
                 self._refused(partition.topic, messages[queued:])
-        self._producer.poll(0)
+        with translated("producing"):
+            self._producer.poll(0)
 
     def add(self, topic: str, key: bytes, value: bytes) -> None:
         """Hand over one record of our own, to partition 0."""
@@ -115,8 +114,7 @@ class Publisher:
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
         with translated("sending a batch"):
-            # In short tries: after a fatal error nothing is sent and nothing refused for a minute.
-            while not self._failed and self._producer.flush(_FLUSH_TRY_SECONDS):
+            while self._producer.flush(_COMMIT_TRY_SECONDS):
                 if self._abandoned:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
         if self._failed:
@@ -132,8 +130,8 @@ class Publisher:
         while True:
             try:
                 self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
-            except KafkaException as error:
-                reason = error.args[0]
+            except (KafkaException, SystemError) as error:
+                reason = thrown(error)
                 if reason.retriable() and not self._abandoned:
                     continue
                 if reason.txn_requires_abort():
@@ -151,18 +149,12 @@ class Publisher:
             # broker answers with a fatal INVALID_TXN_STATE.
             self._producer.flush(_COMMIT_TRY_SECONDS)
             self._producer.abort_transaction(_COMMIT_TRY_SECONDS)
-        except KafkaException:
+        except (KafkaException, SystemError):
             return  # the next writer's `open` ends it
 
     def abandon(self) -> None:
         """Let a commit in flight end at its next doubt: its session is over."""
         self._abandoned = True
-
-    def _heard(self, error: KafkaError) -> None:
-        """Note what no call raises: a producer that was fenced just never sends again."""
-        heard(error)
-        if error.code() == KafkaError._FATAL or error.fatal():  # noqa: SLF001
-            self._failed = self._failed or error
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import secrets
 import time
 from collections import Counter
@@ -124,6 +125,16 @@ def all_dead(ground: Ground) -> None:
     ground.cluster.start()
 
 
+def disk_full(ground: Ground) -> None:
+    """No file of the broker's may grow: it gives its only disk up, and itself with it."""
+    cluster = ground.cluster
+    node = cluster.leader(ground.users)
+    resource.prlimit(cluster[node].pid, resource.RLIMIT_FSIZE, (1, 1))
+    wait_until(lambda: not cluster[node].running, "the broker writes on", 60)
+    ground.moves()
+    cluster.start([node])
+
+
 # The first few are the sample that every test run takes.
 FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     coordinator_killed,
@@ -132,6 +143,7 @@ FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     data_leader_killed,
     resume_leader_killed,
     leader_cut_off,
+    disk_full,
     rolling_restart,
 )
 _ROUNDS: Final = int(ROUNDS or "3")
@@ -140,9 +152,9 @@ _ROUNDS: Final = int(ROUNDS or "3")
 def setting(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
     """Change a topic's setting."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     client = cluster.admin()
-    client.incremental_alter_configs([resource])[resource].result(30)
+    client.incremental_alter_configs([changed])[changed].result(30)
 
 
 @pytest.mark.cluster
