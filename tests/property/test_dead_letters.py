@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.decode.messages import (
+    Column,
+    Delete,
+    Insert,
+    OldTuple,
+    Relation,
+    ReplicaIdentity,
+    Update,
+)
 from cdc.errors import ConfigError
-from cdc.log import dead
+from cdc.log import dead, names
 from cdc.log.letters import Letters
+from tests.property.stream import PREFIX, Published, Session, begin, commit, frame, position
 from tests.unit.test_dead import event, pointer
 
 VALUES = st.one_of(
@@ -66,3 +77,81 @@ def test_any_event_comes_back_whole(
         assert dead.fits(*each, limit)
         letters.add(*each)
     assert letters.whole(pointer(split.value)) == value
+
+
+USERS = Relation(
+    1,
+    "public",
+    "users",
+    ReplicaIdentity.FULL,
+    (Column(True, "id", 25, -1), Column(True, "body", 25, -1)),  # noqa: FBT003 - whether of the key
+)
+
+
+def message(op: str, row: int, size: int) -> bytes:
+    """Return a frame about a row whose body is so long; every third row's key is too."""
+    key = f"{row}-".encode() * (400 if row % 3 == 0 else 1)
+    new, old = (key, b"x\x01" * size), OldTuple((key, b"old" * size))
+    if op == "c":
+        return frame(Insert(1, new))
+    return frame(Update(1, old, new) if op == "u" else Delete(1, old))
+
+
+def published(limit: int, frames: list[bytes], cuts: list[int]) -> list[Published]:
+    """Return what a session with this limit publishes, fed in pieces."""
+    session = Session(position(), {1: ("id",)}, limit=limit)
+    session.feed([begin(), frame(USERS)])
+    for low, high in zip([0, *cuts], [*cuts, len(frames)], strict=True):
+        session.feed(frames[low:high])
+    session.feed([commit()])
+    return session.waiting()
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from("cud"), st.integers(0, 5), st.sampled_from([1, 400, 900, 1_500, 9_000])
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    cut=st.integers(0, 12),
+)
+def test_a_log_with_a_limit_tells_what_one_without_tells(
+    steps: list[tuple[str, int, int]], cut: int
+) -> None:
+    """The same events in the same order, by way of the letters, and each record fits."""
+    frames = [message(*step) for step in steps]
+    limit = 4_000
+    whole = published(16 << 20, frames, [])
+    limited = published(limit, frames, [min(cut, len(frames))])
+    # However the stream is cut, the bytes are the same.
+    assert limited == published(limit, frames, [])
+    letters = Letters()
+    data = []
+    for each in limited:
+        assert dead.fits(each.key, each.value or b"", limit)
+        if each.topic == names.dead_topic(PREFIX):
+            letters.add(each.key, each.value)
+        else:
+            data.append(each)
+    told = sorted(filter(None, (_resolved(each.value, letters) for each in data)), key=_seq)
+    assert told == sorted(filter(None, (each.value for each in whole)), key=_seq)
+    assert letters.left() == []
+    # A tombstone stands behind its delete in the partition, under the key that this had.
+    for before, each in itertools.pairwise(data):
+        if each.value is None:
+            assert (before.key, before.partition) == (each.key, each.partition)
+            assert b'"op":"d"' in (before.value or b"")
+    keys = {each.key: dead.record_key(each.key, limit) for each in whole if each.key}
+    assert {each.key for each in data if each.key} == set(keys.values())
+
+
+def _resolved(value: bytes | None, letters: Letters) -> bytes | None:
+    if value is None or b'"dead":{' not in value:
+        return value
+    return letters.whole(pointer(value))
+
+
+def _seq(value: bytes) -> int:
+    return int(orjson.loads(value)["source"]["seq"])
