@@ -1,8 +1,8 @@
-"""A campaign: `kill -9` at random moments over daemon, broker and Postgres, under load.
+"""A campaign: faults at random moments over every boundary, under load, and one account in the end.
 
-The daemon is started again at once, as a supervisor would; the servers after a moment. A kill may
-come while the one before is still being recovered from: every third time it waits for nothing.
-What the seed gives is the load, the targets and the pauses; the moments are the machine's.
+Two daemons run behind proxies to Postgres and Kafka. A fault may come while the one before is still
+being recovered from: two times in three it waits for nothing. What the seed gives is the load, the
+kinds of fault and the pauses; the moments are the machine's.
 """
 
 from __future__ import annotations
@@ -10,86 +10,160 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
+from tests.faults.crew import Crew
+from tests.faults.injuries import FAULTS, HEAVY, Ward
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.load import TABLES, Load
-from tests.fixtures.witness import Difference, Witness
+from tests.fixtures.witness import Witness
 
 if TYPE_CHECKING:
-    from cdc.demo.proof import Proof
     from cdc.local.stack import LocalStack
     from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+    from tests.fixtures.proxy import Proxy
 
-TARGETS: Final = ("daemon", "kafka", "postgres")
-# The daemon is what is under test, and quick to come back.
-_WEIGHTS: Final = (6, 2, 2)
-_BATCH: Final = {"max_events": 300, "max_wait_ms": 50}
-# A broker that was killed is let in again when its session has lapsed.
-_RECOVERY_SECONDS: Final = 120.0
-_MOVED_EVENTS: Final = 20
+_BATCH: Final = {"max_events": 200, "max_wait_ms": 30}
+# To notice a peer that is gone within seconds, not within a minute.
+_WAL_SENDER_TIMEOUT: Final = "3s"
+_KAFKA: Final = {
+    "socket.timeout.ms": 3_000,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+}
+_STEPS_PER_SECOND: Final = 150.0
+_PAUSE_SECONDS: Final = (0.02, 0.35)
+_TOLD: Final = 100  # faults to a line
 
 
 class Campaign:
-    """Kills until `run` has counted to `kills`; then `report` holds the log against the source."""
+    """Faults until `run` has counted to `faults`; then `report` holds log against source."""
 
-    def __init__(self, new: NewPipeline, stack: LocalStack, *, seed: int, kills: int) -> None:
-        self._stack = stack
-        self._chance = random.Random(f"{seed}/kills")
+    def __init__(
+        self,
+        new: NewPipeline,
+        stack: LocalStack,
+        new_proxy: Callable[[str, int], Proxy],
+        *,
+        seed: int,
+        faults: int,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._chance = random.Random(f"{seed}/faults")
         self._seed = seed
-        self._left = self._targets(kills)
-        self.killed: Counter[str] = Counter()
-        self.pipeline: PipelineUnderTest = new(*TABLES, batch=_BATCH)
+        self._faults = faults
+        self._tell = tell
+        self._began = time.monotonic()
+        self.counts: Counter[str] = Counter()
+        self.pipeline: PipelineUnderTest = new(*TABLES, batch=_BATCH, log={"kafka": _KAFKA})
+        database = self.pipeline.database
+        database.execute(
+            f"ALTER DATABASE {database.name} SET wal_sender_timeout = '{_WAL_SENDER_TIMEOUT}'"
+        )
         self.witness = Witness(self.pipeline)
+        proxies = self._between(stack, new_proxy)
+        dsn = psycopg.conninfo.make_conninfo(
+            database.dsn, host="127.0.0.1", port=proxies["postgres"].port
+        )
+        config = self.pipeline.write(
+            "behind.yaml",
+            source__dsn=dsn,
+            log__bootstrap_servers=f"127.0.0.1:{proxies['kafka'].port}",
+        )
+        self._crew = Crew(self.pipeline, config, self._chance)
+        self._ward = Ward(self.pipeline, stack, self._crew, proxies, self._chance)
 
-    def _targets(self, kills: int) -> list[str]:
-        """Each at least once where there are kills enough, the rest as the weights say."""
-        targets = list(TARGETS[:kills])
-        targets += self._chance.choices(TARGETS, _WEIGHTS, k=kills - len(targets))
-        self._chance.shuffle(targets)
-        return targets
+    def _between(
+        self, stack: LocalStack, new_proxy: Callable[[str, int], Proxy]
+    ) -> dict[str, Proxy]:
+        """Give the daemons' connections a way of their own, also those that the broker names."""
+        postgres = stack["postgres"].port
+        assert postgres is not None
+        return {
+            "postgres": new_proxy("127.0.0.1", postgres),
+            "kafka": behind_kafka(stack, new_proxy),
+        }
 
     def run(self) -> None:
-        with Load(self.pipeline.database.dsn, self._seed, steps_per_second=500) as load:
-            self.pipeline.start().wait_ready()
-            for target in self._left:
-                time.sleep(self._chance.uniform(0.1, 1.2))
-                self._kill(target)
-                if self._chance.random() < 2 / 3:
-                    self._recovered()
-            wait_until(lambda: load.commits > 100, "no load")
-            self._recovered()
+        with Load(
+            self.pipeline.database.dsn, self._seed, steps_per_second=_STEPS_PER_SECOND
+        ) as load:
+            self._crew.recovered()
+            self._crew.failpoints = True
+            while self.total < self._faults:
+                self._one()
+            self._crew.settle()
+            wait_until(lambda: load.commits > 50, "no load")
+            self._crew.recovered()
 
-    def report(self) -> tuple[str, Proof, Difference]:
-        """Return one line, and what it is made from."""
+    @property
+    def total(self) -> int:
+        return self.counts.total() + self._crew.died.total()
+
+    def _one(self) -> None:
+        """Do one thing and, now and then, wait until the pipeline has come to itself."""
+        time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
+        told = self.total // _TOLD
+        fault = self._chance.choices([f for _, f in FAULTS], [weight for weight, _ in FAULTS])[0]
+        kind = fault(self._ward)
+        self.counts[kind] += 1
+        self._crew.look()
+        if kind in HEAVY or self._chance.random() < 1 / 3:
+            self._crew.recovered()
+        if self.total // _TOLD > told:
+            self._tell(self.line())
+
+    def line(self) -> str:
+        kinds = ", ".join(f"{name} {count}" for name, count in self.kinds.most_common())
+        return f"{self.total} faults in {time.monotonic() - self._began:.0f} s: {kinds}"
+
+    @property
+    def kinds(self) -> Counter[str]:
+        return self.counts + self._crew.died
+
+    def report(self) -> dict[str, Any]:
+        """Hold the log against the source; return what the campaign has shown."""
         proof = self.witness.check()
         difference = self.witness.difference()
-        kills = ", ".join(f"{name} {self.killed[name]}" for name in TARGETS)
-        line = (
-            f"kills {self.killed.total()} ({kills}), events {proof.events}, rows {proof.rows}, "
-            f"lost {difference.lost}, duplicate {difference.duplicate}, "
-            f"reordered {difference.reordered}, seed {self._seed}"
-        )
-        return line, proof, difference
+        return {
+            "faults": self.total,
+            "kinds": dict(self.kinds.most_common()),
+            "seed": self._seed,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "events": proof.events,
+            "rows": proof.rows,
+            "lost": difference.lost,
+            "duplicate": difference.duplicate,
+            "reordered": difference.reordered,
+        }
 
-    def _kill(self, target: str) -> None:
-        if target == "daemon":
-            self.pipeline.daemon.kill()
-            self.pipeline.start()
-        else:
-            self._stack[target].kill()
-            time.sleep(self._chance.uniform(0.0, 0.5))
-            self._stack.start(target)
-        self.killed[target] += 1
 
-    def _recovered(self) -> None:
-        """Wait until events flow again: the daemon that runs has published some of its own."""
-        daemon = self.pipeline.daemon
-        seen = daemon.metric("lockstep_events_total")
+def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> Proxy:
+    """Give the broker a listener that it names by a proxy's port, and return that proxy."""
+    from cdc.local import ports  # noqa: PLC0415 - only a campaign needs one
 
-        def moved() -> bool:
-            code = daemon.process.poll()
-            assert code is None, f"the daemon ended by itself with {code}"
-            return daemon.metric("lockstep_events_total") >= seen + _MOVED_EVENTS
-
-        wait_until(moved, "nothing flows again", _RECOVERY_SECONDS, pause=0.2)
+    kafka = stack["kafka"]
+    broker, controller = kafka.state.ports
+    own = ports.choose({broker, controller})
+    proxy = new_proxy("127.0.0.1", own)
+    names = {"PLAINTEXT": broker, "DAEMON": own}
+    told = {"PLAINTEXT": broker, "DAEMON": proxy.port}
+    settings = {
+        "listeners": ",".join(
+            [f"{name}://127.0.0.1:{port}" for name, port in names.items()]
+            + [f"CONTROLLER://127.0.0.1:{controller}"]
+        ),
+        "advertised.listeners": ",".join(
+            f"{name}://127.0.0.1:{port}" for name, port in told.items()
+        ),
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,DAEMON:PLAINTEXT"
+        ),
+    }
+    stack.up(["kafka"], settings={"kafka": settings})
+    return proxy
