@@ -109,10 +109,8 @@ class Sequencer:
         self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
         self._epoch = epoch
         self._resume = resume
-        self._batch = batch
-        self._max_events = max_events
+        self._batch, self._max_events = batch, max_events
         self._logical = logical
-        self._plain = True  # no row of the chunk can be too large for its topic
         self._parallel = parallel
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
@@ -179,10 +177,10 @@ class Sequencer:
         messages; nothing of the frame it names was sequenced.
         """
         end, lsn = whole(chunk), self.received_lsn
-        self._plain = end <= self._batch.plain_bytes
+        plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         xid = XID_SIZE if streamed else 0
         row_at, row_end = _RELATION + xid, _COLUMNS + xid
-        rows, tx, times, skip = self._known(), self._tx, self._times, self._skip
+        rows, tx, times, skip = self._known(plain=plain), self._tx, self._times, self._skip
         # The next event's seq and the next change's ordinal.
         seq, ordinal, size = self.seq + 1, self.ordinal + 1, 0
         try:
@@ -199,7 +197,7 @@ class Sequencer:
                     self.seq, self.ordinal = seq - 1, ordinal - 1
                     message = self._other(chunk, at, stop, lsn, tag, xid)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
-                    rows, tx, times = self._known(), self._tx, self._times
+                    rows, tx, times = self._known(plain=plain), self._tx, self._times
                     if message or (tag == _COMMIT and self.events >= self._max_events):
                         return stop, message or Pause.FULL
                 elif ordinal <= skip:
@@ -228,8 +226,8 @@ class Sequencer:
             self.received_lsn = lsn
         return at, Pause.MORE
 
-    def _known(self) -> dict[bytes, Row]:
-        return self._rows if self.in_transaction and self._plain else _NO_ROWS
+    def _known(self, *, plain: bool) -> dict[bytes, Row]:
+        return self._rows if self.in_transaction and plain else _NO_ROWS
 
     def _other(self, chunk: bytes, at: int, stop: int, lsn: int, tag: int, xid: int) -> Step | None:
         """Take one message that is not a plain new row; return what is the pipeline's to do."""
