@@ -158,6 +158,14 @@ def test_only_boxes_stand_between_other_marks_than_commas(decoded: Decoded) -> N
     assert found == [("box", ";")]
 
 
+@pytest.mark.pg(">= 15")
+def test_the_longest_intervals_come_back(decoded: Decoded) -> None:
+    """Older majors write them and don't read them."""
+    fill(decoded, "public.t", "interval", ("2562047788:00:54.775807", "-2562047788:00:54.775807"))
+    for options, events in zip(OPTIONS, decoded.events(*OPTIONS), strict=True):
+        come_back(decoded, "public.t", events, options)
+
+
 @pytest.mark.pg(">= 17")
 def test_infinite_intervals_come_back(decoded: Decoded) -> None:
     fill(decoded, "public.t", "interval", ("infinity", "-infinity"))
