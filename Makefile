@@ -7,7 +7,7 @@ FOR ?=
 CHAOS ?=
 NAME ?=
 PEER ?= 1
-KILLS ?= 50
+KILLS ?= 1000
 ROUNDS ?= 40
 ARGS ?=
 
@@ -45,8 +45,8 @@ check: setup ## format, lint, types and unit tests, in under a minute
 bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)
 	@$(BIN)/python -m benchmarks $(NAME) $(if $(filter 0,$(PEER)),--no-peer) $(ARGS)
 
-campaign: setup ## kill -9 at random points under load (KILLS=50; LOCKSTEP_SEED=… repeats one)
-	@LOCKSTEP_KILLS=$(KILLS) $(BIN)/python -m pytest -q tests/faults -m campaign $(ARGS)
+campaign: setup ## every attack at length: schedules, fuzzing, the model, faults (KILLS=1000, ARGS='--only faults')
+	@$(BIN)/python -m tests.campaign --kills $(KILLS) $(ARGS)
 
 cluster: setup ## hurt three Kafka brokers in turn under load (ROUNDS=40; LOCKSTEP_SEED=… repeats one)
 	@LOCKSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/faults -m cluster $(ARGS)

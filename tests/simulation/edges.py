@@ -178,6 +178,7 @@ def played() -> Iterator[None]:
                 existing=_refuse,
             ),
             "topics": _Current(data_topic=_refuse, ensure=_refuse),
+            "limits": lambda *_: {},
             "published": lambda *_: Published(cast("Any", _Agreeing()), None),
             "Encoder": lambda version, database, name, partitions, *_: _encoder(
                 version, database, name, partitions

@@ -1,0 +1,127 @@
+"""Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
+
+Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load. Each
+prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats them. Ends
+with an exit code other than 0 as soon as one of them finds something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+ROOT: Final = Path(__file__).parents[1]
+# How many of the fuzzed inputs go to each target: the readers of the stream's bytes get most.
+_SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
+_PARTS: Final = ("simulation", "fuzz", "model", "faults")
+
+
+class FoundError(Exception):
+    """An attack has found something; its output says what."""
+
+
+def _run(*command: str, **env: str) -> str:
+    """Return what a module prints; its own output goes on to the terminal."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        print(line, end="", flush=True)  # noqa: T201 - the progress
+    if child.wait() != 0:
+        raise FoundError(f"python -m {' '.join(command)} ended with {child.returncode}")
+    return "".join(lines)
+
+
+def _told(output: str) -> dict[str, Any]:
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    told: dict[str, Any] = orjson.loads(lines[-1])
+    return told
+
+
+def simulation(chosen: argparse.Namespace) -> dict[str, Any]:
+    options = ("--schedules", str(chosen.schedules), "--processes", str(os.cpu_count() or 1))
+    return _told(_run("tests.simulation", *options))
+
+
+def fuzz(chosen: argparse.Namespace) -> dict[str, Any]:
+    targets = {}
+    for name, share in _SHARES.items():
+        runs = max(1, int(chosen.inputs * share))
+        told = _told(_run("tests.fuzz", name, "--runs", str(runs), "--seed", str(chosen.seed)))
+        targets[name] = {key: told[key] for key in ("runs", "seconds", "seed")}
+    return {"inputs": sum(each["runs"] for each in targets.values()), "targets": targets}
+
+
+def model(chosen: argparse.Namespace) -> dict[str, Any]:
+    began = time.monotonic()
+    env = {
+        "LOCKSTEP_TEST_MAJORS": "all",
+        "LOCKSTEP_RUNS": str(chosen.runs),
+        "LOCKSTEP_STEPS": str(chosen.steps),
+        "LOCKSTEP_SEED": str(chosen.seed),
+    }
+    _run("pytest", "-q", "tests/stateful", "-p", "no:randomly", **env)
+    figures = {key.removeprefix("LOCKSTEP_").lower(): value for key, value in env.items()}
+    return {**figures, "seconds": round(time.monotonic() - began, 1)}
+
+
+def faults(chosen: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "faults.json"
+        env = {
+            "LOCKSTEP_KILLS": str(chosen.kills),
+            "LOCKSTEP_SEED": str(chosen.seed),
+            "LOCKSTEP_RESULT": str(result),
+        }
+        _run("pytest", "-q", "tests/faults", "-m", "campaign", **env)
+        told: dict[str, Any] = orjson.loads(result.read_bytes())
+        return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser.add_argument("--only", choices=_PARTS, help="one attack")
+    parser.add_argument("--schedules", type=int, default=100_000, help="simulated schedules")
+    parser.add_argument("--inputs", type=int, default=10_000_000, help="fuzzed inputs")
+    parser.add_argument("--runs", type=int, default=5, help="runs of the model on each major")
+    parser.add_argument("--steps", type=int, default=600, help="operations in a run of the model")
+    parser.add_argument("--kills", type=int, default=1_000, help="faults under load")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", type=Path, help="keep the figures in this file")
+    chosen = parser.parse_args()
+    figures: dict[str, Any] = {}
+    if chosen.write and chosen.write.exists():
+        figures = orjson.loads(chosen.write.read_bytes())
+    figures["machine"] = {"processors": os.cpu_count(), "python": platform.python_version()}
+    attacks = {"simulation": simulation, "fuzz": fuzz, "model": model, "faults": faults}
+    for name, attack in attacks.items():
+        if chosen.only in (None, name):
+            try:
+                figures[name] = attack(chosen)
+            except FoundError as error:
+                print(error, file=sys.stderr)  # noqa: T201 - the result
+                return 1
+            if chosen.write:
+                options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+                chosen.write.write_bytes(orjson.dumps(figures, option=options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
