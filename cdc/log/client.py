@@ -108,16 +108,16 @@ def translated(doing: str, client: Consumer | None = None) -> Iterator[None]:
 
 
 def thrown(error: KafkaException | SystemError) -> KafkaError:
-    """Return Kafka's error; raise on what is none.
+    """Return Kafka's error.
 
     A fatal one reaches Python out of whatever call serves callbacks next, beside that call's
-    result, of which the interpreter makes a SystemError (confluent-kafka 2.16).
+    result or after it: the interpreter makes a SystemError of it (confluent-kafka 2.16).
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
-    if not isinstance(cause, KafkaException):
-        raise error
-    reason: KafkaError = cause.args[0]
-    return reason
+    if isinstance(cause, KafkaException):
+        reason: KafkaError = cause.args[0]
+        return reason
+    return KafkaError(KafkaError._FATAL, f"the client gave up: {error}", fatal=True)  # noqa: SLF001
 
 
 def translate(error: KafkaError, doing: str) -> CDCError:

@@ -34,6 +34,7 @@ BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # One try of a commit; a retriable error or a timeout is tried again, the same commit.
 _COMMIT_TRY_SECONDS: Final = 10.0
+_PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 
 
 class Publisher:
@@ -118,7 +119,16 @@ class Publisher:
                 if self._abandoned:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
         if self._failed:
-            raise translate(self._failed, "sending a batch")
+            raise translate(self._why(self._failed), "sending a batch")
+
+    def _why(self, failed: KafkaError) -> KafkaError:
+        """Return why: a transaction that has failed only purges its messages, its commit tells."""
+        if failed.code() in _PURGED:
+            try:
+                self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
+            except (KafkaException, SystemError) as error:
+                return thrown(error)
+        return failed
 
     def take_ends(self) -> dict[tuple[str, int], int]:
         """Return the ends of the partitions that the last batch touched, once."""
