@@ -18,9 +18,9 @@ from cdc import continuity
 from cdc.control import retention
 from cdc.control.findings import Finding, note
 from cdc.control.retention import Gauge, Retention
-from cdc.errors import CDCError, GapError
+from cdc.errors import CDCError, GapError, InvariantError
 from cdc.source import catalog, inspection
-from cdc.source.connection import connect
+from cdc.source.connection import connect, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,9 @@ class Watch:
                 # The stream finds out for itself whether the server is gone.
                 self._disconnect()
                 self._tell([note("watch", f"cannot look at the source: {error.what}", error.hint)])
+            except Exception as error:  # noqa: BLE001 - a watch that ends in silence watches nothing
+                self._error = InvariantError(f"watching the source failed: {error!r}")
+                break
             self._over.wait(LOOK_SECONDS)
         self._disconnect()
 
@@ -100,7 +103,8 @@ class Watch:
         config, known = self._config, self._known
         sql = self._connection or connect(config)
         if self._connection is None:
-            sql.execute(_STATEMENT_TIMEOUT)
+            with translated("limiting the time of a statement"):
+                sql.execute(_STATEMENT_TIMEOUT)
             self._connection = sql
         publication = catalog.publication(sql, config.publication)
         if publication != known:
@@ -118,13 +122,13 @@ class Watch:
         return Look(server.timeline, kept, holders, findings)
 
     def _take(self, look: Look) -> None:
-        if self._over.is_set():
-            return
         self._metrics.looked(look.timeline, look.retention, look.holders)
         self._tell(look.findings)
 
     def _tell(self, findings: list[Finding]) -> None:
         """Show the findings, and log each once while it lasts."""
+        if self._over.is_set():  # by now another session's watch may be telling
+            return
         self._health.warn([each.what for each in findings])
         about = {(each.check, each.fix): each for each in findings}
         for key in about.keys() - self._told:

@@ -10,7 +10,6 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -150,14 +149,20 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
     kind = {"replication": "database"} if replication else {}
     given: dict[str, Any] = conninfo.conninfo_to_dict(config.source.dsn)
     application = str(given.get("application_name") or f"lockstep {config.pipeline}")
-    password = {}
-    if config.source.password_file:  # read anew each time, so that it may be rotated
-        password["password"] = Path(config.source.password_file).read_text("utf-8").strip()
+    password = {"password": _password(config)} if config.source.password_file else {}
     settings: dict[str, Any] = {**_NETWORK, **given, **password, **kind}
     settings["options"] = f"{given.get('options') or ''} {options}".strip()
     settings["application_name"] = application
     with translated(f"connecting to Postgres ({_place(given)})"):
         return psycopg.connect(**settings, autocommit=True)
+
+
+def _password(config: Config) -> str | None:
+    """Return the password; PermissionDeniedError where its file is away, as in a rotation."""
+    try:
+        return config.password
+    except ConfigError as error:
+        raise PermissionDeniedError(error.what, hint=error.hint) from error
 
 
 def hosts(config: Config) -> dict[str, Config]:

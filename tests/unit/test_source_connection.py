@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 import pytest
 
+from cdc.config import Config, Log, Source
 from cdc.errors import (
     CDCError,
     ConfigError,
@@ -12,7 +15,7 @@ from cdc.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
-from cdc.source.connection import translate
+from cdc.source.connection import connect, translate
 
 _AT = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
 
@@ -60,6 +63,17 @@ def test_a_refusal_without_a_state_is_told_by_its_words(
     error = translate(psycopg.OperationalError(text), "connecting")
     assert type(error) is kind
     assert hint in error.hint
+
+
+def test_a_password_file_that_is_being_rotated_is_a_refusal_not_a_crash(tmp_path: Path) -> None:
+    """It may be away for a moment: as for a wrong password, the daemon tries again seldom."""
+    config = Config(
+        pipeline="a",
+        source=Source(dsn="host=nowhere.invalid", password_file=str(tmp_path / "gone")),
+        log=Log(bootstrap_servers="x:1"),
+    )
+    with pytest.raises(PermissionDeniedError, match="cannot read source"):
+        connect(config)
 
 
 @pytest.mark.parametrize(
