@@ -97,7 +97,7 @@ def test_by_leaf_a_partition_is_masked_as_its_table_is(pipeline: NewPipeline) ->
 
 @pytest.mark.pg(">= 15")
 def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeline) -> None:
-    """Postgres 14 goes on sending a detached partition's rows as its table's in the same session."""
+    """Postgres 14 goes on sending its rows as the table's, within the session."""
     line = pipeline(*PARTED)
     line.start().wait_ready()
     line.database.execute(
