@@ -3,10 +3,11 @@
 Each block's messages go into the spool as they came; at the commit the spool gives them back and
 they are sequenced like any other transaction's. What a subtransaction wrote goes when it aborts.
 
-Three things a stream does not tell, or not always: that a subtransaction has aborted, which one a
-logical message belongs to, and that a table must be described anew after the subtransaction that
-described it is gone. Where a transaction leaves any of them in doubt it is not published from its
-blocks: `RereadError` ends the session, and in the next one Postgres sends it whole.
+Two things a stream does not tell, or not always: that a subtransaction has aborted, and which one a
+logical message belongs to. Where a transaction leaves either in doubt it is not published from its
+blocks: `RereadError` ends the session, and in the next one Postgres sends it whole. Descriptions of
+tables are in no doubt: at an abort that it tells, Postgres forgets all that it described in the
+transaction, and describes it again.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html (stream blocks)
 """
@@ -30,20 +31,18 @@ if TYPE_CHECKING:
 _head = Struct(">BIBQ16xBI").unpack_from
 
 _STOP, _MESSAGE, _ORIGIN = b"EMO"
-_ROWS: Final = frozenset(b"IUDT")
-_DESCRIPTIONS: Final = frozenset(b"RY")
+_CHANGES: Final = frozenset(b"IUDTRY")  # and what describes them: each tells its xid
 
 
 class _Open:
-    """An open transaction: who wrote last, and what a rolled back subtransaction took along."""
+    """An open transaction: who wrote last, and what may have been rolled back without a word."""
 
     def __init__(self, xid: int) -> None:
         # Lasts from block to block: what tells no xid, as the origin that begins each block, must
         # not count as the whole transaction's and so end the subtransactions that may yet abort.
         self.xid = self.writer = xid
-        self.described_at = -1  # where in the spool the newest description of a table begins
-        self.parts_at = -1  # and the first of what subtransactions wrote
-        self.messages = self.aborted = self.lost = False
+        self.parts_at = -1  # where in the spool the first of what subtransactions wrote begins
+        self.messages = False
 
     def turn_to(self, writer: int, size: int) -> None:
         """Note who writes from `size` on."""
@@ -53,19 +52,17 @@ class _Open:
 
     def cut(self, size: int) -> None:
         """Note that everything from `size` on is gone."""
-        self.aborted = True
-        self.lost |= self.described_at >= size
         if self.parts_at >= size:
             self.parts_at = -1
 
     @property
     def in_doubt(self) -> bool:
-        """Whether rows may stand without their description, or what was rolled back may stand.
+        """Whether something of a subtransaction's stands there, whose abort may not be told.
 
-        A subtransaction's abort is not always told: not where its changes were too large for the
-        server's memory, and so on its disk when the transaction was streamed.
+        It is not where the subtransaction's changes were too large for the server's memory, and so
+        on its disk when the transaction was streamed.
         """
-        return self.lost or self.parts_at >= 0 or (self.messages and self.aborted)
+        return self.parts_at >= 0 or self.messages
 
 
 class InProgress:
@@ -103,15 +100,11 @@ class InProgress:
             if inner != XLOG_DATA or kind != COPY_DATA:
                 self._append(chunk, begun, at)
                 return at, Pause.OTHER
-            if tag in _ROWS or tag in _DESCRIPTIONS:
+            if tag in _CHANGES:
                 if xid != transaction.writer:
                     self._append(chunk, begun, at)
                     transaction.turn_to(xid, self._spool.size(self._xid))
                     begun = at
-                if tag in _DESCRIPTIONS:
-                    self._append(chunk, begun, at)
-                    begun = at
-                    transaction.described_at = self._spool.size(self._xid)
             elif tag == _STOP:
                 self._append(chunk, begun, at)
                 self._xid = 0
@@ -140,7 +133,8 @@ class InProgress:
         if self._open.pop(message.xid, _Open(message.xid)).in_doubt:
             raise RereadError(
                 f"transaction {message.xid}, streamed before its commit at {message.commit_lsn},"
-                " had subtransactions rolled back in a way that its stream does not tell exactly"
+                " has subtransactions or logical messages, of which its stream does not always tell"
+                " that they were rolled back"
             )
         return (chunk + PADDING for chunk in self._spool.commit(message.xid))
 

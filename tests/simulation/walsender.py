@@ -182,6 +182,7 @@ class Walsender:
         yield frame(StreamStop())
         if undone:
             yield frame(StreamAbort(opened.xid, undone))
+            opened.told.clear()  # as pgoutput does: it tells again whatever follows
 
     @staticmethod
     def _rows(opened: _Open, step: Step, writer: int) -> Iterator[bytes]:

@@ -95,7 +95,6 @@ ALL_KINDS: list[Message] = [
     Update(1, None, (b"1", b"b"), TOP),
     Delete(1, KeyTuple((b"1", None)), TOP),
     Truncate((1, 2), cascade=False, restart_identity=False, xid=TOP),
-    LogicalMessage(transactional=True, lsn=LSN(9), prefix="p", content=b"", xid=TOP),
 ]
 
 
@@ -216,41 +215,6 @@ def test_an_origin_behind_an_abort_belongs_to_nobody_who_may_abort(blocks: Block
 # -- what is in doubt ------------------------------------------------------------------------------
 
 
-def test_a_description_that_was_rolled_back_leaves_its_rows_in_doubt(blocks: Blocks) -> None:
-    """Postgres has told it in this transaction, and will not tell it again."""
-    blocks.block(row(TOP), described(SUB), row(SUB))
-    blocks.abort(SUB)
-    blocks.block(row(TOP))
-    with pytest.raises(RereadError) as raised:
-        blocks.commit()
-    assert raised.value.policy is Policy.BACKOFF
-    assert str(TOP) in raised.value.what
-
-
-def test_a_later_description_does_not_mend_the_rows_before_it(blocks: Blocks) -> None:
-    blocks.block(described(SUB), row(SUB))
-    blocks.abort(SUB)
-    blocks.block(row(TOP), described(TOP), row(TOP))
-    with pytest.raises(RereadError):
-        blocks.commit()
-
-
-def test_a_description_again_that_was_rolled_back_is_in_doubt_too(blocks: Blocks) -> None:
-    """What it said may differ from the first one, and holds for the rows that follow."""
-    blocks.block(described(TOP), row(TOP), described(SUB), row(SUB))
-    blocks.abort(SUB)
-    blocks.block(row(TOP))
-    with pytest.raises(RereadError):
-        blocks.commit()
-
-
-def test_descriptions_before_what_was_rolled_back_stand(blocks: Blocks) -> None:
-    blocks.block(described(TOP), row(TOP), row(SUB))
-    blocks.abort(SUB)
-    blocks.block(row(TOP))
-    assert b"".join(blocks.commit()) == described(TOP) + row(TOP) * 2
-
-
 @pytest.mark.parametrize("aborted", [None, CHILD], ids=["nothing aborted", "its child did"])
 def test_a_subtransaction_that_is_still_there_is_in_doubt(
     blocks: Blocks, aborted: int | None
@@ -260,38 +224,50 @@ def test_a_subtransaction_that_is_still_there_is_in_doubt(
     if aborted:
         blocks.abort(aborted)
     blocks.block(row(TOP))
+    with pytest.raises(RereadError) as raised:
+        blocks.commit()
+    assert raised.value.policy is Policy.BACKOFF
+    assert str(TOP) in raised.value.what
+
+
+def test_what_one_subtransaction_left_stays_in_doubt_when_a_later_one_is_gone(
+    blocks: Blocks,
+) -> None:
+    blocks.block(row(TOP), row(SUB), row(TOP), row(SIBLING))
+    blocks.abort(SIBLING)
+    blocks.block(row(TOP))
     with pytest.raises(RereadError):
         blocks.commit()
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before the abort", "behind the abort"])
-def test_a_message_and_an_abort_together_are_in_doubt(blocks: Blocks, first: bool) -> None:  # noqa: FBT001
-    """Its xid is the whole transaction's, whoever wrote it."""
-    blocks.block(described(TOP), row(TOP), *([message()] if first else []), row(SUB))
+def test_a_logical_message_is_in_doubt(blocks: Blocks) -> None:
+    """Its xid is the whole transaction's, whoever wrote it and whether that was rolled back."""
+    blocks.block(described(TOP), row(TOP), message())
+    blocks.block(row(TOP))
+    with pytest.raises(RereadError):
+        blocks.commit()
+
+
+def test_what_was_told_to_be_rolled_back_leaves_no_doubt(blocks: Blocks) -> None:
+    blocks.block(described(TOP), row(TOP), row(SUB))
     blocks.abort(SUB)
-    blocks.block(*([] if first else [message()]), row(TOP))
-    with pytest.raises(RereadError):
-        blocks.commit()
+    blocks.block(row(TOP), row(SIBLING))
+    blocks.block(row(CHILD + 2))
+    blocks.abort(CHILD + 2)
+    blocks.abort(SIBLING)
+    assert b"".join(blocks.commit()) == described(TOP) + row(TOP) * 2
 
 
-def test_an_abort_of_what_wrote_only_a_message_is_told_and_in_doubt(blocks: Blocks) -> None:
-    blocks.block(message())
+def test_a_description_goes_with_the_subtransaction_that_brought_it(blocks: Blocks) -> None:
+    """At an abort Postgres forgets what it has told, and tells it again before the next row."""
+    blocks.block(described(TOP, 2), described(SUB), row(SUB))
     blocks.abort(SUB)
-    with pytest.raises(RereadError):
-        blocks.commit()
-
-
-def test_a_message_alone_and_an_abort_alone_are_not_in_doubt(blocks: Blocks) -> None:
-    blocks.block(message(), row(TOP))
-    blocks.block(described(800), row(800), row(801), xid=800)
-    blocks.abort(801, xid=800)
-    assert b"".join(blocks.commit()) == message() + row(TOP)
-    assert b"".join(blocks.commit(800)) == described(800) + row(800)
+    blocks.block(described(TOP), row(TOP))
+    assert b"".join(blocks.commit()) == described(TOP, 2) + described(TOP) + row(TOP)
 
 
 def test_doubts_end_with_their_transaction(blocks: Blocks) -> None:
     blocks.block(described(SUB), row(SUB), message())
-    blocks.abort(SUB)
     blocks.abort(TOP)
     blocks.block(row(TOP))
     assert b"".join(blocks.commit()) == row(TOP)
