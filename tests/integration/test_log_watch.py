@@ -6,13 +6,16 @@ Exit code 78: none of these mends itself, and each would cost a follower events 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
+import orjson
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from cdc.log import names
+from cdc.log import names, records
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.witness import records_of
 from tests.integration.test_slot_gaps import (
     admin,
     create_topic,
@@ -118,6 +121,23 @@ def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
     delete_topic(line, topic)
     create_topic(line, topic, 1)
     line.refused(_CONFIG, f"topic {topic}", "deleted and created again")
+
+
+@pytest.mark.parametrize("named", [names.frontier_topic, names.schema_topic])
+def test_a_record_of_a_newer_format_is_refused(
+    named: Callable[[str], str], pipeline: NewPipeline
+) -> None:
+    """A newer Lockstep wrote it: going on would drop what it meant."""
+    line = pipeline(*_TABLES)
+    run_once(line, 1)
+    topic = named(line.config.prefix)
+    (*_, newest) = records_of(line, lambda name: name == topic)
+    assert newest.value is not None
+    value = orjson.loads(newest.value) | {"format": records.FORMAT + 1, "novelty": True}
+    producer = Producer({"bootstrap.servers": line.bootstrap})
+    producer.produce(topic, orjson.dumps(value), newest.key)
+    assert producer.flush(30) == 0
+    line.refused(_CONFIG, f"format {records.FORMAT + 1}", topic)
 
 
 def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineUnderTest) -> None:
