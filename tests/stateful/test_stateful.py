@@ -69,7 +69,11 @@ def model_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 @pytest.fixture
 def modelled(
-    major: int, model_servers: Callable[[int], str], kafka_server: KafkaServer, tmp_path: Path
+    major: int,
+    number: int,
+    model_servers: Callable[[int], str],
+    kafka_server: KafkaServer,
+    tmp_path: Path,
 ) -> Iterator[PipelineUnderTest]:
     """Make a pipeline for the model's schemas, not yet set up."""
     with (
@@ -82,7 +86,11 @@ def modelled(
             kafka_server.bootstrap,
             prefix,
             tmp_path,
-            source={"tables": [f"{schema}.*" for schema in SCHEMAS], "new_tables": "publish"},
+            source={
+                "tables": [f"{schema}.*" for schema in SCHEMAS],
+                "new_tables": "publish",
+                "streaming": "off" if number % 2 else "on",
+            },
             batch={"max_events": 40, "max_wait_ms": 50},
         )
         try:
