@@ -73,7 +73,7 @@ class Expected:
     value: Row | None
 
 
-def value_of(type_id: int, modifier: int, text: str) -> object:  # noqa: PLR0911 - one case a type
+def value_of(type_id: int, modifier: int, text: str) -> object:  # noqa: C901, PLR0911 - a case a type
     """Return the JSON value that docs/EVENTS.md promises for a column's text."""
     match type_id:
         case 16:
