@@ -115,13 +115,25 @@ def _checked(
     name = ".".join(at)
     if isinstance(given.value, Broken):
         return None  # told already
+    # YAML reads a choice that is spelled `on` or `off` as a yes or no.
+    choice = isinstance(given.value, bool) and _is_choice(inspect.type_info(kind))
     try:
-        value = msgspec.convert(given.value, kind, strict=not given.as_text)
+        found = given.written if choice else given.value
+        value = msgspec.convert(found, kind, strict=not given.as_text)
     except msgspec.ValidationError:
         problems.append(f"{given.place}: {name}: {_what(at, given)}; expected {expected(kind)}")
         return None
     problems.extend(f"{given.place}: {name}: {each}" for each in complaints(at, value, beside))
     return value
+
+
+def _is_choice(info: inspect.Type) -> bool:
+    """Return whether a field takes one of some words."""
+    return (
+        _is_choice(info.type)
+        if isinstance(info, inspect.Metadata)
+        else (isinstance(info, inspect.LiteralType))
+    )
 
 
 def _what(at: tuple[str, ...], given: Given) -> str:

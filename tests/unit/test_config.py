@@ -284,3 +284,15 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
     assert loaded(path, switched, KAFKA_PASSWORD="pw", HMAC_KEY="k" * 16).slot == "lockstep_shop"
+
+
+@pytest.mark.parametrize("written", ["off", "on", "parallel", '"on"'])
+def test_a_choice_spelled_on_or_off_is_no_yes_or_no(path: Path, written: str) -> None:
+    """YAML 1.1 reads `off` as false; Postgres calls it off, and so does the field."""
+    text = MINIMAL.replace("shop\nlog:", f"shop\n  streaming: {written}\nlog:")
+    assert loaded(path, text).source.streaming == written.strip('"')
+
+
+def test_a_yes_is_still_no_choice(path: Path) -> None:
+    text = MINIMAL.replace("shop\nlog:", "shop\n  streaming: yes\nlog:")
+    assert "given a yes or no, 'yes'; expected one of off, on, parallel" in refusal(path, text)
