@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Final
 
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -30,6 +31,7 @@ _DAY_MICROS: Final = 86_400_000_000
 _MONTH_MICROS: Final = 2_629_800_000_000
 
 
+@lru_cache(maxsize=8_192)  # a table's dates come again and again
 def days(text: bytes) -> bytes:
     """Return days since 1970-01-01."""
     if len(text) != len("YYYY-MM-DD"):
