@@ -59,6 +59,8 @@ class Campaign:
         self._faults = faults
         self._tell = tell
         self._began = time.monotonic()
+        self._first = [fault for _, fault in FAULTS] if faults >= 2 * len(FAULTS) else []
+        self._chance.shuffle(self._first)
         self.counts: Counter[str] = Counter()
         self.pipeline: PipelineUnderTest = new(*TABLES, batch=_BATCH, log={"kafka": _KAFKA})
         database = self.pipeline.database
@@ -109,14 +111,19 @@ class Campaign:
         """Do one thing and, now and then, wait until the pipeline has come to itself."""
         time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
         told = self.total // _TOLD
-        fault = self._chance.choices([f for _, f in FAULTS], [weight for weight, _ in FAULTS])[0]
-        kind = fault(self._ward)
+        kind = self._next()(self._ward)
         self.counts[kind] += 1
         self._crew.look()
         if kind in HEAVY or self._chance.random() < 1 / 3:
             self._crew.recovered()
         if self.total // _TOLD > told:
             self._tell(self.line())
+
+    def _next(self) -> Callable[[Ward], str]:
+        """Return the next fault: each once, where there are enough, then by their weights."""
+        if self._first:
+            return self._first.pop()
+        return self._chance.choices([f for _, f in FAULTS], [weight for weight, _ in FAULTS])[0]
 
     def line(self) -> str:
         kinds = ", ".join(f"{name} {count}" for name, count in self.kinds.most_common())
