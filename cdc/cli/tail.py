@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import shutil
 import sys
+from base64 import b64decode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,9 @@ def tail(
 ) -> None:
     """Print events as they arrive in the log, committed ones only, until Ctrl-C.
 
-    TABLE is schema.table or schema.*; none are all. A line tells the commit's time, how much later
-    it was published, the commit LSN, seq, what happened, the table, the key and the row.
+    TABLE is schema.table or schema.*; none are all, and logical messages. A line tells the
+    commit's time, how much later it was published, the commit LSN, seq, what happened, the table,
+    the key and the row.
     """
     from cdc.log.tail import tail as follow  # noqa: PLC0415 - not for --help
 
@@ -113,7 +115,7 @@ def _line(arrived: Arrived) -> str:
         f"{at:%H:%M:%S}.{at.microsecond // 1_000:03} +{late_ms:<5}",
         f"{source['commit_lsn']:<11} {source['seq']:>8}",
         f"{_WORDS.get(op, op):<8}",
-        f"{source['schema']}.{source['table']}",
+        f"{source['schema']}.{source['table']}" if op != "m" else "",
         " ".join(f"{name}={_short(value)}" for name, value in key.items()),
     )
     absent = dict.fromkeys(source.get("unchanged", ()), "(unchanged)")
@@ -138,8 +140,10 @@ def _line(arrived: Arrived) -> str:
 def _row(event: dict[str, Any], key: set[str], absent: dict[str, str]) -> str:
     """Return the row's columns beside its key; of an update, what the old row says has changed.
 
-    `absent` are columns whose value is not there, and why.
+    Of a logical message it is the content. `absent` are columns whose value is not there, and why.
     """
+    if message := event.get("message"):
+        return f"content={_short(b64decode(message['content']).decode(errors='replace'))}"
     before, after = event.get("before") or {}, event.get("after") or {}
     parts = []
     for name, value in (after or before).items():

@@ -38,15 +38,15 @@ class Listener(threading.Thread):
         found, due = 0, 0.0
         try:
             while not self._over.is_set():
-                # One topic a table, the frontier's and that of dead letters.
-                if found <= len(TABLES) + 1 and time.monotonic() >= due:
+                # One topic a table, and those of frontiers, dead letters and logical messages.
+                if found <= len(TABLES) + 2 and time.monotonic() >= due:
                     due = time.monotonic() + _FIND_SECONDS
                     found = len(tail.find_topics())
                 batch = tail.read(_READ_SECONDS)
                 now = time.time()
                 with self._flow.lock:
                     for seen in batch:
-                        if seen.topic != tail.dead_topic:
+                        if seen.topic not in {tail.dead_topic, tail.messages_topic}:
                             self._flow.take(seen, now)
         except CDCError as error:
             self._error = error

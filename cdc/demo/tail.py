@@ -43,13 +43,15 @@ class Seen(NamedTuple):
 
 
 class Tail:
-    """Follows the data, frontier and dead letter topics that exist when `find_topics` is called."""
+    """Follows topics of events, frontiers and dead letters that exist at each `find_topics`."""
 
     def __init__(self, config: Config) -> None:
         self.frontier_topic = names.frontier_topic(config.prefix)
         self.dead_topic = names.dead_topic(config.prefix)
         self._config = config
         self._own = f"{config.prefix}.cdc."
+        self.messages_topic = names.messages_topic(config.prefix)
+        self._read = {self.frontier_topic, self.dead_topic, self.messages_topic}
         self._admin = topics.admin(config)
         self._consumer = consumer(config, **{"reconnect.backoff.ms": 50})
         self._reached: dict[Place, int] = {}
@@ -59,7 +61,7 @@ class Tail:
         wanted = {
             (name, partition)
             for name, count in topics.existing(self._admin, self._config.prefix).items()
-            if name in {self.frontier_topic, self.dead_topic} or not name.startswith(self._own)
+            if name in self._read or not name.startswith(self._own)
             for partition in range(count)
         }
         new = wanted - self._reached.keys()

@@ -1,9 +1,9 @@
 """Fold change events into table states, and check everything that the log promises about order.
 
 This is the one oracle of tests, demo and `verify`: it knows docs/EVENTS.md and nothing of the code
-that writes the log. Feed it the records of every data topic, each partition in offset order and the
-partitions in any interleaving, and the frontier records; `finish` returns the tables and every
-broken promise as a sentence:
+that writes the log. Feed it the records of every data topic and of the logical messages', each
+partition in offset order and the partitions in any interleaving, and the frontier records; `finish`
+returns the tables and every broken promise as a sentence:
 
 - `seq` is dense over all topics, without gap or repeat; Position grows with it;
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
@@ -126,7 +126,7 @@ class Fold:
     def add(
         self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None
     ) -> None:
-        """Take one record of a data topic; a partition's records come in offset order."""
+        """Take one record of a data topic or of the logical messages', in its partition's order."""
         here = f"{topic}/{partition} offset {offset}"
         home = self._partitions.get((topic, partition))
         if home is None:
@@ -163,7 +163,7 @@ class Fold:
         for letter in self._letters.left():
             self.findings.add(f"no event points to dead letter {letter}")
         if self._position is not _START:
-            self._ends.add(self._last_seq, *self._position[:2])
+            self._end(self._position)
         for (topic, partition), home in self._partitions.items():
             self._expect_no_tombstone(home, f"the end of {topic}/{partition}")
         seqs = {place: home.events for place, home in self._partitions.items()}
@@ -250,6 +250,13 @@ class Fold:
         event = arrival.event
         self.events += 1
         self._check_position(arrival, event)
+        if event.op != "m":  # a logical message changes no table
+            self._change(arrival, event)
+        self._op = event.op
+        self._last_seq = event.source.seq
+        self._next_seq = event.source.seq + 1
+
+    def _change(self, arrival: _Arrival, event: Event) -> None:
         table = self._table(arrival, event)
         table.events += 1
         moved, self._moved = self._moved, None
@@ -262,9 +269,6 @@ class Fold:
             self._apply_keyless(table, arrival, event)
         else:
             self._apply_keyed(table, arrival, arrival.key, moved)
-        self._op = event.op
-        self._last_seq = event.source.seq
-        self._next_seq = event.source.seq + 1
 
     def _whole(self, arrival: _Arrival, dead: Pointer) -> Event:
         """Return the event from its dead letter; the pointer where that is not to be had."""
@@ -278,6 +282,12 @@ class Fold:
             self._tell(arrival, "differs from its dead letter in more than what it leaves out")
         return event
 
+    def _end(self, last: Position) -> None:
+        """Note that a source transaction ended with the event at `last`."""
+        # A message outside any transaction is one of its own, and its LSN the end of it.
+        begins = last.commit_lsn - (last.ordinal == 0)
+        self._ends.add(self._last_seq, last.epoch, LSN(begins))
+
     def _check_position(self, arrival: _Arrival, event: Event) -> None:
         source = event.source
         # One transaction's events follow each other, so the text is parsed once for all of them.
@@ -289,8 +299,9 @@ class Fold:
                 return
         position = Position(source.epoch, self._lsn[1], source.ordinal)
         before = self._position
-        if before is not _START and position[:2] != before[:2]:
-            self._ends.add(self._last_seq, *before[:2])
+        alone = before.ordinal == 0
+        if before is not _START and (alone or position[:2] != before[:2]):
+            self._end(before)
         # A changed key is a delete and a create with one ordinal; nothing else shares one.
         if position < before or (position == before and (self._op, event.op) != ("d", "c")):
             self._tell(

@@ -48,7 +48,8 @@ def tail(
 ) -> Generator[list[Arrived]]:
     """Yield the events of the tables that match, as they come; an empty list now and then.
 
-    No patterns are all tables. Tombstones are left out: they repeat their delete.
+    No patterns are all tables, and logical messages. Tombstones are left out: they repeat their
+    delete.
     """
     client = consumer(config, **{"enable.partition.eof": False})
     admin = topics.admin(config)
@@ -89,12 +90,13 @@ def _matching(
                 f"the log holds no table {pattern.text}",
                 hint=f"it holds {known}",
             )
+    said = names.messages_topic(config.prefix)
     return {
         (name, partition)
         for name, count in data.items()
         if not patterns or any(pattern.matches(*tables[name]) for pattern in patterns)
         for partition in range(count)
-    }
+    } | ({(said, 0)} if said in present and not patterns else set())
 
 
 def _is_event(message: Message) -> bool:

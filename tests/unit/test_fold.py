@@ -97,6 +97,30 @@ def test_equal_keyless_rows_are_counted() -> None:
     assert len(fold.tables[T]) == 2
 
 
+def test_a_logical_message_has_its_place_among_the_changes_and_no_table() -> None:
+    """One outside any transaction has ordinal 0, and may share the next one's commit LSN."""
+    fold = Fold()
+    fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}, ordinal=1))
+    nowhere: dict[str, object] = {"schema": "", "table": ""}
+    fold.add("shop.cdc.messages", 0, 0, b"p", event("m", 2, None, ordinal=2, **nowhere))
+    fold.add(
+        "shop.cdc.messages",
+        0,
+        1,
+        b"p",
+        event("m", 3, None, commit_lsn="0/200", ordinal=0, **nowhere),
+    )
+    fold.add(T, 0, 1, b"2", event("c", 4, {"id": 2}, commit_lsn="0/200", ordinal=1))
+    changes = [PartitionEnd(T, 0, end, 1) for end in (1, 2)]
+    said = [PartitionEnd("shop.cdc.messages", 0, end, 1) for end in (1, 2)]
+    for lsn, seq, ends in ((0x108, 2, [changes[0], said[0]]), (0x200, 3, said[1:])):
+        fold.add_frontier(Frontier(1, LSN(lsn), seq, 0, tuple(ends)))
+    fold.add_frontier(Frontier(1, LSN(0x208), 4, 0, (changes[1],)))
+    assert fold.finish().findings == ()
+    assert set(fold.tables) == {T}
+    assert fold.events == 4
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
