@@ -29,36 +29,37 @@ _RSS_MB: Final = 1_024
 _MAX_BYTES: Final = 4_096
 
 
-def _search(name: str, runs: int, seed: int, artifacts: Path) -> None:
+def _search(name: str, runs: int, seed: int, artifacts: Path, corpus: str) -> None:
     """Run libFuzzer, which ends the process."""
     target = targets.TARGETS[name]
-    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
-        for number, data in enumerate(target.seeds()):
-            (Path(folder) / f"{number:05}").write_bytes(data)
-        options = [
-            f"-runs={runs}",
-            f"-seed={seed}",
-            f"-timeout={_TIMEOUT_SECONDS}",
-            f"-rss_limit_mb={_RSS_MB}",
-            f"-max_len={_MAX_BYTES}",
-            "-len_control=0",  # the recordings are as long as inputs have to be
-            f"-artifact_prefix={artifacts}/{name}-",
-            "-verbosity=0",
-            "-print_final_stats=1",
-        ]
-        atheris.Setup([sys.argv[0], *options, folder], target.check)
-        atheris.Fuzz()
+    for number, data in enumerate(target.seeds()):
+        (Path(corpus) / f"{number:05}").write_bytes(data)
+    options = [
+        f"-runs={runs}",
+        f"-seed={seed}",
+        f"-timeout={_TIMEOUT_SECONDS}",
+        f"-rss_limit_mb={_RSS_MB}",
+        f"-max_len={_MAX_BYTES}",
+        "-len_control=0",  # the recordings are as long as inputs have to be
+        f"-artifact_prefix={artifacts}/{name}-",
+        "-verbosity=0",
+    ]
+    atheris.Setup([sys.argv[0], *options, corpus], target.check)
+    atheris.Fuzz()
 
 
 def _in_child(name: str, runs: int, seed: int, artifacts: Path) -> int:
     """Search in a child, because libFuzzer exits by itself; return its exit status."""
     began = time.monotonic()
     sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _search(name, runs, seed, artifacts)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
+    with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
+        child = os.fork()
+        if child == 0:
+            tempfile.tempdir = folder  # the parent removes what it leaves
+            corpus = tempfile.mkdtemp()
+            _search(name, runs, seed, artifacts, corpus)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     seconds = round(time.monotonic() - began, 1)
     told = {"target": name, "runs": runs, "seconds": seconds, "seed": seed, "broken": code != 0}

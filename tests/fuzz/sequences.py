@@ -7,6 +7,8 @@ messages in it describe more. Whatever comes, a CDCError is raised or what was c
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -30,7 +32,9 @@ from tests.property.stream import Session, begin, frame, position
 
 @cache
 def _spool() -> Spool:
-    return Spool(Path(tempfile.mkdtemp(prefix="lockstep-fuzz-")))
+    folder = tempfile.mkdtemp(prefix="lockstep-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Spool(Path(folder))
 
 
 def _refuse(message: bytes) -> None:

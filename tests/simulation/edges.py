@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 from unittest import mock
@@ -107,18 +107,6 @@ class _Catalog(Nothing):
         return []
 
 
-@cache
-def _spool() -> Spool:
-    return Spool(Path(tempfile.mkdtemp(prefix="lockstep-simulation-")))
-
-
-def _new_spool(_directory: Path) -> Spool:
-    """Return the one spool there is, with nothing in it: making one takes as long as a session."""
-    spool = _spool()
-    spool._open.clear()
-    return spool
-
-
 class _Agreeing:
     """Columns of today's catalog that are always those of the stream."""
 
@@ -138,10 +126,19 @@ class _Current:
 @contextlib.contextmanager
 def played() -> Iterator[None]:
     """Put the world's edges in place of the real ones for as long as this lasts."""
+    stack = contextlib.ExitStack()
+    # One spool for all: making one takes as long as a session.
+    spool = Spool(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    stack.callback(spool.close)
+
+    def emptied(_directory: Path) -> Spool:
+        spool._open.clear()
+        return spool
+
     replaced: dict[Any, dict[str, Any]] = {
         cdc.failpoints: {"reach": _reach},
         cdc.source.stream: {"time": _Clock()},
-        cdc.intake: {"Spool": _new_spool},
+        cdc.intake: {"Spool": emptied},
         Spool: {"close": Nothing.keep},
         cdc.log.lanes: {"time": _Clock()},
         cdc.log.publisher: {
@@ -185,7 +182,7 @@ def played() -> Iterator[None]:
             ),
         },
     }
-    with contextlib.ExitStack() as stack:
+    with stack:
         for module, names_ in replaced.items():
             for name, value in names_.items():
                 stack.enter_context(mock.patch.object(module, name, value))

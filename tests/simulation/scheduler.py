@@ -109,18 +109,18 @@ class Future:
 
     def __init__(self, worker: Worker, call: Callable[[], Any]) -> None:
         self._worker, self._call = worker, call
-        self._done = False
+        self.over = False
         self._result: Any = None
         self._error: BaseException | None = None
 
     def done(self) -> bool:
         # Its thread goes on whenever it likes: between any two looks of the loop's.
-        if not self._done and self._worker.goes_on():
+        if not self.over and self._worker.goes_on():
             self._worker.run_one()
-        return self._done
+        return self.over
 
     def result(self) -> Any:  # noqa: ANN401 - a call's own
-        while not self._done:
+        while not self.over:
             self._worker.run_one()
         if self._error is not None:
             raise self._error
@@ -136,7 +136,7 @@ class Future:
             raise  # a broken promise is told at once
         except BaseException as error:  # noqa: BLE001 - raised where the loop looks
             self._error = error
-        self._done = True
+        self.over = True
 
 
 class Worker:

@@ -20,7 +20,7 @@ from cdc.source.timelines import System
 from tests.property.histories import TABLES, History
 from tests.property.stream import EPOCH, PARTITIONS
 from tests.simulation.broker import Broker
-from tests.simulation.scheduler import Clock, Crash, Scheduler, Worker
+from tests.simulation.scheduler import Clock, Crash, Future, Scheduler, Worker
 from tests.simulation.slot import Slot
 
 # A schedule that does not come to rest by then never will.
@@ -161,8 +161,6 @@ class World:
             self._session()
 
     def _session(self) -> None:
-        for worker in (self.worker, *self.lanes):
-            worker.restart()  # a new process has new threads
         self.pipeline = pipeline = Pipeline(self.config, cast("Daemon", self.daemon))
         try:
             pipeline.start()
@@ -172,6 +170,8 @@ class World:
         except Crash:
             self.daemon.stopping = False
             self._leave_behind(pipeline)
+            for worker in (self.worker, *self.lanes):
+                worker.restart()  # a session that only fails leaves its threads at their work
             return  # without a word: what was open stays open
         except CDCError as error:
             if error.policy is Policy.HALT:
@@ -185,9 +185,6 @@ class World:
         if not pipeline.streaming or not pipeline.lanes.in_flight:
             return
         batch = pipeline.lanes.in_flight[0]
-        if (
-            batch.flushed.done()
-            and not batch.ended.done()
-            and self.scheduler.happens("commit is late")
-        ):
+        flushed, ended = cast("Future", batch.flushed), cast("Future", batch.ended)
+        if flushed.over and not ended.over and self.scheduler.happens("commit is late"):
             self.broker.late = batch.publisher._producer.writer  # type: ignore[attr-defined]
