@@ -1,0 +1,298 @@
+"""Whether Postgres streams a transaction or keeps it to its commit is nowhere to be seen."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.events import LSN
+from cdc.local.stack import LocalStack
+from cdc.log import names
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.servers import Database, fresh_topic_prefix
+from tests.fixtures.standby import NewPair, majors
+from tests.fixtures.witness import Witness, records_of
+from tests.integration import streamed_load
+
+# Streams every change at once, whatever its size.
+_IMMEDIATE = "-c debug_logical_replication_streaming=immediate"
+
+Content = dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
+Another = Callable[..., PipelineUnderTest]
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Another]:
+    """Make a further pipeline for a database that has one."""
+    with ExitStack() as closing:
+
+        def new(line: PipelineUnderTest, **source: object) -> PipelineUnderTest:
+            prefix = closing.enter_context(fresh_topic_prefix(line.bootstrap))
+            folder = tmp_path / prefix
+            folder.mkdir()
+            dsn = make_conninfo(line.database.dsn, options=str(source.pop("options", "")))
+            further = PipelineUnderTest(
+                Database(dsn, line.database.name),
+                line.bootstrap,
+                prefix,
+                folder,
+                source={"spool_dir": str(folder), **source},
+            )
+            closing.callback(further.close)
+            return further.set_up()
+
+        yield new
+
+
+def content(line: PipelineUnderTest) -> Content:
+    """Return all that it published, with its own name left out: rows, messages and schemas."""
+    prefix = line.config.prefix
+    told = {names.messages_topic(prefix), names.schema_topic(prefix)}
+
+    def published(topic: str) -> bool:
+        return topic in told or (
+            topic.startswith(f"{prefix}.") and not topic.startswith(f"{prefix}.cdc.")
+        )
+
+    found: Content = defaultdict(list)
+    for record in records_of(line, published):
+        value = record.value and record.value.replace(prefix.encode(), b"it")
+        topic = record.topic.removeprefix(prefix)
+        found[topic, record.partition].append((record.key, value))
+    return dict(found)
+
+
+def arrived(line: PipelineUnderTest, lsn: LSN) -> bool:
+    position = line.resume()[1]
+    return position.end_lsn > lsn and not position.open
+
+
+def wal_end(line: PipelineUnderTest) -> LSN:
+    return LSN.parse(line.query("SELECT pg_current_wal_insert_lsn()::text")[0])
+
+
+def streamed(line: PipelineUnderTest) -> int:
+    """Return how many transactions Postgres has begun to stream to it."""
+    return int(
+        line.query(
+            "SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s",
+            line.config.slot,
+        )[0]
+    )
+
+
+def spooled(line: PipelineUnderTest) -> list[Path]:
+    """Return what is in its spool directory, the daemon's own empty directory left out."""
+    spool_dir = line.config.source.spool_dir
+    assert spool_dir is not None
+    return list(Path(spool_dir).glob("lockstep-*/spool.*/*"))
+
+
+def start_again(lines: list[PipelineUnderTest]) -> None:
+    """Let them begin sessions that stream: one that reads again stays whole to its end."""
+    for line in lines:
+        line.daemon.kill()
+        line.start()
+    for line in lines:
+        line.daemon.wait_ready()
+
+
+def rereads(line: PipelineUnderTest) -> int:
+    told = [event for event in line.daemon.events if event["event"] == "starting over"]
+    return sum("streamed before its commit" in event["fields"]["error"] for event in told)
+
+
+@pytest.mark.majors
+@pytest.mark.parametrize("major", majors(15, 16, 17, 18))
+def test_streamed_or_whole_the_log_is_the_same_byte_for_byte(
+    major: int, new_pair: NewPair, another: Another
+) -> None:
+    _, line = new_pair(
+        major,
+        *streamed_load.TABLES,
+        standby=False,
+        settings=streamed_load.SETTINGS,
+        streaming="off",
+    )
+    witness = Witness(line)
+    lines = [line, another(line, streaming="on")]
+    if major >= 16:
+        lines.append(another(line, streaming="parallel", options=_IMMEDIATE))
+    for each in lines:
+        each.start()
+    for each in lines:
+        each.daemon.wait_ready()
+    streamed_load.write(line.database.dsn)
+    settled(lines)
+    counts = [streamed(each) for each in lines]
+    assert counts[0] == 0
+    assert all(count >= 6 for count in counts[1:]), "Postgres did not stream"
+    assert [each.daemon.metric("lockstep_reconnects_total") for each in lines] == [0] * len(lines)
+    for name in streamed_load.DOUBTFUL:
+        start_again(lines[1:])
+        streamed_load.write_doubtful(line.database.dsn, name)
+        settled(lines)
+        assert [rereads(each) for each in lines] == [0] + [1] * (len(lines) - 1)
+    assert not any(witness.difference())
+    whole = content(line)
+    for each in lines[1:]:
+        assert content(each) == whole
+        assert spooled(each) == []
+
+
+def settled(lines: list[PipelineUnderTest]) -> None:
+    """Wait until all of them have published what is written by now."""
+    last = wal_end(lines[0])
+    lines[0].database.execute(
+        "INSERT INTO users VALUES (-2, 1) ON CONFLICT (id) DO UPDATE SET n = users.n + 1"
+    )
+    for line in lines:
+        wait_until(lambda: arrived(line, last), "it does not arrive")  # noqa: B023 - at once
+    assert len({line.resume()[1].seq for line in lines}) == 1
+
+
+# -- when something dies while blocks are spooled --------------------------------------------------
+
+_USERS = "CREATE TABLE users (id int PRIMARY KEY, n int NOT NULL, name text)"
+# More than the spool keeps in memory, and little for Postgres, which keeps it compressed.
+_WIDE = "INSERT INTO users SELECT i, 1, repeat('w', 10000) FROM generate_series({}, {}) i"
+# A chunk that is read back is a megabyte, a hundred of its rows, and a batch.
+_SMALL_BATCHES = {"max_events": 50, "max_wait_ms": 50}
+
+
+def new_line(new: NewPipeline, spool_dir: Path, streaming: str = "on") -> PipelineUnderTest:
+    source: dict[str, object] = {"streaming": streaming, "spool_dir": str(spool_dir)}
+    line = new(_USERS, source=source, batch=_SMALL_BATCHES)
+    line.database.execute(
+        f"ALTER DATABASE {line.database.name} SET logical_decoding_work_mem = '64kB'"
+    )
+    return line
+
+
+def begun(line: PipelineUnderTest, first: int) -> psycopg.Connection[tuple[Any, ...]]:
+    """Begin a large transaction, and wait until some of it lies in the daemon's spool."""
+    session = psycopg.connect(line.database.dsn)
+    session.execute(_WIDE.format(first, first + 2_500).encode())
+    # Only WAL on disk is sent, and an open transaction alone flushes none.
+    line.database.execute("CHECKPOINT")
+    wait_until(lambda: spooled(line), "nothing is spooled", 20)
+    return session
+
+
+def homes(line: PipelineUnderTest) -> list[Path]:
+    """Return the spool directories of its daemons, living and dead."""
+    spool_dir = line.config.source.spool_dir
+    assert spool_dir is not None
+    return list(Path(spool_dir).glob("lockstep-*/spool.*"))
+
+
+def test_killed_while_it_spools_it_leaves_nothing_behind_and_loses_nothing(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    line = new_line(pipeline, tmp_path)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with begun(line, 10_000) as kept, begun(line, 20_000) as dropped:
+        daemon.kill()
+        assert spooled(line)
+        dropped.rollback()
+        line.start().wait_ready()
+        wait_until(lambda: spooled(line), "it is not streamed again", 20)
+        assert len(homes(line)) == 1
+        kept.execute(_WIDE.format(30_000, 30_100).encode())
+        kept.commit()
+    assert witness.check().events == 2_501 + 101
+    wait_until(lambda: not spooled(line), "the file stays")
+    assert line.daemon.term() == 0
+    assert homes(line) == []
+
+
+def test_killed_while_it_reads_back_it_goes_on_behind_what_it_published(
+    pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    line = new_line(pipeline, tmp_path)
+    witness = Witness(line)
+    daemon = line.start("after_commit:6").wait_ready()
+    with begun(line, 10_000) as session:
+        session.commit()
+    reached = 1
+    for failpoint in ("before_confirm:4", "after_flush:3", ""):
+        assert daemon.wait_exit() == -signal.SIGKILL
+        position = line.resume()[1]
+        assert position.open
+        assert reached < position.seq < 2_500, "it died before or after the transaction"
+        reached = position.seq
+        daemon = line.start(failpoint)
+    assert witness.check().events == 2_501
+    assert streamed(line) >= 2, "Postgres did not stream"
+    assert (len(homes(line)), spooled(line)) == (1, [])
+
+
+def test_what_postgres_forgot_in_a_crash_is_forgotten_in_the_spool(
+    killable_pipeline: NewPipeline, killable_stack: LocalStack, tmp_path: Path
+) -> None:
+    """The dead transaction is streamed again, and then told to be dead, at no place in the WAL."""
+    line = new_line(killable_pipeline, tmp_path, "parallel")
+    witness = Witness(line)
+    line.start().wait_ready()
+    session = begun(line, 10_000)
+    killable_stack["postgres"].kill()
+    session.close()
+    killable_stack.start("postgres")
+    line.daemon.wait_ready()
+    line.database.execute("INSERT INTO users VALUES (1, 1)", "CHECKPOINT")
+    assert witness.check().events == 1
+    wait_until(lambda: not spooled(line), "it stays in the spool")
+    assert line.daemon.process.poll() is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give daemons started from here on a file system of their own there, 4 MB of it free."""
+    alone = ("unshare", "--map-root-user", "--mount")
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("namespaces are not available here")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = f"mount -t tmpfs -o size=64m,mode=0700 lockstep {place}"
+    fill = f"head -c 60M /dev/zero > {place}/ballast"
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nexec {" ".join(alone)} sh -c \'{mount} && {fill} && exec "$0" "$@"\''
+        f' {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return place
+
+
+def test_a_full_disk_makes_it_wait_and_say_so_until_there_is_room(
+    pipeline: NewPipeline, small_disk: Path
+) -> None:
+    line = new_line(pipeline, small_disk)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with psycopg.connect(line.database.dsn) as session:
+        session.execute(_WIDE.format(1, 2_500).encode())
+    said = "spooling a streamed transaction"
+    wait_until(lambda: daemon.log.count(said) > 2, "it does not say so", 30)
+    health = daemon.health()
+    assert health["status"] == 503
+    assert "No space left on device" in daemon.log
+    assert "source.spool_dir" in daemon.log
+    assert line.resume()[1].seq == 0
+    # As the daemon sees it.
+    (Path(f"/proc/{daemon.process.pid}/root") / small_disk.relative_to("/") / "ballast").unlink()
+    assert witness.check().events == 2_500
+    daemon.wait_ready()
+    assert daemon.term() == 0
