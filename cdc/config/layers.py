@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -72,6 +73,7 @@ class Known(NamedTuple):
     named: dict[tuple[str, ...], type[msgspec.Struct]]
 
 
+@cache
 def known_paths() -> Known:
     """Return every path that the model knows."""
     leaves: list[tuple[str, ...]] = []
