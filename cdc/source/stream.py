@@ -103,6 +103,8 @@ class Stream:
             came = self._wire.read()
         except psycopg.Error as error:
             raise translate(error, "reading the replication stream") from error
+        if self._fatal:  # libpq hears of it before we see what came with it
+            raise self._fatal
         self._listen(heard=bool(came))
         if came:
             self._take(came)
@@ -185,6 +187,8 @@ class Stream:
         self.feedback_at = time.monotonic()
 
     def _keepalive(self, body: bytes) -> None:
+        if len(body) != _KEEPALIVE.size:
+            raise ProtocolError(f"a keepalive of {len(body)} bytes")
         wal_end, _, reply = _KEEPALIVE.unpack(body)
         self.keepalive_lsn = LSN(wal_end)
         if reply:

@@ -1,0 +1,241 @@
+"""Chunks of the stream: whole messages at their head, whatever the pieces; and what is no frame."""
+
+from __future__ import annotations
+
+from random import Random
+from struct import unpack
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+
+from cdc.decode.messages import Insert
+from cdc.errors import GapError, Policy, ProtocolError, UnavailableError
+from cdc.events import LSN
+from cdc.frames import PADDING, length, whole
+from cdc.source import stream as stream_module
+from cdc.source.wire import READ_BYTES
+from tests.property.played import NOTICE, PlayedStream, cut, keepalive
+from tests.property.stream import begin, chunk, commit, frame
+
+ROW = frame(Insert(1, (b"1", b"a" * 40)))
+MESSAGES = [begin(), keepalive(5), ROW, NOTICE, ROW, commit()]
+ALL = b"".join(MESSAGES)
+
+
+class Clock:
+    """The module `time` of a stream."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    it = Clock()
+    monkeypatch.setattr(stream_module, "time", it)
+    return it
+
+
+def first(data: bytes) -> int:
+    """Return where the first message of a chunk ends."""
+    return int(1 + length(data)[0])
+
+
+# -- chunks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("longest", [1, 2, 7, 40, 200, len(ALL)])
+def test_however_it_is_cut_and_taken_every_byte_comes_once_and_in_order(longest: int) -> None:
+    for seed in range(20):
+        chance = Random(seed)
+        stream = PlayedStream(cut(ALL, chance, longest))
+        taken: list[bytes] = []
+        while stream.wire.pieces or stream._have >= stream._need:
+            data = stream.read()
+            if not data:
+                continue
+            assert data.endswith(PADDING)
+            assert first(data) <= whole(data), "its first message is not whole"
+            at = 0
+            for _ in range(chance.randint(1, 3)):
+                if whole(data) - at >= 5 and at + first(data[at:]) <= whole(data):
+                    taken.append(data[at : at + first(data[at:])])
+                    at += len(taken[-1])
+            stream.keep(data, at)
+        assert taken == MESSAGES
+
+
+def test_no_chunk_comes_before_its_first_message_is_whole() -> None:
+    stream = PlayedStream([ROW[:3], ROW[3:6], ROW[6:-1]])
+    assert [stream.read() for _ in range(4)] == [b""] * 4
+    stream.wire.pieces.append(ROW[-1:] + ROW[:2])
+    assert stream.read() == chunk(ROW, ROW[:2])
+
+
+def test_what_is_kept_comes_in_front_of_the_next_and_at_once_where_it_is_whole() -> None:
+    stream = PlayedStream([ROW + ROW + ROW[:9]])
+    data = stream.read()
+    stream.keep(data, len(ROW))
+    assert stream.read() == chunk(ROW, ROW[:9])
+    stream.keep(data, 2 * len(ROW))
+    assert stream.read() == b""
+    stream.wire.pieces.append(ROW[9:])
+    assert stream.read() == chunk(ROW)
+    stream.keep(chunk(ROW), len(ROW))
+    assert stream.read() == b""
+
+
+def test_a_message_of_fifty_megabytes_is_put_together_once() -> None:
+    """Each piece stays the object that was read until all are there: no copy of a growing whole."""
+    large = frame(Insert(1, (b"1", bytes(50 << 20))))
+    pieces = [large[at : at + READ_BYTES] for at in range(0, len(large), READ_BYTES)]
+    stream = PlayedStream([*pieces, ROW])
+    for piece in pieces[:-1]:
+        assert stream.read() == b""
+        assert stream._parts[-1] is piece
+    assert len(stream._parts) == len(pieces) - 1
+    assert stream.read() == chunk(large)
+    assert stream._parts == []
+
+
+def test_the_tail_of_a_large_message_is_not_copied_at_each_read() -> None:
+    """Also where it began behind others in its chunk."""
+    large = frame(Insert(1, (b"1", bytes(5 << 20))))
+    stream = PlayedStream([ROW + large[:READ_BYTES]])
+    stream.keep(stream.read(), len(ROW))
+    for at in range(READ_BYTES, len(large), READ_BYTES):
+        stream.wire.pieces.append(large[at : at + READ_BYTES])
+        piece = stream.wire.pieces[-1]
+        done = stream.read()
+        assert done or stream._parts[-1] is piece
+    assert done == chunk(large)
+
+
+# -- what is no frame ------------------------------------------------------------------------------
+
+
+def other(stream: PlayedStream, message: bytes) -> int:
+    """Hand over a message that lies between two others; return where it was said to end."""
+    return stream.other(chunk(ROW, message, ROW), len(ROW)) - len(ROW)
+
+
+def test_a_keepalive_is_noted_and_answered_where_it_asks() -> None:
+    stream = PlayedStream([])
+    assert other(stream, keepalive(0x500)) == len(keepalive(0))
+    assert (stream.keepalive_lsn, stream.reply_requested, stream.wire.sent) == (0x500, False, [])
+    other(stream, keepalive(0x600, reply=True))
+    assert (stream.keepalive_lsn, stream.reply_requested) == (0x600, True)
+    assert len(stream.wire.sent) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"d\0\0\0\x05k",
+        b"d\0\0\0\x0ak" + bytes(5),
+        keepalive(1).replace(b"\x16k", b"\x17k") + b"\0",
+        b"d\0\0\0\x04",
+        b"d\0\0\0\x06z\0",
+    ],
+    ids=["no keepalive's length", "half a keepalive", "too long", "empty", "of unknown kind"],
+)
+def test_copy_data_of_no_known_shape_is_refused(bad: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        other(PlayedStream([]), bad)
+
+
+def test_a_notice_is_nothing_but_the_loss_of_the_publication_ends_the_stream() -> None:
+    stream = PlayedStream([])
+    assert other(stream, NOTICE) == len(NOTICE)
+    stream._config = SimpleNamespace(publication="p")
+    text = b'Mskipped loading publication "p"\0\0'
+    with pytest.raises(GapError, match='publication "p" is gone'):
+        other(stream, b"N" + (4 + len(text)).to_bytes(4, "big") + text)
+    with pytest.raises(GapError):
+        other(stream, keepalive(1))
+
+
+def test_a_loss_that_libpq_notices_ends_the_stream_before_anything_that_followed() -> None:
+    """There the notice is heard while the bytes behind it are read."""
+    stream = PlayedStream([])
+    stream._config = SimpleNamespace(publication="p")
+
+    def read() -> bytes:
+        stream._notice('skipped loading publication "p"')
+        return ROW
+
+    stream.wire.read = read  # type: ignore[method-assign]
+    with pytest.raises(GapError):
+        stream.read()
+
+
+def test_an_error_in_the_stream_is_translated() -> None:
+    text = b"SFATAL\0C57P01\0Mgoing down\0\0"
+    with pytest.raises(UnavailableError, match="going down") as raised:
+        other(PlayedStream([]), b"E" + (4 + len(text)).to_bytes(4, "big") + text)
+    assert raised.value.policy is Policy.BACKOFF
+
+
+def test_a_connection_that_breaks_while_it_is_read_is_translated() -> None:
+    stream = PlayedStream([])
+
+    def broken() -> bytes:
+        raise psycopg.OperationalError("the connection broke: reset")
+
+    stream.wire.read = broken  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="the connection broke"):
+        stream.read()
+
+
+# -- feedback and silence --------------------------------------------------------------------------
+
+
+def positions(stream: PlayedStream) -> list[tuple[int, int, int, int]]:
+    """Return what was sent: written, flushed, applied, and whether an answer is wanted."""
+    found = [unpack(">cQQQqB", sent) for sent in stream.wire.sent]
+    assert all(one[0] == b"r" for one in found)
+    return [(*one[1:4], one[5]) for one in found]
+
+
+def test_what_is_confirmed_never_goes_back_and_is_never_ahead_of_what_is_written() -> None:
+    stream = PlayedStream([])
+    stream.received_lsn = LSN(0x300)
+    for lsn in (0x100, 0x200, 0x200, 0x150, 0x400):
+        stream.confirm(LSN(lsn))
+    assert positions(stream) == [
+        (0x300, 0x100, 0x100, 0),
+        (0x300, 0x200, 0x200, 0),
+        (0x400, 0x400, 0x400, 0),
+    ]
+
+
+def test_feedback_goes_out_in_time_and_asks_for_a_sign_of_life(clock: Clock) -> None:
+    stream = PlayedStream([])
+    for clock.now in (1.0, 9.9, 10.0, 11.0, 19.9, 20.1):
+        stream.tick()
+    assert positions(stream) == [(0, 0, 0, 1)] * 2
+
+
+def test_a_peer_that_is_silent_though_it_was_asked_is_given_up(clock: Clock) -> None:
+    stream = PlayedStream([ROW])
+    clock.now = 61.0
+    assert stream.read(), "it was not silent: nobody had listened"
+    clock.now = 121.0
+    assert stream.read() == b""
+    clock.now = 121.1
+    with pytest.raises(UnavailableError, match="silent for 60 s"):
+        stream.read()
+
+
+def test_any_byte_is_a_sign_of_life_though_no_message_is_whole(clock: Clock) -> None:
+    stream = PlayedStream([])
+    for clock.now in (50.0, 100.0, 150.0):
+        stream.wire.pieces.append(ROW[:3])
+        assert stream.read() == b"" or clock.now > 50.0
