@@ -23,6 +23,9 @@ _ALL_MARKS: Final = b"$,."
 
 def floating(text: bytes) -> bytes:
     """Return a JSON number, or a string for NaN and the infinities, which JSON lacks."""
+    if text == b"-0":
+        # Most readers take a number without a point for an integer, which has no such zero.
+        return b"-0.0"
     return text if text[-1:].isdigit() else b'"%b"' % text
 
 
