@@ -26,12 +26,23 @@ length = Struct(">xI").unpack_from
 
 COPY_DATA, XLOG_DATA, KEEPALIVE = b"dwk"
 
-# Of a frame: the message's type and length, 'w', the start LSN, the tag of the pgoutput message.
-head = Struct(">BIBQ16xB").unpack_from
+# Of a frame: the message's type and length, 'w', the start LSN.
+head = Struct(">BIBQ").unpack_from
 # Where the pgoutput message stands in a frame, tag first.
 PAYLOAD: Final = 30
 # In a stream block every message but a few has its transaction's xid behind the tag.
 XID_SIZE: Final = 4
+
+
+# What tells a row: from the tag to the column count stand relation id, kind of tuple and count. The
+# kind tells a new row from one with an old image; all are known or not in one look-up.
+ROW_END: Final = PAYLOAD + 8
+
+
+def row_behind_xid(chunk: bytes, at: int) -> bytes:
+    """Return what tells a row in a stream block, without the xid in its middle."""
+    tag = at + PAYLOAD
+    return chunk[tag : tag + 1] + chunk[tag + 1 + XID_SIZE : at + ROW_END + XID_SIZE]
 
 
 def whole(chunk: bytes) -> int:

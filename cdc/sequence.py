@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from orjson import dumps
 
+from cdc import frames
 from cdc.decode import messages, pgoutput
 from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.frames import COPY_DATA, HEADER_SIZE, PAYLOAD, XID_SIZE, XLOG_DATA, head, whole
+from cdc.frames import PAYLOAD, ROW_END, XID_SIZE
 from cdc.log.partition import SIZES, murmur2
 
 if TYPE_CHECKING:
@@ -33,14 +34,7 @@ if TYPE_CHECKING:
     from cdc.log.records import ResumePosition
     from cdc.log.routes import LogicalMessages, Sent, Table
 
-# Behind the tag of a row message: relation id, kind of tuple, column count. The kind tells a new
-# row from one with an old image; all three together are known or not in one look-up.
-_RELATION: Final = PAYLOAD + 1
-_KIND: Final = _RELATION + 4
-_COLUMNS: Final = _KIND + 3
-
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
-_NEW_ROWS: Final = frozenset(b"IU")
 _CHANGES: Final = frozenset(b"IUD")
 _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
 
@@ -48,9 +42,7 @@ _begin, _BEGIN_SIZE = struct.Struct(">QqI").unpack_from, 20
 _commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
-# More than any transaction has changes: the log holds all of it.
-_WHOLE: Final = 1 << 63
-
+_WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
 _TIMES: Final = b'"ts_ms":%d,"ts_us":%b,"ts_ns":%b000'
 _TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
 # Outside a transaction no row has a place, so none is known there.
@@ -78,8 +70,8 @@ Step: TypeAlias = (
     messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort
 )
 
-# What the row path needs of a table: new rows' encoder, the partitions' appends, their number.
-Row: TypeAlias = "tuple[New, tuple[Callable[[Message], None], ...], int]"
+# What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
+Row: TypeAlias = "tuple[New, bytes, tuple[Callable[[Message], None], ...], int]"
 
 
 class Sequencer:
@@ -159,11 +151,13 @@ class Sequencer:
         """Make `table` what the relation's row messages mean from here on."""
         relation = relation_id.to_bytes(4, "big")
         self._tables[relation] = table
-        for known in [row for row in self._rows if row.startswith(relation)]:
+        for known in [row for row in self._rows if row[1:5] == relation]:
             del self._rows[known]
         columns = len(table.encoder.schema.columns).to_bytes(2, "big")
         appends = tuple(partition.append for partition in table.partitions)
-        self._rows[relation + b"N" + columns] = (table.encoder.new, appends, len(table.partitions))
+        for tag, op in ((b"I", _CREATED), (b"U", _UPDATED)):
+            row = (table.encoder.new, op, appends, len(table.partitions))
+            self._rows[tag + relation + b"N" + columns] = row
 
     def feed(
         self, chunk: bytes, at: int = 0, *, streamed: bool = False
@@ -176,39 +170,44 @@ class Sequencer:
         Raises ProtocolError, with the LSN, on bytes that do not match the grammar or the order of
         messages; nothing of the frame it names was sequenced.
         """
-        end, lsn = whole(chunk), self.received_lsn
+        end, lsn = frames.whole(chunk), self.received_lsn
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         xid = XID_SIZE if streamed else 0
-        row_at, row_end = _RELATION + xid, _COLUMNS + xid
-        rows, tx, times, skip = self._known(plain=plain), self._tx, self._times, self._skip
+        tag_at, columns_at, last = PAYLOAD, ROW_END + xid, end - frames.HEADER_SIZE
+        known, tx, times, skip = self._known(plain=plain), self._tx, self._times, self._skip
         # The next event's seq and the next change's ordinal.
         seq, ordinal, size = self.seq + 1, self.ordinal + 1, 0
+        frame, data, head = frames.COPY_DATA, frames.XLOG_DATA, frames.head
+        hashed, sizes = murmur2, SIZES
         try:
             # The daemon's hot path: local names, no call but the encoder's and the partitioner's.
-            while at + HEADER_SIZE <= end:
-                kind, length, inner, lsn, tag = head(chunk, at)
+            while at <= last:
+                kind, length, inner, lsn = head(chunk, at)
                 stop = at + 1 + length
                 if stop > end:
                     break
-                if inner != XLOG_DATA or kind != COPY_DATA:
+                if inner != data or kind != frame:
                     return at, Pause.OTHER
-                row = rows.get(chunk[at + row_at : at + row_end]) if tag in _NEW_ROWS else None
+                columns = at + columns_at
+                row = known(
+                    frames.row_behind_xid(chunk, at) if xid else chunk[at + tag_at : columns]
+                )
                 if row is None:
                     self.seq, self.ordinal = seq - 1, ordinal - 1
+                    tag = chunk[at + tag_at]
                     message = self._other(chunk, at, stop, lsn, tag, xid)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
-                    rows, tx, times = self._known(plain=plain), self._tx, self._times
+                    known, tx, times = self._known(plain=plain), self._tx, self._times
                     if message or (tag == _COMMIT and self.events >= self._max_events):
                         return stop, message or Pause.FULL
                 elif ordinal <= skip:
                     ordinal += 1
                 else:
-                    new, appends, partitions = row
-                    op = _CREATED if tag == _INSERT else _UPDATED
-                    key, value = new(chunk, at + row_end, stop, lsn, op, seq, ordinal, tx, times)
+                    new, op, appends, partitions = row
+                    key, value = new(chunk, columns, stop, lsn, op, seq, ordinal, tx, times)
                     number = 0
                     if key is not None:
-                        number = murmur2(None, key, SIZES[len(key)], partitions, None, None)
+                        number = hashed(None, key, sizes[len(key)], partitions, None, None)
                     appends[number]({"key": key, "value": value})
                     seq += 1
                     ordinal += 1
@@ -226,13 +225,14 @@ class Sequencer:
             self.received_lsn = lsn
         return at, Pause.MORE
 
-    def _known(self, *, plain: bool) -> dict[bytes, Row]:
-        return self._rows if self.in_transaction and plain else _NO_ROWS
+    def _known(self, *, plain: bool) -> Callable[[bytes], Row | None]:
+        """Return the look-up of rows that `feed` may encode itself."""
+        return (self._rows if self.in_transaction and plain else _NO_ROWS).get
 
     def _other(self, chunk: bytes, at: int, stop: int, lsn: int, tag: int, xid: int) -> Step | None:
         """Take one message that is not a plain new row; return what is the pipeline's to do."""
         if tag in _CHANGES:
-            self._change(chunk, at + _RELATION + xid, stop, lsn, tag)
+            self._change(chunk, at + PAYLOAD + 1 + xid, stop, lsn, tag)
             return None
         body = at + PAYLOAD + 1
         if tag == _BEGIN and stop - body == _BEGIN_SIZE:
