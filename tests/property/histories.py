@@ -162,9 +162,9 @@ def history_of(seed: int, transactions: int) -> History:
 histories: Final = st.builds(history_of, st.integers(0, 2**32 - 1), st.integers(1, 6))
 
 
-def frames(history: History) -> Iterator[bytes]:
-    """Yield what a session that begins at the history's first transaction receives."""
-    told: dict[int, Relation] = {}
+def frames(history: History, told: dict[int, Relation] | None = None) -> Iterator[bytes]:
+    """Yield what a session receives that has been told these tables: at its beginning none."""
+    told = {} if told is None else told
     for transaction in history:
         yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
         for step in transaction.steps:

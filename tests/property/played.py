@@ -11,6 +11,7 @@ from typing import Any, Final
 from cdc.config.model import Streaming
 from cdc.events import LSN
 from cdc.frames import HEADER_SIZE
+from cdc.source import stream
 from cdc.source.stream import Stream
 from cdc.source.wire import _Socket
 
@@ -41,6 +42,12 @@ class Wire:
         """There is nothing to let go of."""
 
 
+def _now() -> float:
+    """Return the stream's own time, which a test may have taken over."""
+    now: float = vars(stream)["time"].monotonic()
+    return now
+
+
 class PlayedStream(Stream):
     """A stream that has started."""
 
@@ -54,7 +61,7 @@ class PlayedStream(Stream):
         self._feedback_seconds, self._silence_seconds = 10.0, 60.0
         self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
         self.reply_requested = False
-        self.feedback_at = self._heard_at = 0.0
+        self.feedback_at = self._heard_at = _now()
 
 
 def keepalive(wal_end: int, *, reply: bool = False) -> bytes:
