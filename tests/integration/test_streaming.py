@@ -5,80 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from cdc.events import LSN
 from cdc.local.stack import LocalStack
-from cdc.log import names
+from tests.fixtures.alike import Another, content, settled
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.servers import Database, fresh_topic_prefix
 from tests.fixtures.standby import NewPair, majors
-from tests.fixtures.witness import Witness, records_of
+from tests.fixtures.witness import Witness
 from tests.integration import streamed_load
 
 # Streams every change at once, whatever its size.
-_IMMEDIATE = "-c debug_logical_replication_streaming=immediate"
-
-Content = dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
-Another = Callable[..., PipelineUnderTest]
-
-
-@pytest.fixture
-def another(tmp_path: Path) -> Iterator[Another]:
-    """Make a further pipeline for a database that has one."""
-    with ExitStack() as closing:
-
-        def new(line: PipelineUnderTest, **source: object) -> PipelineUnderTest:
-            prefix = closing.enter_context(fresh_topic_prefix(line.bootstrap))
-            folder = tmp_path / prefix
-            folder.mkdir()
-            dsn = make_conninfo(line.database.dsn, options=str(source.pop("options", "")))
-            further = PipelineUnderTest(
-                Database(dsn, line.database.name),
-                line.bootstrap,
-                prefix,
-                folder,
-                source={"spool_dir": str(folder), **source},
-            )
-            closing.callback(further.close)
-            return further.set_up()
-
-        yield new
-
-
-def content(line: PipelineUnderTest) -> Content:
-    """Return all that it published, with its own name left out: rows, messages and schemas."""
-    prefix = line.config.prefix
-    told = {names.messages_topic(prefix), names.schema_topic(prefix)}
-
-    def published(topic: str) -> bool:
-        return topic in told or (
-            topic.startswith(f"{prefix}.") and not topic.startswith(f"{prefix}.cdc.")
-        )
-
-    found: Content = defaultdict(list)
-    for record in records_of(line, published):
-        value = record.value and record.value.replace(prefix.encode(), b"it")
-        topic = record.topic.removeprefix(prefix)
-        found[topic, record.partition].append((record.key, value))
-    return dict(found)
-
-
-def arrived(line: PipelineUnderTest, lsn: LSN) -> bool:
-    position = line.resume()[1]
-    return position.end_lsn > lsn and not position.open
-
-
-def wal_end(line: PipelineUnderTest) -> LSN:
-    return LSN.parse(line.query("SELECT pg_current_wal_insert_lsn()::text")[0])
+_IMMEDIATE = {"options": "-c debug_logical_replication_streaming=immediate"}
 
 
 def streamed(line: PipelineUnderTest) -> int:
@@ -127,7 +68,7 @@ def test_streamed_or_whole_the_log_is_the_same_byte_for_byte(
     witness = Witness(line)
     lines = [line, another(line, streaming="on")]
     if major >= 16:
-        lines.append(another(line, streaming="parallel", options=_IMMEDIATE))
+        lines.append(another(line, _IMMEDIATE, streaming="parallel"))
     for each in lines:
         each.start()
     for each in lines:
@@ -148,17 +89,6 @@ def test_streamed_or_whole_the_log_is_the_same_byte_for_byte(
     for each in lines[1:]:
         assert content(each) == whole
         assert spooled(each) == []
-
-
-def settled(lines: list[PipelineUnderTest]) -> None:
-    """Wait until all of them have published what is written by now."""
-    last = wal_end(lines[0])
-    lines[0].database.execute(
-        "INSERT INTO users VALUES (-2, 1) ON CONFLICT (id) DO UPDATE SET n = users.n + 1"
-    )
-    for line in lines:
-        wait_until(lambda: arrived(line, last), "it does not arrive")  # noqa: B023 - at once
-    assert len({line.resume()[1].seq for line in lines}) == 1
 
 
 # -- when something dies while blocks are spooled --------------------------------------------------
