@@ -90,6 +90,7 @@ class _Open:
     xid: int
     left: list[Step]
     told: Told = field(default_factory=dict)
+    described: Told = field(default_factory=dict)  # also what an abort has made it forget
     begun: bool = False
     writer: int = 0  # the subtransaction that writes; 0 for the transaction itself
     newest: int = 0  # of its subtransactions
@@ -130,6 +131,10 @@ class Walsender:
             ),
             transaction.final_lsn,
         )
+        # A table that was altered is told again, also where it is what it was before.
+        for relation_id, relation in opened.described.items():
+            if self._told.get(relation_id) != relation:
+                self._told.pop(relation_id, None)
         self._told |= opened.told
         del self._open[index]
 
@@ -182,6 +187,7 @@ class Walsender:
         yield frame(StreamStop())
         if undone:
             yield frame(StreamAbort(opened.xid, undone))
+            opened.described |= opened.told
             opened.told.clear()  # as pgoutput does: it tells again whatever follows
 
     @staticmethod
