@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cdc import failpoints
 from cdc.decode import messages
+from cdc.errors import ProtocolError
 from cdc.events import LSN
 from cdc.inprogress import InProgress
 from cdc.log import names
@@ -43,8 +44,11 @@ class Intake:
     ) -> None:
         """`describe` makes a relation's rows encodable; `full` empties a batch of full size."""
         self._stream = stream
-        self._spool = Spool(home(config.source.spool_dir, config.pipeline))
-        self._in_progress = InProgress(self._spool)
+        self._spool: Spool | None = None
+        self._in_progress: InProgress | None = None
+        if stream.streaming != "off":
+            self._spool = Spool(home(config.source.spool_dir, config.pipeline))
+            self._in_progress = InProgress(self._spool)
         logical = LogicalMessages(
             MessageEncoder(identity.database, config.prefix),
             tables.batch.topic(names.messages_topic(config.prefix), 1)[0],
@@ -71,7 +75,8 @@ class Intake:
 
     def close(self) -> None:
         """Drop what open transactions have streamed: a next session gets it again."""
-        self._spool.close()
+        if self._spool:
+            self._spool.close()
 
     def take(self) -> int:
         """Sequence the next chunk, if there is one; return how many bytes it had."""
@@ -94,7 +99,7 @@ class Intake:
         at = 0
         step: Step | Pause | None = None
         while step is not Pause.MORE and not (self._commit and not streamed):
-            if self._in_progress.in_block:
+            if self._in_progress and self._in_progress.in_block:
                 at, step = self._in_progress.walk(chunk, at)
             else:
                 at, step = self.sequencer.feed(chunk, at, streamed=streamed)
@@ -106,14 +111,19 @@ class Intake:
                 case messages.Relation():
                     self._describe(step)
                 case messages.StreamStart():
-                    self._in_progress.start(step)
+                    self._streamed().start(step)
                 case messages.StreamAbort():
-                    self._in_progress.abort(step)
+                    self._streamed().abort(step)
                 case messages.StreamCommit():
                     self._begin(step)
         return at
 
+    def _streamed(self) -> InProgress:
+        if self._in_progress is None:
+            raise ProtocolError("a streamed transaction, which this stream was not asked for")
+        return self._in_progress
+
     def _begin(self, commit: messages.StreamCommit) -> None:
-        self._chunks = self._in_progress.commit(commit)
+        self._chunks = self._streamed().commit(commit)
         self.sequencer.begin(commit.commit_lsn, commit.commit_time_us, commit.xid)
         self._commit = commit
