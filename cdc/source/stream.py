@@ -52,7 +52,6 @@ class Stream:
         self._config = config
         self.streaming: Streaming = "off" if whole else config.source.streaming
         self._connection = connect(config, replication=True)
-        take_any_text(self._connection, config)
         self._fatal: GapError | None = None
         # What was read and not yet used up: parts of one chunk to be, their size, and how much a
         # chunk takes to hold one whole message.
@@ -89,6 +88,8 @@ class Stream:
         if self._config.source.origin == "none":
             options.append("origin 'none'")
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({", ".join(options)})'
+        # Behind all other commands: their answers would come as bytes.
+        take_any_text(self._connection, self._config)
         with translated(f'starting replication on slot "{slot}"'):
             self._wire.start(command.encode())
         self._poll.register(self._connection.pgconn.socket, select.POLLIN)
