@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 _TEXT = (ROOT / "docs" / "GUARANTEES.md").read_text("utf-8")
 _TABLE = _TEXT.split("## ", 1)[0]
 _ROWS = [line for line in _TABLE.splitlines() if line.startswith("| **")]
+_CASES = _TEXT.partition("## Cases")[2].partition("\n## ")[0]
 _PATH = re.compile(r"`((?:tests|cdc|benchmarks)/[\w./-]*)`")
 
 
@@ -23,3 +24,23 @@ def test_a_guarantee_names_what_attacks_it(row: str) -> None:
 @pytest.mark.parametrize("path", sorted(set(_PATH.findall(_TEXT))))
 def test_what_it_names_is_there(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def tests_in(folder: str) -> set[str]:
+    return {
+        name
+        for path in (ROOT / folder).rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+def test_every_case_is_in_the_list_and_the_list_names_no_other() -> None:
+    named = set(re.findall(r"`(test_\w+)`", _CASES))
+    assert tests_in("tests/cases") <= named <= tests_in("tests")
+
+
+def test_what_runs_on_one_major_is_run_on_each_by_make() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8").partition("BY_MAJOR :=")[2]
+    listed = set(re.findall(r"\w+\.py", makefile.partition("\n\n")[0]))
+    marked = {path.partition("test_")[2] for path in re.findall(r"`(tests/[\w/.]+)` ◦", _CASES)}
+    assert listed == marked
