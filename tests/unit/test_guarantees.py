@@ -26,7 +26,7 @@ def test_what_it_names_is_there(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def tests_in(folder: str) -> set[str]:
+def names_in(folder: str) -> set[str]:
     return {
         name
         for path in (ROOT / folder).rglob("test_*.py")
@@ -36,7 +36,7 @@ def tests_in(folder: str) -> set[str]:
 
 def test_every_case_is_in_the_list_and_the_list_names_no_other() -> None:
     named = set(re.findall(r"`(test_\w+)`", _CASES))
-    assert tests_in("tests/cases") <= named <= tests_in("tests")
+    assert names_in("tests/cases") <= named <= names_in("tests")
 
 
 def test_what_runs_on_one_major_is_run_on_each_by_make() -> None:
