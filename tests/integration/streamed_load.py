@@ -1,7 +1,7 @@
 """Large transactions of every shape that Postgres streams, the same ones at each run.
 
 With `logical_decoding_work_mem` at its least a few hundred rows make a transaction stream. `write`
-writes those that can be published from their stream, `DOUBTFUL` are those that are read again
+writes those that can be published from their stream, `write_doubtful` one that is read again
 (docs/adr/0014).
 """
 
@@ -146,22 +146,18 @@ def write(dsn: str) -> None:
     _in_one(dsn, "INSERT INTO users VALUES (-1, 1, 'last')")
 
 
-DOUBTFUL: Final = {
-    "subtransactions": (
-        *_SAVEPOINTS, _LOOP,
-        "INSERT INTO shape (id) SELECT i FROM generate_series(5000, 5500) i", "SAVEPOINT shape",
-        "ALTER TABLE shape ADD COLUMN never int DEFAULT 4",
-        "INSERT INTO shape (id, never) SELECT i, 4 FROM generate_series(6000, 6500) i",
-        "ROLLBACK TO shape", "INSERT INTO shape (id) SELECT i FROM generate_series(7000, 7500) i",
-    ),
-    "messages": (
-        _users(52000, 52500), "SELECT pg_logical_emit_message(true, 'app', 'told')",
-        "SAVEPOINT a", "SELECT pg_logical_emit_message(true, 'app', 'never')",
-        "ROLLBACK TO a", "RELEASE a", _users(54000, 54500),
-        "SELECT pg_logical_emit_message(true, 'app', 'told too')",
-    ),
-}  # fmt: skip
+_DOUBTFUL: Final = (
+    *_SAVEPOINTS, _LOOP,
+    "INSERT INTO shape (id) SELECT i FROM generate_series(5000, 5500) i", "SAVEPOINT shape",
+    "ALTER TABLE shape ADD COLUMN never int DEFAULT 4",
+    "INSERT INTO shape (id, never) SELECT i, 4 FROM generate_series(6000, 6500) i",
+    "ROLLBACK TO shape", "INSERT INTO shape (id) SELECT i FROM generate_series(7000, 7500) i",
+    "SELECT pg_logical_emit_message(true, 'app', 'told')",
+    "SAVEPOINT said", "SELECT pg_logical_emit_message(true, 'app', 'never')", "ROLLBACK TO said",
+    _users(52000, 52500), "SELECT pg_logical_emit_message(true, 'app', 'told too')",
+)  # fmt: skip
 
 
-def write_doubtful(dsn: str, name: str) -> None:
-    _in_one(dsn, *DOUBTFUL[name])
+def write_doubtful(dsn: str) -> None:
+    """Write one transaction of everything that makes it doubtful."""
+    _in_one(dsn, *_DOUBTFUL)
