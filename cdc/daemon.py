@@ -119,6 +119,8 @@ class Daemon:
                 self._backoff_seconds = _BACKOFF_SECONDS[0]
             seconds = self._backoff_seconds
             self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
+            if isinstance(error, RereadError):
+                seconds = 0.0  # nothing has to recover
             if error.policy is Policy.SLOW:
                 seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
