@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fixtures.cases import Case, NewCase
+from tests.fixtures.cases import Case, Event, NewCase
 from tests.fixtures.daemon import wait_until
 
 pytestmark = pytest.mark.majors
@@ -85,28 +86,36 @@ _SCALARS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def shaped(case: Case) -> dict[str, list[Event]]:
+    """Return the events of a table of each type: a row with arrays of every shape, and its end."""
+    return case.by_table(*(each for kind in _SCALARS for each in _shapes_of(kind)))
+
+
+def _shapes_of(kind: str) -> Iterator[str]:
+    table = '"' + kind.replace('"', '""') + ' in arrays"'
+    yield (
+        f"CREATE TABLE {table} (id int PRIMARY KEY, v {kind}, filled {kind}[], empty {kind}[],"
+        f" nothing {kind}[], deep {kind}[], shifted {kind}[])"
+    )
+    yield f"ALTER TABLE {table} REPLICA IDENTITY FULL"
+    one = f"CAST($x${_SCALARS[kind][0]}$x$::text AS {kind})"
+    yield (
+        f"INSERT INTO {table} VALUES (1, {one}, ARRAY[{one}, NULL], '{{}}', NULL,"
+        f" ARRAY[[{one}, NULL], [NULL, {one}]]::{kind}[], array_fill({one}, ARRAY[1], ARRAY[0]))"
+    )
+    yield f"DELETE FROM {table}"
+
+
 @pytest.mark.parametrize("kind", _SCALARS)
-def test_a_value_and_arrays_of_it_arrive_in_every_shape(case: Case, kind: str) -> None:
-    written, expected = _SCALARS[kind]
-    table = f'"arrays of {kind.replace(chr(34), "")}"'
-    with case.connect() as connection:
-        connection.execute(
-            f"CREATE TABLE {table} (id int PRIMARY KEY, v {kind}, filled {kind}[], empty {kind}[],"
-            f" nothing {kind}[], deep {kind}[], shifted {kind}[])".encode()
-        )
-        connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL".encode())
-        one = f"CAST(%(v)s::text AS {kind})"
-        connection.execute(
-            f"INSERT INTO {table} VALUES (1, {one}, ARRAY[{one}, NULL], '{{}}', NULL,"
-            f" ARRAY[[{one}, NULL], [NULL, {one}]]::{kind}[],"
-            f" array_fill({one}, ARRAY[1], ARRAY[0]))".encode(),
-            {"v": written},
-        )
-        connection.execute(f"DELETE FROM {table}".encode())
-    created, deleted = case.events()
-    row = created.after
-    assert row.pop("shifted").startswith("[0:0]={")
-    assert row == {
+def test_a_value_and_arrays_of_it_arrive_in_every_shape(
+    shaped: dict[str, list[Event]], kind: str
+) -> None:
+    created, deleted = shaped[f"{kind} in arrays"]
+    row, expected = created.after, _SCALARS[kind][1]
+    assert deleted.before == row
+    assert row["shifted"].startswith("[0:0]={")
+    assert {name: value for name, value in row.items() if name != "shifted"} == {
         "id": 1,
         "v": expected,
         "filled": [expected, None],
@@ -114,7 +123,6 @@ def test_a_value_and_arrays_of_it_arrive_in_every_shape(case: Case, kind: str) -
         "nothing": None,
         "deep": [[expected, None], [None, expected]],
     }
-    assert {**row, "shifted": deleted.before["shifted"]} == deleted.before
 
 
 def test_a_text_arrays_elements_may_hold_every_mark_of_an_arrays_text(case: Case) -> None:

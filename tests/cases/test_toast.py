@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.cases import Case
+from tests.fixtures.cases import Case, Event
 
 pytestmark = pytest.mark.majors
 
@@ -50,33 +50,42 @@ def table_of(kind: str, identity: str) -> tuple[str, tuple[str, ...]]:
     )
 
 
-@pytest.mark.parametrize("kind", _LARGE)
-def test_by_default_what_is_unchanged_is_marked_and_never_null(case: Case, kind: str) -> None:
-    table, made = table_of(kind, "DEFAULT")
-    created, kept, cleared, nulls, deleted_old, moved = case(
-        *made,
-        f"UPDATE {table} SET n = 1",
-        f"UPDATE {table} SET v = NULL, n = 2",
-        f"UPDATE {table} SET n = 3",
-        f"UPDATE {table} SET id = 2",
+def _history(kind: str, identity: str, *changes: str) -> tuple[str, ...]:
+    table, made = table_of(kind, identity)
+    return (*made, *(each.format(table) for each in changes))
+
+
+@pytest.fixture(scope="module")
+def toasted(case: Case) -> dict[str, list[Event]]:
+    """Return the events of two tables of each type, one of each identity."""
+    own = ("UPDATE {} SET n = 1", "UPDATE {} SET v = NULL, n = 2", "UPDATE {} SET n = 3")
+    full = ("UPDATE {} SET n = 1", "UPDATE {} SET id = 2", "DELETE FROM {}")
+    return case.by_table(
+        *(
+            each
+            for kind in _LARGE
+            for each in (*_history(kind, "DEFAULT", *own), *_history(kind, "FULL", *full))
+        )
     )
+
+
+@pytest.mark.parametrize("kind", _LARGE)
+def test_by_default_what_is_unchanged_is_marked_and_never_null(
+    case: Case, toasted: dict[str, list[Event]], kind: str
+) -> None:
+    created, kept, cleared, null = toasted[f"DEFAULT {kind}"]
     assert created.after["v"] not in (None, _PLACEHOLDER)
     assert (kept.after, kept.unchanged) == ({"id": 1, "n": 1, "v": _PLACEHOLDER}, ["v"])
-    for event in (cleared, nulls, moved):
-        assert (event.after["v"], event.unchanged) == (None, [])
-    assert deleted_old.before == {"id": 1}
+    assert (cleared.after, cleared.unchanged) == ({"id": 1, "n": 2, "v": None}, [])
+    assert (null.after, null.unchanged) == ({"id": 1, "n": 3, "v": None}, [])
     assert case.columns(kept)["v"] == case.columns(created)["v"]
 
 
 @pytest.mark.parametrize("kind", _LARGE)
-def test_under_full_what_is_unchanged_is_filled_from_the_old_row(case: Case, kind: str) -> None:
-    table, made = table_of(kind, "FULL")
-    created, kept, gone, moved, deleted = case(
-        *made,
-        f"UPDATE {table} SET n = 1",
-        f"UPDATE {table} SET id = 2",
-        f"DELETE FROM {table}",
-    )
+def test_under_full_what_is_unchanged_is_filled_from_the_old_row(
+    toasted: dict[str, list[Event]], kind: str
+) -> None:
+    created, kept, gone, moved, deleted = toasted[f"FULL {kind}"]
     value: Any = created.after["v"]
     assert value not in (None, _PLACEHOLDER)
     assert kept.before == {"id": 1, "n": 0, "v": value}
@@ -100,10 +109,11 @@ def test_a_value_out_of_line_arrives_whole(case: Case, kind: str) -> None:
 
 
 def test_a_changed_key_leaves_what_is_unchanged_marked_in_the_create(case: Case) -> None:
-    table, made = table_of("text", "DEFAULT")
     _, deleted, created = case(
-        *(each.replace("DEFAULT text", "moves text") for each in made),
-        f"UPDATE {table.replace('DEFAULT', 'moves')} SET id = 2",
+        "CREATE TABLE moves (id int PRIMARY KEY, v text)",
+        "ALTER TABLE moves ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO moves VALUES (1, repeat('x', 9000))",
+        "UPDATE moves SET id = 2",
     )
     assert (deleted.before, deleted.tombstone) == ({"id": 1}, True)
     assert (created.op, created.key) == ("c", {"id": 2})
@@ -137,15 +147,14 @@ def test_a_toasted_key_that_stays_is_the_same_key(case: Case) -> None:
 def test_two_updates_of_one_row_in_one_transaction_mark_each_what_it_did_not_send(
     case: Case,
 ) -> None:
-    table, made = table_of("text", "DEFAULT")
-    table, made = (
-        table.replace("DEFAULT", "twice"),
-        tuple(each.replace("DEFAULT text", "twice text") for each in made),
+    case(
+        "CREATE TABLE twice (id int PRIMARY KEY, n int, v text)",
+        "ALTER TABLE twice ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO twice VALUES (1, 0, repeat('x', 9000))",
     )
-    case(*made)
     with case.connect(autocommit=False) as connection:
-        connection.execute(f"UPDATE {table} SET v = repeat('new', 2000)".encode())
-        connection.execute(f"UPDATE {table} SET n = 9".encode())
+        connection.execute("UPDATE twice SET v = repeat('new', 2000)")
+        connection.execute("UPDATE twice SET n = 9")
     first, second = case.events()
     assert (first.after["v"], first.unchanged) == ("new" * 2000, [])
     assert (second.after, second.unchanged) == ({"id": 1, "n": 9, "v": _PLACEHOLDER}, ["v"])
