@@ -7,14 +7,13 @@ could look at is younger than every row that it reads.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import pytest
 
 from tests.fixtures.cases import Case, Event, NewCase
 
 pytestmark = pytest.mark.majors
-
-_BOTH = pytest.mark.parametrize("how", ["running", "away"])
 
 
 def daemon(case: Case, how: str) -> AbstractContextManager[None]:
@@ -25,34 +24,90 @@ def rows(events: list[Event]) -> list[object]:
     return [event.after for event in events]
 
 
+Histories = dict[str, list[Event]]
+
+# What is done to a table {0}, and to whatever comes of it.
+_SCRIPTS: Final = {
+    "columns": (
+        "CREATE TABLE {0} (id int PRIMARY KEY, a text)",
+        "INSERT INTO {0} VALUES (1, 'v1')",
+        "ALTER TABLE {0} ADD COLUMN b int",
+        "INSERT INTO {0} VALUES (2, 'v2', 2)",
+        "ALTER TABLE {0} ADD COLUMN c int NOT NULL DEFAULT 7",
+        "INSERT INTO {0} VALUES (3, 'v3', 3)",
+        "UPDATE {0} SET b = 1 WHERE id = 1",
+        "ALTER TABLE {0} RENAME a TO called",
+        "INSERT INTO {0} VALUES (4, 'v4', 4, 4)",
+        "ALTER TABLE {0} DROP COLUMN b",
+        "INSERT INTO {0} VALUES (5, 'v5', 5)",
+        "ALTER TABLE {0} ADD COLUMN b text",
+        "INSERT INTO {0} VALUES (6, 'v6', 6, 'again')",
+    ),
+    "types": (
+        "CREATE TABLE {0} (id int PRIMARY KEY, v varchar(9), n numeric(5,2), t timestamp)",
+        "INSERT INTO {0} VALUES (1, '42', 1.5, '1970-01-01 00:00:01')",
+        "ALTER TABLE {0} ALTER v TYPE int USING v::int, ALTER n TYPE numeric(6,1)",
+        "INSERT INTO {0} VALUES (2, 42, 1.5, '1970-01-01 00:00:01')",
+        "ALTER TABLE {0} ALTER n TYPE numeric, ALTER t TYPE timestamp(3)",
+        "INSERT INTO {0} VALUES (3, 42, 1.5000, '1970-01-01 00:00:01')",
+        "ALTER TABLE {0} ALTER t TYPE timestamptz, ALTER v TYPE boolean USING v > 0",
+        "INSERT INTO {0} VALUES (4, true, 1.5, '1970-01-01 00:00:01Z')",
+        "ALTER TABLE {0} ALTER v TYPE text[] USING ARRAY[v::text]",
+        "INSERT INTO {0} VALUES (5, '{{a}}', 1.5, 'infinity')",
+    ),
+    "keys": (
+        "CREATE TABLE {0} (a int, b int, c int, CONSTRAINT {0}_k PRIMARY KEY (a))",
+        "INSERT INTO {0} VALUES (1, 2, 3)",
+        "ALTER TABLE {0} DROP CONSTRAINT {0}_k, ADD CONSTRAINT {0}_k PRIMARY KEY (c, b)",
+        "INSERT INTO {0} VALUES (4, 5, 6)",
+        "DELETE FROM {0} WHERE a = 1",
+        "ALTER TABLE {0} DROP CONSTRAINT {0}_k",
+        "INSERT INTO {0} VALUES (7, 8, 9)",
+        "ALTER TABLE {0} ADD CONSTRAINT {0}_k PRIMARY KEY (b)",
+        "DELETE FROM {0} WHERE a = 4",
+    ),
+    "moving": (
+        "CREATE TABLE {0} (id int PRIMARY KEY, a text)",
+        "INSERT INTO {0} VALUES (1, 'first')",
+        "ALTER TABLE {0} RENAME TO {0}_2",
+        "INSERT INTO {0}_2 VALUES (2, 'renamed')",
+        "CREATE TABLE {0} (id text PRIMARY KEY)",
+        "INSERT INTO {0} VALUES ('another')",
+        "DROP TABLE {0}",
+        "ALTER TABLE {0}_2 RENAME TO {0}",
+        "INSERT INTO {0} VALUES (3, 'back')",
+        "DROP TABLE {0}",
+        "CREATE TABLE {0} (id bigint PRIMARY KEY, b int)",
+        "INSERT INTO {0} VALUES (4, 4)",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["running", "away"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def histories(case: Case, how: str) -> Histories:
+    """Return the events of every script, written while the daemon ran or while it was away."""
+    with daemon(case, how):
+        for name, statements in _SCRIPTS.items():
+            case.run(*(each.format(f"{name}_{how}") for each in statements))
+    events = case.events()
+    return {name: [e for e in events if e.table.startswith(name)] for name in _SCRIPTS}
+
+
 @pytest.fixture(scope="module")
 def listed(new_case: NewCase) -> Case:
     """A publication that lists its tables."""
     return new_case("CREATE TABLE first (id int PRIMARY KEY)", source={"new_tables": "setup"})
 
 
-@_BOTH
 def test_a_column_that_is_added_renamed_or_dropped_is_there_from_its_lsn_on(
-    case: Case, how: str
+    case: Case, histories: Histories, how: str
 ) -> None:
-    t = f"columns_{how}"
-    with daemon(case, how):
-        case.run(
-            f"CREATE TABLE {t} (id int PRIMARY KEY, a text)",
-            f"INSERT INTO {t} VALUES (1, 'v1')",
-            f"ALTER TABLE {t} ADD COLUMN b int",
-            f"INSERT INTO {t} VALUES (2, 'v2', 2)",
-            f"ALTER TABLE {t} ADD COLUMN c int NOT NULL DEFAULT 7",
-            f"INSERT INTO {t} VALUES (3, 'v3', 3)",
-            f"UPDATE {t} SET b = 1 WHERE id = 1",
-            f"ALTER TABLE {t} RENAME a TO called",
-            f"INSERT INTO {t} VALUES (4, 'v4', 4, 4)",
-            f"ALTER TABLE {t} DROP COLUMN b",
-            f"INSERT INTO {t} VALUES (5, 'v5', 5)",
-            f"ALTER TABLE {t} ADD COLUMN b text",
-            f"INSERT INTO {t} VALUES (6, 'v6', 6, 'again')",
-        )
-    events = case.events()
+    events = histories["columns"]
     assert rows(events) == [
         {"id": 1, "a": "v1"},
         {"id": 2, "a": "v2", "b": 2},
@@ -68,23 +123,10 @@ def test_a_column_that_is_added_renamed_or_dropped_is_there_from_its_lsn_on(
     assert len({e.source["schema_id"] for e in events}) == 6
 
 
-@_BOTH
-def test_a_type_that_changes_holds_from_its_lsn_on(case: Case, how: str) -> None:
-    t = f"types_{how}"
-    with daemon(case, how):
-        case.run(
-            f"CREATE TABLE {t} (id int PRIMARY KEY, v varchar(9), n numeric(5,2), t timestamp)",
-            f"INSERT INTO {t} VALUES (1, '42', 1.5, '1970-01-01 00:00:01')",
-            f"ALTER TABLE {t} ALTER v TYPE int USING v::int, ALTER n TYPE numeric(6,1)",
-            f"INSERT INTO {t} VALUES (2, 42, 1.5, '1970-01-01 00:00:01')",
-            f"ALTER TABLE {t} ALTER n TYPE numeric, ALTER t TYPE timestamp(3)",
-            f"INSERT INTO {t} VALUES (3, 42, 1.5000, '1970-01-01 00:00:01')",
-            f"ALTER TABLE {t} ALTER t TYPE timestamptz, ALTER v TYPE boolean USING v > 0",
-            f"INSERT INTO {t} VALUES (4, true, 1.5, '1970-01-01 00:00:01Z')",
-            f"ALTER TABLE {t} ALTER v TYPE text[] USING ARRAY[v::text]",
-            f"INSERT INTO {t} VALUES (5, '{{a}}', 1.5, 'infinity')",
-        )
-    events = case.events()
+def test_a_type_that_changes_holds_from_its_lsn_on(
+    case: Case, histories: Histories, how: str
+) -> None:
+    events = histories["types"]
     assert rows(events) == [
         {"id": 1, "v": "42", "n": "1.50", "t": 1_000_000},
         {"id": 2, "v": 42, "n": "1.5", "t": 1_000_000},
@@ -97,22 +139,10 @@ def test_a_type_that_changes_holds_from_its_lsn_on(case: Case, how: str) -> None
     assert len({each.source["schema_id"] for each in events}) == 5
 
 
-@_BOTH
-def test_a_primary_key_that_changes_keys_each_row_by_its_time(case: Case, how: str) -> None:
-    t = f"keys_{how}"
-    with daemon(case, how):
-        case.run(
-            f"CREATE TABLE {t} (a int, b int, c int, CONSTRAINT {t}_k PRIMARY KEY (a))",
-            f"INSERT INTO {t} VALUES (1, 2, 3)",
-            f"ALTER TABLE {t} DROP CONSTRAINT {t}_k, ADD CONSTRAINT {t}_k PRIMARY KEY (c, b)",
-            f"INSERT INTO {t} VALUES (4, 5, 6)",
-            f"DELETE FROM {t} WHERE a = 1",
-            f"ALTER TABLE {t} DROP CONSTRAINT {t}_k",
-            f"INSERT INTO {t} VALUES (7, 8, 9)",
-            f"ALTER TABLE {t} ADD CONSTRAINT {t}_k PRIMARY KEY (b)",
-            f"DELETE FROM {t} WHERE a = 4",
-        )
-    events = case.events()
+def test_a_primary_key_that_changes_keys_each_row_by_its_time(
+    case: Case, histories: Histories, how: str
+) -> None:
+    events = histories["keys"]
     # Of a key's columns the stream tells which, not in what order; the catalog tells that.
     assert [event.key for event in events] == [
         {"a": 1},
@@ -123,25 +153,11 @@ def test_a_primary_key_that_changes_keys_each_row_by_its_time(case: Case, how: s
     ]
 
 
-@_BOTH
-def test_a_table_renamed_moved_or_made_anew_keeps_every_row_apart(case: Case, how: str) -> None:
+def test_a_table_renamed_moved_or_made_anew_keeps_every_row_apart(
+    case: Case, histories: Histories, how: str
+) -> None:
+    events = histories["moving"]
     t = f"moving_{how}"
-    with daemon(case, how):
-        case.run(
-            f"CREATE TABLE {t} (id int PRIMARY KEY, a text)",
-            f"INSERT INTO {t} VALUES (1, 'first')",
-            f"ALTER TABLE {t} RENAME TO {t}_2",
-            f"INSERT INTO {t}_2 VALUES (2, 'renamed')",
-            f"CREATE TABLE {t} (id text PRIMARY KEY)",
-            f"INSERT INTO {t} VALUES ('another')",
-            f"DROP TABLE {t}",
-            f"ALTER TABLE {t}_2 RENAME TO {t}",
-            f"INSERT INTO {t} VALUES (3, 'back')",
-            f"DROP TABLE {t}",
-            f"CREATE TABLE {t} (id bigint PRIMARY KEY, b int)",
-            f"INSERT INTO {t} VALUES (4, 4)",
-        )
-    events = case.events()
     assert [(e.table, e.after) for e in events] == [
         (t, {"id": 1, "a": "first"}),
         (f"{t}_2", {"id": 2, "a": "renamed"}),
@@ -193,7 +209,6 @@ def test_a_rewrite_of_a_table_is_no_change_of_its_rows(case: Case) -> None:
     assert isinstance(events[1].after["b"], float)
 
 
-@_BOTH
 def test_a_new_table_of_a_whole_schema_is_captured_from_its_first_row(case: Case, how: str) -> None:
     with daemon(case, how):
         case.run(
@@ -203,7 +218,6 @@ def test_a_new_table_of_a_whole_schema_is_captured_from_its_first_row(case: Case
     assert (event.table, event.after) == (f"new_{how}", {"id": 1})
 
 
-@_BOTH
 def test_a_new_table_of_a_list_is_captured_from_the_setup_that_takes_it(
     listed: Case, how: str
 ) -> None:

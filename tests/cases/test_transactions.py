@@ -154,15 +154,12 @@ def test_killed_in_the_middle_of_a_transaction_it_goes_on_where_it_was(
 
 def test_a_transaction_that_begins_where_the_one_before_ended_is_not_skipped(empty: Case) -> None:
     """Nothing lies between two commits on a quiet server: an end LSN is the next one's first."""
-    events = []
-    for i in range(2):
-        events += empty(f"INSERT INTO t VALUES ({10 * i}, 'x')")
-        with empty.away():
-            empty.run(*[f"INSERT INTO t VALUES ({10 * i + j}, 'x')" for j in range(1, 4)])
-        events += empty.events()
-    assert told(events) == [("c", 10 * i + j) for i in range(2) for j in range(4)]
-    commits = [each.source["commit_lsn"] for each in events]
-    assert len(set(commits)) == 8
+    events = empty("INSERT INTO t VALUES (0, 'x')")
+    with empty.away():
+        empty.run(*[f"INSERT INTO t VALUES ({i}, 'x')" for i in range(1, 4)])
+    events += empty.events()
+    assert told(events) == [("c", i) for i in range(4)]
+    assert len({each.source["commit_lsn"] for each in events}) == 4
 
 
 def test_killed_again_and_again_under_load_key_set_and_last_values_are_the_sources(
