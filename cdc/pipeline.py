@@ -122,11 +122,11 @@ class Pipeline:
         identity, position = resumed
         self.sql = self.aside(lambda: connect(config))
         self._closing.callback(self.sql.close)
-        found = continuity.Found(
-            system,
-            self.aside(lambda: catalog.source(self.sql, config, identity.publication.tables)),
-        )
-        proven = continuity.check(config, identity, position, found)
+        with reader.unless_overtaken(config, position):
+            published = identity.publication.tables
+            source = self.aside(lambda: catalog.source(self.sql, config, published))
+            found = continuity.Found(system, source)
+            proven = continuity.check(config, identity, position, found)
         self.log_watch = LogWatch(config, self.admin, self.daemon.metrics)
         self.aside(lambda: self.log_watch.begin(identity, position))
         self._begin_at(identity, position)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from cdc.errors import UnavailableError
+from cdc.errors import CDCError, FencedError, Policy, UnavailableError
 from cdc.log import names, records
 from cdc.log.client import settings, translate, translated
 
@@ -128,6 +129,25 @@ def read_resume(
         records.decode(records.ResumeIdentity, identity, topic),
         records.decode(records.ResumePosition, position, topic),
     )
+
+
+@contextmanager
+def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterator[None]:
+    """Raise FencedError for what must halt, where the log has moved on from `position` meanwhile.
+
+    Log and source are read one after the other. Who takes our slot just then fences us, goes on
+    from the same record and writes the next ones; what is held against the old one proves nothing.
+    """
+    try:
+        yield
+    except CDCError as error:
+        resumed = read_resume(config) if error.policy is Policy.HALT else None
+        if resumed is None or resumed[1] == position:
+            raise
+        raise FencedError(
+            "another daemon has written to the log since this one read the resume record",
+            hint="it has the slot; this one goes back to waiting for it",
+        ) from error
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:

@@ -19,7 +19,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+from cdc.errors import CDCError, ConfigError, FencedError, GapError, UnavailableError
 from cdc.log import names, reader
 from cdc.log.offsets import Place, Question, Span, Standing
 
@@ -159,6 +159,8 @@ class LogWatch:
         found: list[CDCError] = []
         try:
             self._recall(identity, position)
+        except FencedError:
+            pass  # a daemon is at work, and has held them against each other at its start
         except GapError as problem:
             found.append(problem)
         wanted = {**self._own, **identity.partitions}
@@ -190,7 +192,8 @@ class LogWatch:
             place = (topic, number)
             known.ends[place] = known.ends.get(place, 0) + events
         if tail:
-            same_seq(prefix, tail[-1][0], position)
+            with reader.unless_overtaken(self._config, position):
+                same_seq(prefix, tail[-1][0], position)
         elif position.seq > sum(events for *_, events in position.pending):
             self._once_written(names.frontier_topic(prefix))
 

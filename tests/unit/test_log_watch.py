@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 
-from cdc.errors import CDCError, Exit, GapError, Policy
+from cdc.config import Config, Log, Source
+from cdc.errors import CDCError, Exit, FencedError, GapError, Policy
 from cdc.events import LSN
+from cdc.log import reader, topics
 from cdc.log.offsets import Span, Standing
-from cdc.log.records import FrontierRecord
-from cdc.log.watch import EpochError, Kept, Known, problems, same_seq
+from cdc.log.records import FrontierRecord, ResumePosition
+from cdc.log.watch import EpochError, Kept, Known, LogWatch, problems, same_seq
 from tests.property.stream import position
 from tests.unit.test_continuity import IDENTITY
 
@@ -95,3 +100,22 @@ def test_a_frontier_and_a_resume_record_that_count_alike_belong_together() -> No
 def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: str) -> None:
     with pytest.raises(GapError, match=f"topic {lost} has lost its newest records"):
         same_seq("shop", frontier, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("now", "kind"),
+    [(POSITION, GapError), (replace(POSITION, seq=POSITION.seq + 9), FencedError)],
+    ids=["nobody writes", "somebody does"],
+)
+def test_a_frontier_of_a_daemon_that_came_between_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch, now: ResumePosition, kind: type[CDCError]
+) -> None:
+    """The frontiers are read behind the resume record, and another daemon may have gone on."""
+    newer = replace(FRONTIER, seq=POSITION.seq + 5)
+    monkeypatch.setattr(reader, "read_frontier_tail", lambda *_: [(newer, time.monotonic())])
+    monkeypatch.setattr(reader, "read_resume", lambda _: (IDENTITY, now))
+    log = Log(bootstrap_servers="localhost:1")
+    config = Config(pipeline="shop", source=Source(dsn="postgresql://a@b/c"), log=log)
+    watch = LogWatch(config, cast("topics.Admin", None))
+    with pytest.raises(kind):
+        watch.begin(IDENTITY, POSITION)
