@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
