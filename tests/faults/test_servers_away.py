@@ -192,6 +192,7 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
         _, position = line.resume()
         # What is in the log is confirmed, so nothing of it will be sent again; its frontier stands.
         assert LSN.parse(line.slot()) == position.end_lsn
-        assert position.pending == ()
+        # Stopped inside a source transaction there is no frontier to write: the next start goes on.
+        assert position.open or position.pending == ()
         line.start().wait_ready()
     witness.check()
