@@ -43,7 +43,7 @@ _commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
 _WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
-_TIMES: Final = b'"ts_ms":%d,"ts_us":%b,"ts_ns":%b000'
+_TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d'
 _TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
 # Outside a transaction no row has a place, so none is known there.
 _NO_ROWS: Final[dict[bytes, Row]] = {}
@@ -282,8 +282,7 @@ class Sequencer:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
-        micros = b"%d" % us
-        self._times = times = _TIMES % (us // 1000, micros, micros)
+        self._times = times = _TIMES % (us // 1000, us, us * 1000)
         number = _NULL if xid is None else b"%d" % xid
         high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
         self._tx = _TX % (times, number, self._epoch, high, low)

@@ -256,17 +256,21 @@ def _begin(
 
 
 def first_position(lsn: LSN) -> ResumePosition:
-    """Return the position of a log that is empty and begins at `lsn`."""
+    """Return the position of a log that is empty and begins at `lsn`, at this moment.
+
+    A logical message may be the first event; it takes its time from what was there before it.
+    """
+    now_us = time.time_ns() // 1_000
     return ResumePosition(
         end_lsn=lsn,
         commit_lsn=LSN(0),
         ordinal=0,
         open=False,
         seq=0,
-        committed_at_us=0,
+        committed_at_us=now_us,
         schema_id=0,
         owner=f"{socket.gethostname()}:{os.getpid()}:setup",
-        at_us=time.time_ns() // 1_000,
+        at_us=now_us,
     )
 
 

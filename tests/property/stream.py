@@ -56,6 +56,7 @@ def position(  # as `cdc setup` writes it, but for what is given
     seq: int = 0,
     schema_id: int = 0,
     pending: tuple[tuple[str, int, int], ...] = (),
+    committed_at_us: int = 0,
 ) -> ResumePosition:
     return ResumePosition(
         end_lsn=LSN(end_lsn),
@@ -63,7 +64,7 @@ def position(  # as `cdc setup` writes it, but for what is given
         ordinal=ordinal,
         open=is_open,
         seq=seq,
-        committed_at_us=0,
+        committed_at_us=committed_at_us,
         schema_id=schema_id,
         pending=pending,
         owner="test",

@@ -1,7 +1,8 @@
 """The model on real servers: two short runs in every test run, many with `make campaign`.
 
-LOCKSTEP_SEED repeats a run, LOCKSTEP_STEPS says how long it is; a failing run is made smaller by
-fewer steps, since the first steps of a seed are the same however many follow.
+LOCKSTEP_SEED repeats a run, also whether it streams transactions; LOCKSTEP_STEPS says how long it
+is. A failing run is made smaller by fewer steps, since the first steps of a seed are the same
+however many follow.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def modelled(
             source={
                 "tables": [f"{schema}.*" for schema in SCHEMAS],
                 "new_tables": "publish",
-                "streaming": "off" if number % 2 else "on",
+                "streaming": "off" if (_FIRST + number) % 2 else "on",
             },
             batch={"max_events": 40, "max_wait_ms": 50},
         )

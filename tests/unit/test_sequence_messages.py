@@ -47,6 +47,16 @@ def test_a_message_outside_any_transaction_stands_between_two_and_is_published_o
     assert ops(again.waiting()) == [(3, "c")]
 
 
+def test_a_message_before_any_transaction_has_the_time_that_the_resume_record_says() -> None:
+    """Also where that is zero: what stands in the event is a number of JSON's all the same."""
+    for us in (0, 7, TIME_US):
+        fresh = Session(position(committed_at_us=us), {})
+        fresh.feed([message(b"x", 0x3000, transactional=False)])
+        [event] = [json.loads(one.value or b"") for one in fresh.waiting()]
+        assert (event["ts_ms"], event["ts_us"], event["ts_ns"]) == (us // 1_000, us, us * 1_000)
+        assert event["source"]["ts_ns"] == us * 1_000
+
+
 def test_an_origin_is_named_in_each_event_of_its_transaction() -> None:
     fresh = Session(position(), {1: ("id",)})
     far = frame(Origin(LSN(0x77), 'sub"1'))
