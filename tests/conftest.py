@@ -1,5 +1,7 @@
 """Load the fixture plugins: every module in tests/fixtures is one, named after its subject."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,3 +12,12 @@ pytest_plugins = [f"tests.fixtures.{path.stem}" for path in sorted(_FIXTURES.glo
 
 # Before any is imported, because one may import another.
 pytest.register_assert_rewrite(*pytest_plugins)
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_on() -> Iterator[None]:
+    """Let the test fail that turns logging off for all that run after it, in whatever order."""
+    yield
+    level = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    assert level == logging.NOTSET, "this test leaves logging disabled"
