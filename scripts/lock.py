@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = "hatchling\neditables\n"
 LOCKS = {
     "requirements.lock": ["local"],
-    "requirements-dev.lock": ["local", "redis", "opensearch", "dev"],
+    "requirements-dev.lock": ["local", "spark", "migrations", "redis", "opensearch", "dev"],
 }
 # Beside either of the two, where the machine has no Java.
 JAVA_LOCK = "requirements-java.lock"
