@@ -5,9 +5,10 @@ they are sequenced like any other transaction's. What a subtransaction wrote goe
 
 Two things a stream does not tell, or not always: that a subtransaction has aborted, and which one a
 logical message belongs to. Where a transaction leaves either in doubt it is not published from its
-blocks: `RereadError` ends the session, and in the next one Postgres sends it whole. Descriptions of
-tables are in no doubt: at an abort that it tells, Postgres forgets all that it described in the
-transaction, and describes it again.
+blocks: `RereadError` ends the session, and in the next one Postgres sends it whole. So it is where
+a table was described otherwise behind the transaction's own description: read back at the commit,
+the older one would stand for what Postgres takes to be described already. An abort leaves no
+description in doubt: where it tells one, Postgres describes all that follows again.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html (stream blocks)
 """
@@ -17,9 +18,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from cdc.decode import messages
+from msgspec.structs import replace
+
+from cdc.decode import messages, pgoutput
 from cdc.errors import ProtocolError, RereadError
-from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, XLOG_DATA, whole
+from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, PAYLOAD, XLOG_DATA, whole
 from cdc.sequence import Pause
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 # As `cdc.frames.head`, with the xid behind the tag.
 _head = Struct(">BIBQ16xBI").unpack_from
 
-_STOP, _MESSAGE, _ORIGIN = b"EMO"
+_STOP, _MESSAGE, _ORIGIN, _RELATION = b"EMOR"
 _CHANGES: Final = frozenset(b"IUDTRY")  # and what describes them: each tells its xid
 
 
@@ -43,6 +46,8 @@ class _Open:
         self.xid = self.writer = xid
         self.parts_at = -1  # where in the spool the first of what subtransactions wrote begins
         self.messages = False
+        self.described: dict[int, messages.Relation] = {}
+        self.outdated = False
 
     def turn_to(self, writer: int, size: int) -> None:
         """Note who writes from `size` on."""
@@ -55,14 +60,19 @@ class _Open:
         if self.parts_at >= size:
             self.parts_at = -1
 
+    def hear(self, relation: messages.Relation) -> None:
+        """Note how a table is described outside the transaction's own blocks."""
+        if self.described.get(relation.relation_id, relation) != relation:
+            self.outdated = True
+
     @property
     def in_doubt(self) -> bool:
-        """Whether something of a subtransaction's stands there, whose abort may not be told.
+        """Whether its blocks may not be what was committed.
 
-        It is not where the subtransaction's changes were too large for the server's memory, and so
-        on its disk when the transaction was streamed.
+        Something of a subtransaction's may stand there, whose abort is not told where its changes
+        were too large for the server's memory, and so on its disk when the rest was streamed.
         """
-        return self.parts_at >= 0 or self.messages
+        return self.parts_at >= 0 or self.messages or self.outdated
 
 
 class InProgress:
@@ -105,6 +115,11 @@ class InProgress:
                     self._append(chunk, begun, at)
                     transaction.turn_to(xid, self._spool.size(self._xid))
                     begun = at
+                if tag == _RELATION:
+                    relation = _plain(
+                        pgoutput.decode(chunk[at + PAYLOAD : stop], in_stream=True, parallel=False)
+                    )
+                    transaction.described[relation.relation_id] = relation
             elif tag == _STOP:
                 self._append(chunk, begun, at)
                 self._xid = 0
@@ -125,6 +140,11 @@ class InProgress:
         elif message.xid in self._open:
             self._open[message.xid].cut(self._spool.size(message.xid))
 
+    def hear(self, relation: messages.Relation) -> None:
+        """Note a description outside the open transactions' own blocks."""
+        for transaction in self._open.values():
+            transaction.hear(_plain(relation))
+
     def commit(self, message: messages.StreamCommit) -> Iterator[bytes]:
         """Return the transaction's frames, in chunks of whole ones.
 
@@ -134,7 +154,7 @@ class InProgress:
             raise RereadError(
                 f"transaction {message.xid}, streamed before its commit at {message.commit_lsn},"
                 " has subtransactions or logical messages, of which its stream does not always tell"
-                " that they were rolled back"
+                " that they were rolled back, or tables that have changed since it described them"
             )
         return (chunk + PADDING for chunk in self._spool.commit(message.xid))
 
@@ -143,3 +163,9 @@ class InProgress:
             self._spool.append(
                 self._xid, self._open[self._xid].writer, memoryview(chunk)[begin:end]
             )
+
+
+def _plain(relation: messages.Message) -> messages.Relation:
+    """Return the description without the transaction it came in."""
+    assert isinstance(relation, messages.Relation)
+    return replace(relation, xid=None)

@@ -109,6 +109,8 @@ class Intake:
                 case Pause.FULL:
                     self._full()
                 case messages.Relation():
+                    if self._in_progress:
+                        self._in_progress.hear(step)
                     self._describe(step)
                 case messages.StreamStart():
                     self._streamed().start(step)

@@ -173,6 +173,29 @@ class Sent:
     doubtful: set[int]
 
 
+def alike(history: History, begin: int, end: int) -> bool:
+    """Whether no transaction in between has another description of what the one at `end` writes.
+
+    Where one does, what is streamed before it is in doubt (tests/unit/test_inprogress.py).
+    """
+    told = versions(history[end])
+    return all(
+        len(told[oid] | known) == 1
+        for each in history[begin:end]
+        for oid, known in versions(each).items()
+        if oid in told
+    )
+
+
+def versions(transaction: Transaction) -> dict[int, set[Relation]]:
+    """Return how a transaction describes each table."""
+    found = dict[int, set[Relation]]()
+    for step in transaction.steps:
+        for relation in step.relations:
+            found.setdefault(relation.relation_id, set()).add(relation)
+    return found
+
+
 def sent(history: History, chance: Random, *, doubtful: bool) -> Sent:
     """Stream some of the transactions; each block at any time before its commit."""
     streamed = {
@@ -189,7 +212,8 @@ def sent(history: History, chance: Random, *, doubtful: bool) -> Sent:
     ]
     found, told = list[bytes](), dict[int, Relation]()
     for index, transaction in enumerate(history):
-        for each in (*(one for at, one in streamed.items() if at > index), *ghosts):
+        open_now = [one for at, one in streamed.items() if at > index and alike(history, index, at)]
+        for each in (*open_now, *ghosts):
             while each.blocks and chance.random() < 0.3:
                 found += each.next_block()
         if index in streamed:

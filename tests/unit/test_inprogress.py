@@ -44,9 +44,11 @@ def row(xid: int, text: bytes = b"a") -> bytes:
     return frame(Insert(1, (b"1", text), xid))
 
 
+COLUMN = Column(key=True, name="id", type_id=23, type_modifier=-1)
+
+
 def described(xid: int, oid: int = 1) -> bytes:
-    column = Column(key=True, name="id", type_id=23, type_modifier=-1)
-    return frame(Relation(oid, "public", "users", ReplicaIdentity.DEFAULT, (column,), xid))
+    return frame(Relation(oid, "public", "users", ReplicaIdentity.DEFAULT, (COLUMN,), xid))
 
 
 def message(xid: int = TOP) -> bytes:
@@ -238,6 +240,25 @@ def test_what_one_subtransaction_left_stays_in_doubt_when_a_later_one_is_gone(
     blocks.block(row(TOP))
     with pytest.raises(RereadError):
         blocks.commit()
+
+
+def test_a_table_described_otherwise_since_puts_its_transaction_in_doubt(blocks: Blocks) -> None:
+    """Read back, the older description would stand for what Postgres takes to be told already."""
+    other, oid = 900, 2
+    blocks.block(described(TOP), row(TOP))
+    blocks.block(described(other, oid), row(other), xid=other)
+    renamed = Relation(1, "elsewhere", "users", ReplicaIdentity.DEFAULT, (COLUMN,))
+    blocks.open.hear(renamed)
+    with pytest.raises(RereadError):
+        blocks.commit()
+    assert blocks.commit(other)
+
+
+def test_a_table_described_alike_puts_nothing_in_doubt(blocks: Blocks) -> None:
+    blocks.block(described(TOP), row(TOP))
+    for xid in (None, 900):
+        blocks.open.hear(Relation(1, "public", "users", ReplicaIdentity.DEFAULT, (COLUMN,), xid))
+    assert blocks.commit()
 
 
 def test_a_logical_message_is_in_doubt(blocks: Blocks) -> None:
