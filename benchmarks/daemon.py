@@ -48,6 +48,7 @@ def write_config(
         "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
         # Nobody asks for its health here, and a fixed port may be taken.
         "http": {"listen": ""},
+        "snapshot": {"mode": "never"},
     }
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path

@@ -3,7 +3,7 @@
 What is written wins over what is default, and the environment over the file. Every value is checked
 before anything connects, every finding is told at once, and each names its place. The modules:
 `model` what can be set, `layers` where it is read from, `check` and `rules` what is refused,
-`selection` what of each table is captured, `show` how it is shown without its secrets.
+`selection` what of each table is captured, `snapshot` its section, `show` how it is shown without its secrets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from cdc.config.model import Batch, Config, Http, Log, Mask, Source, TableRule
 from cdc.config.patterns import TablePattern
 from cdc.config.selection import Selection, TableSelection
 from cdc.config.show import mask_dsn, show
+from cdc.config.snapshot import Snapshot
 
 __all__ = [
     "Batch",
@@ -22,6 +23,7 @@ __all__ = [
     "Log",
     "Mask",
     "Selection",
+    "Snapshot",
     "Source",
     "TablePattern",
     "TableRule",

@@ -146,6 +146,7 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("source", "tables"): _tables,
     ("source", "exclude"): _tables,
     ("source", "password_file"): _password_file,
+    ("snapshot", "dsn"): _dsn,
     ("log", "bootstrap_servers"): _bootstrap_servers,
     ("log", "prefix"): _prefix,
     ("log", "retention_hours"): _retention_hours,

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from cdc.config.selection import Selection
+from cdc.config.snapshot import Snapshot, SnapshotKind
 from cdc.errors import ConfigError
 from cdc.log.values_options import Values
 
@@ -74,6 +75,22 @@ class TableRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             examples=[{"email": {"hmac": "${HMAC_KEY}"}}],
         ),
     ] = {}
+    snapshot: Annotated[
+        SnapshotKind | None,
+        Meta(
+            description="How the initial snapshot copies the table: into the `log`; `direct` into "
+            "Delta Lake, beside the log; or `none` of it. Default `log`.",
+            examples=["none"],
+        ),
+    ] = None
+    snapshot_where: Annotated[
+        str | None,
+        Meta(
+            description="The rows that the initial snapshot copies, in SQL, of those that `where` "
+            "lets pass. May name any column.",
+            examples=["created_at > now() - interval '90 days'"],
+        ),
+    ] = None
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -294,6 +311,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ],
         ),
     ] = {}
+    snapshot: Snapshot = Snapshot()
     batch: Batch = Batch()
     http: Http = Http()
     values: Values = Values()

@@ -93,7 +93,12 @@ def _argument(kind: str, value: Any) -> Iterator[str]:  # noqa: ANN401 - any mas
 def _contradictions(rule: TableRule) -> Iterator[str]:
     if rule.columns is not None and rule.exclude:
         yield "columns and exclude are two ways to say one thing; keep one of them"
-    for name, given in (("columns", rule.columns), ("where", rule.where), ("key", rule.key)):
+    for name, given in (
+        ("columns", rule.columns),
+        ("where", rule.where),
+        ("key", rule.key),
+        ("snapshot_where", rule.snapshot_where),
+    ):
         if given is not None and not given:
             yield f"{name} is empty; leave it out"
     key = rule.key or ()

@@ -5,8 +5,8 @@ that the configuration has never heard of; `cdc.source.plan` and the doctor hold
 the catalog, and the daemon asks for each relation that the stream describes.
 
 Several sections of `tables` may match one table. They are laid over each other in the order they
-stand in the file: the last `columns`, `where` and `key` count, `exclude` and `mask` add up, and of
-two masks for a column the last one counts.
+stand in the file: `exclude` and `mask` add up, of two masks for a column the last one counts, and
+so does the last of every other setting.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cdc.config.model import Config, Mask, TableRule
+    from cdc.config.snapshot import SnapshotKind
 
 
 class TableSelection(NamedTuple):
@@ -31,6 +32,8 @@ class TableSelection(NamedTuple):
     key: tuple[str, ...] | None
     masks: tuple[tuple[NamePattern, Mask], ...]
     hidden: frozenset[str]  # columns hidden by name in a section of this table's own
+    snapshot: SnapshotKind = "log"
+    snapshot_where: str | None = None
 
     def captures(self, column: str) -> bool:
         """Return whether the column is captured, masked or not."""
@@ -117,6 +120,8 @@ def _over(below: TableSelection, section: Rule) -> TableSelection:
         below.key if rule.key is None else rule.key,
         below.masks + masks,
         below.hidden | {name.exact for name in hiding if name.exact is not None},
+        rule.snapshot or below.snapshot,
+        below.snapshot_where if rule.snapshot_where is None else rule.snapshot_where,
     )
 
 

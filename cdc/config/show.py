@@ -45,7 +45,7 @@ def mask(path: tuple[str, ...], value: object) -> object:
     """Return `value`, or what may be shown in its place."""
     if is_secret(path):
         return MASK
-    return mask_dsn(value) if path == ("source", "dsn") and isinstance(value, str) else value
+    return mask_dsn(value) if path[-1] == "dsn" and isinstance(value, str) else value
 
 
 def show(effective: Effective) -> list[tuple[str, object, str]]:

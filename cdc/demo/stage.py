@@ -277,6 +277,7 @@ def _configure(home: Home, dsn: str, bootstrap: str) -> Config:
         "pipeline": _PIPELINE,
         "source": {"dsn": dsn, "tables": ["public.*"]},
         "log": {"bootstrap_servers": bootstrap},
+        "snapshot": {"mode": "never"},  # the tables are new
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
     file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")

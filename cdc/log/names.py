@@ -84,3 +84,8 @@ def dead_topic(prefix: str) -> str:
 def messages_topic(prefix: str) -> str:
     """Return the topic of the logical messages."""
     return f"{prefix}.cdc.messages"
+
+
+def snapshot_topic(prefix: str) -> str:
+    """Return the topic of the snapshots' state, plans and finished ranges."""
+    return f"{prefix}.cdc.snapshot"

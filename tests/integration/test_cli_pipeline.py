@@ -32,7 +32,8 @@ def path(tmp_path: Path, database: Database, kafka_server: KafkaServer, topic_pr
         f"pipeline: {topic_prefix}\n"
         f"source: {{dsn: '{database.dsn}'}}\n"
         f"log: {{bootstrap_servers: '{kafka_server.bootstrap}', partitions: 2}}\n"
-        "http: {listen: ''}\n",
+        "http: {listen: ''}\n"
+        "snapshot: {mode: never}\n",
         encoding="utf-8",
     )
     return path
