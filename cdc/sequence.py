@@ -24,6 +24,7 @@ from cdc.decode import messages, pgoutput
 from cdc.errors import CDCError, GapError, ProtocolError
 from cdc.events import LSN
 from cdc.frames import PAYLOAD, ROW_END, XID_SIZE
+from cdc.log.encoder import TIMES, TX
 from cdc.log.partition import SIZES, murmur2
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ _commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
 _WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
-_TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d'
-_TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
 # Outside a transaction no row has a place, so none is known there.
 _NO_ROWS: Final[dict[bytes, Row]] = {}
 
@@ -282,10 +281,10 @@ class Sequencer:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
-        self._times = times = _TIMES % (us // 1000, us, us * 1000)
+        self._times = times = TIMES % (us // 1000, us, us * 1000)
         number = _NULL if xid is None else b"%d" % xid
         high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
-        self._tx = _TX % (times, number, self._epoch, high, low)
+        self._tx = TX % (times, number, self._epoch, high, low)
         self._tx_at_home = self._tx
 
     def commit(self, commit_lsn: int, end_lsn: int, us: int) -> None:

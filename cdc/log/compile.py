@@ -3,6 +3,9 @@
 One function walks one tuple: for each column the kind byte and length, then the value's form from
 `cdc.log.values`. Kind and length are read together, also where a NULL has only its kind: so a
 tuple's bytes must be followed by a few more, which every chunk's padding sees to (`cdc.frames`).
+
+A row of a binary COPY has lengths and no kinds (-1 is NULL). Its values are the same text, read by
+the same forms, so a snapshot's event has the stream's bytes.
 """
 
 from __future__ import annotations
@@ -55,14 +58,18 @@ class RowSource:
         return b"{" + b",".join(parts) + b"}"
 
     def event_format(
-        self, before: bytes, after: bytes, op: bytes, *, unchanged: bytes = b"%b"
-    ) -> bytes:
-        """Return the envelope's format; takes tx, unchanged, lsn, ordinal, seq, times between."""
+        self, before: bytes, after: bytes, op: bytes, *, unchanged: bytes = b"%b",
+        snapshot: str = "false", tx: bytes = b"%b", lsn: bytes = b"%d", times: bytes = b"%b",
+    ) -> bytes:  # fmt: skip
+        """Return the envelope's format; takes tx, unchanged, lsn, ordinal, seq, times between.
+
+        What is given in their place stands in every event.
+        """
         source = {
             "version": __version__,
             "connector": "postgresql",
             "name": self._name,
-            "snapshot": "false",
+            "snapshot": snapshot,
             "db": self._database,
             "schema": self._schema.schema,
             "table": self._schema.table,
@@ -71,9 +78,23 @@ class RowSource:
         head = _literal(dumps(source)[:-1])
         return (
             b'{"before":' + before + b',"after":' + after
-            + b',"source":' + head + b",%b" + unchanged + b',"lsn":%d,"ordinal":%d,"seq":%d}'
-            + b',"op":"' + op + b'",%b,"transaction":null}'
+            + b',"source":' + head + b"," + tx + unchanged
+            + b',"lsn":' + lsn + b',"ordinal":%d,"seq":%d}'
+            + b',"op":"' + op + b'",' + times + b',"transaction":null}'
         )  # fmt: skip
+
+    def copied_format(self, lsn: int, tx: bytes, times: bytes) -> bytes:
+        """Return the format of a snapshot's event: a value a column, then ordinal and seq."""
+        return self.event_format(
+            b"null",
+            self.row_format(range(len(self._labels))),
+            b"r",
+            unchanged=b"",
+            snapshot="true",
+            lsn=b"%d" % lsn,
+            tx=_literal(tx),
+            times=_literal(times),
+        )
 
     def unchanged(self, columns: tuple[int, ...]) -> bytes:
         """Return the `unchanged` member of `source` for the columns Postgres did not send."""
@@ -131,14 +152,47 @@ class RowSource:
         other = ["    else: raise malformed(e - s)"]
         return "\n".join([*head, *self._walk(other), f"    return q, ({values})"])
 
+    def copied(self) -> str:
+        """Return the function for a row of a binary COPY whose first column stands at `q`.
+
+        Who calls it has seen the column count. `event` is a `copied_format`.
+        """
+        head = ["def copied(b, q, e, event, seq, ordinal):", "    s = q"]
+        values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
+        result = f"    return {f'KEY % ({key})' if key else 'None'}, event % ({values}ordinal, seq)"
+        return "\n".join([*head, *self._walk_copied(), _END, result])
+
+    def copied_values(self) -> str:
+        """Return the function for the encoded values of the row that `copied` reads."""
+        head = ["def copied_values(b, q, e):", "    s = q"]
+        values = self._names(range(len(self._labels)))
+        return "\n".join([*head, *self._walk_copied(), _END, f"    return ({values})"])
+
+    def _walk_copied(self) -> list[str]:
+        """Return the lines that read every column of a COPY's row."""
+        lines = []
+        for i in range(len(self._labels)):
+            value, null = self._value(i)
+            lines += [
+                "    n = LENGTH(b, q)[0]",
+                f"    if n >= 0: p = q + 4; q = p + n; v{i} = {value}",
+                f"    elif n == -1: v{i} = {null}; q += 4",
+                "    else: raise malformed(e - s)",
+            ]
+        return lines
+
+    def _value(self, column: int) -> tuple[str, str]:
+        """Return what a column's value and what a NULL become, as expressions."""
+        if mask := self._masked.get(column):
+            return mask.value, mask.null
+        return form(self._schema.columns[column], self._options), "NULL"
+
     def _walk(self, other: list[str]) -> list[str]:
         """Return the lines that read every column; `other` takes the kinds but text and NULL."""
         lines = []
-        for i, column in enumerate(self._schema.columns):
+        for i in range(len(self._labels)):
+            value, null = self._value(i)
             lines.append("    k, n = VALUE(b, q)")
-            mask = self._masked.get(i)
-            value = mask.value if mask else form(column, self._options)
-            null = mask.null if mask else "NULL"
             lines.append(f"    if k == 116: p = q + 5; q = p + n; v{i} = {value}")
             lines.append(f"    elif k == 110: v{i} = {null}; q += 1")
             lines.extend(line.replace("{i}", str(i)) for line in other)
@@ -149,12 +203,13 @@ class RowSource:
         return "".join(f"v{i}, " for i in columns)
 
     def compile(self) -> dict[str, Any]:
-        """Return the functions `new`, `after` and `old`."""
+        """Return the functions `new`, `after`, `old`, `copied` and `copied_values`."""
         columns = range(len(self._labels))
         namespace: dict[str, Any] = {
             **NAMESPACE,
             "COUNT": struct.Struct(">H").unpack_from,
             "VALUE": struct.Struct(">BI").unpack_from,
+            "LENGTH": struct.Struct(">i").unpack_from,
             "NULL": NULL,
             "gap": self._gap,
             "NO_OLDS": (None,) * len(columns),
@@ -166,7 +221,8 @@ class RowSource:
         }
         for mask in self._masked.values():
             namespace.update(mask.names)
-        for source in (self.after(), self.new(), self.old()):
+        sources = (self.after(), self.new(), self.old(), self.copied(), self.copied_values())
+        for source in sources:
             exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
         return namespace
 

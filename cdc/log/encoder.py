@@ -16,7 +16,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cdc.errors import ProtocolError
 from cdc.log.compile import RowSource
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 _N, _K, _O = b"NKO"
 
+# What every event of a transaction shares: its time (ms, us, ns), and with it the number or null,
+# the epoch and the two halves of the commit LSN.
+TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d'
+TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
+
 # An encoded value a column; None for what Postgres did not send.
 Values = tuple[bytes | None, ...]
 
@@ -40,6 +45,14 @@ class New(Protocol):
         self, b: bytes, q: int, e: int, lsn: int, op: bytes, seq: int, ordinal: int, tx: bytes,
         times: bytes, /,
     ) -> tuple[bytes | None, bytes]: ...  # fmt: skip
+
+
+class Copied(Protocol):
+    """Return key and event of a row of a binary COPY; its first column stands at `q`."""
+
+    def __call__(
+        self, b: bytes, q: int, e: int, event: bytes, seq: int, ordinal: int, /
+    ) -> tuple[bytes | None, bytes]: ...
 
 
 class Encoder:
@@ -55,6 +68,9 @@ class Encoder:
         # Without a key there is no order but the table's own: one partition keeps it.
         self.partitions = partitions if schema.key else 1
         self.new: New = functions["new"]
+        self.copied: Copied = functions["copied"]
+        self._copied_values = functions["copied_values"]
+        self._copied_format = source.copied_format
         self._after = functions["after"]
         self._old = functions["old"]
         columns = range(len(schema.columns))
@@ -99,6 +115,18 @@ class Encoder:
             b, q + 1, e, before, olds, lsn, op, seq, ordinal, tx, times
         )
         return result
+
+    def copied_format(self, lsn: int, tx: bytes, times: bytes) -> bytes:
+        """Return the format of the events that a snapshot makes at one place; see `copied`."""
+        return self._copied_format(lsn, tx, times)
+
+    def copied_values(self, b: bytes, q: int, e: int) -> tuple[bytes, ...]:
+        """Return the encoded values of a COPY's row; its first column stands at `q`.
+
+        With ordinal and seq behind them they are what a `copied_format` takes.
+        """
+        values: tuple[bytes, ...] = self._copied_values(b, q, e)
+        return values
 
     def delete(
         self, before: bytes, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes
