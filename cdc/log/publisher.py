@@ -40,7 +40,8 @@ _PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: 
 class Publisher:
     """One of the pipeline's writers (`cdc.log.lanes`)."""
 
-    def __init__(self, config: Config, lane: int = 0) -> None:
+    def __init__(self, config: Config, lane: int | str = 0) -> None:
+        """`lane` is a number, or a name as of the snapshot's writers: one writer each at a time."""
         self.begun = False
         self.ended_at = 0.0  # when the last commit was answered
         # By partition: one past the newest record acknowledged; -1 where the broker did not say.
@@ -106,8 +107,8 @@ class Publisher:
         with translated("producing"):
             self._producer.poll(0)
 
-    def add(self, topic: str, key: bytes, value: bytes) -> None:
-        """Hand over one record of our own, to partition 0."""
+    def add(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Hand over one record of our own, to partition 0; no value takes it out again."""
         self.begin()
         with translated(f"producing to {topic}"):
             self._producer.produce(topic, value, key, 0)

@@ -119,7 +119,7 @@ def read_resume(
     """Return the pipeline's resume record, or None where there is none."""
     topic = names.resume_topic(config.prefix)
     newest: dict[bytes, bytes] = {}
-    for message in _if_there(config, topic):
+    for message in read_if_there(config, topic):
         newest[message.key() or b""] = message.value() or b""
     identity = newest.get(records.resume_key(config.pipeline, "identity"))
     position = newest.get(records.resume_key(config.pipeline, "position"))
@@ -151,10 +151,12 @@ def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterat
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:
-    """Return every table version, oldest first."""
+    """Return every table version, oldest first; DDL statements stand in the topic too."""
     topic = names.schema_topic(config.prefix)
     found = {}
-    for message in _if_there(config, topic):
+    for message in read_if_there(config, topic):
+        if not records.is_schema_key(message.key() or b""):
+            continue
         record = records.decode(records.SchemaRecord, message.value() or b"", topic)
         found[record.schema_id] = record
     return [found[schema_id] for schema_id in sorted(found)]
@@ -165,7 +167,7 @@ def read_frontiers(config: Config) -> list[records.FrontierRecord]:
     topic = names.frontier_topic(config.prefix)
     return [
         records.decode(records.FrontierRecord, message.value() or b"", topic)
-        for message in _if_there(config, topic)
+        for message in read_if_there(config, topic)
     ]
 
 
@@ -217,7 +219,7 @@ def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str,
         client.close()
 
 
-def _if_there(config: Config, topic: str) -> Iterator[Message]:
+def read_if_there(config: Config, topic: str) -> Iterator[Message]:
     """Yield the records of a one-partition topic; none where it does not exist."""
     try:
         yield from read_to_end(config, {topic: 1})

@@ -56,6 +56,11 @@ def internal_topics(config: Config) -> list[Topic]:
         Topic(names.schema_topic(config.prefix), 1, {"cleanup.policy": "compact"}),
         Topic(names.messages_topic(config.prefix), 1, _kept(config)),
         Topic(names.dead_topic(config.prefix), 1, _kept(config)),
+        Topic(
+            names.snapshot_topic(config.prefix),
+            1,
+            {**_COMPACTED, "max.message.bytes": str(MAX_MESSAGE_BYTES)},
+        ),
     ]
 
 

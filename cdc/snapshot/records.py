@@ -43,6 +43,9 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
     tasks: int = 0  # transactional ids of this and older generations: 0 to tasks - 1
     next_seq: int = 1  # above every seq of this and older generations
+    rows: int = 0  # copied, once it is done
+    bytes: int = 0
+    seconds: float = 0.0
     owner: str = ""
     at_us: int = 0
 
