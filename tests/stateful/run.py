@@ -134,7 +134,7 @@ class Run:
         findings = Findings()
         frontiers = [each.frontier() for each in reader.read_frontiers(pipeline.config)]
         check_cuts(findings, frontiers, partitions, ends, first=1, newest=len(found))
-        assert not findings.told()
+        assert not findings.told(), findings.told()
 
 
 def _commit_lsn(event: dict[str, object]) -> LSN:
