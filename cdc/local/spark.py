@@ -1,0 +1,63 @@
+"""What spark-submit needs of us: jars that Spark lacks, and our own code for a cluster.
+
+The jars are the lock's section `spark`, fetched as the servers' are; their versions fit the Spark
+that `lockstep-cdc[spark]` installs. The code is `cdc`, `sinks` and `jobs` as one zip; what they
+import besides must be installed where executors run.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cdc.local.artifacts import ArtifactCache, default_cache, lock_sections
+from cdc.local.errors import LocalStackError
+
+if TYPE_CHECKING:
+    from cdc.local.progress import Progress
+
+_SECTION: Final = "spark"
+_PACKAGES: Final = ("cdc", "sinks", "jobs")
+_LEFT_OUT: Final = {".pyc", ".pyo"}
+
+
+def jars(progress: Progress) -> list[Path]:
+    """Return the jars, fetched where they are not in the cache."""
+    folder = ArtifactCache(default_cache(), progress).fetch(_SECTION)
+    return [folder / each.file_name for each in lock_sections()[_SECTION]]
+
+
+def coordinates() -> list[str]:
+    """Return the same as Maven coordinates, `group:name:version`."""
+    return [f"{each.group}:{each.name}:{each.version}" for each in lock_sections()[_SECTION]]
+
+
+def job(name: str) -> Path:
+    """Return the file of a job, as spark-submit takes it."""
+    return _folder("jobs") / f"{name}.py"
+
+
+def pack(target: Path) -> int:
+    """Write our packages into a zip for `--py-files`; return how many files it holds."""
+    part = target.with_name(f"{target.name}.part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _PACKAGES:
+            folder = _folder(package)
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.suffix not in _LEFT_OUT:
+                    archive.write(path, Path(package) / path.relative_to(folder))
+        written = len(archive.namelist())
+    part.replace(target)
+    return written
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise LocalStackError(
+            f"the package {package} is not installed",
+            hint="pip install 'lockstep-cdc[spark]'; in a checkout: make setup",
+        )
+    return Path(next(iter(spec.submodule_search_locations)))

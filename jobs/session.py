@@ -1,0 +1,80 @@
+"""The Spark session of our jobs: one that is active already, else one with settings that fit.
+
+What decides about values is set in every session of ours: UTC, dates as they are (no rebase to the
+Julian calendar), timestamps in microseconds, no speculation (of two copies of a task one fences the
+other). How large and where is whoever submits to say: spark-submit's settings stay as they are.
+Without spark-submit it is a small local one.
+
+Delta's jars must be known before the JVM starts: spark-submit's `--jars` names them
+(`cdc spark jars`), or `jars` here where there is no spark-submit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# Of the session: set on one that is active, too, in a session of our own beside it.
+_VALUES: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+# Of the application: fixed once it runs.
+_FIXED: Final = {
+    "spark.speculation": "false",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+# Without spark-submit. The C1 compiler alone halves the CPU time of short sessions.
+_SMALL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.adaptive.enabled": "false",
+}
+# A failed task is tried so often in all, in a local session too.
+_TRIES: Final = 4
+
+
+def session(
+    name: str, *, cores: int = 2, jars: Sequence[Path] = (), more: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session of our own; `cores`, `jars` and `more` count where it starts the JVM."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        own = active.newSession()
+        for key, value in _VALUES.items():
+            own.conf.set(key, value)
+        return own
+    settings = {**_VALUES, **_FIXED}
+    if not submitted():
+        # Workers would take the first python3 of PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
+        if jars:
+            settings["spark.jars"] = ",".join(map(str, jars))
+    builder = SparkSession.Builder().appName(name)
+    for key, value in (settings | dict(more or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def submitted() -> bool:
+    """Return whether spark-submit started this process, and with it the JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
