@@ -127,6 +127,29 @@ class FencedError(CDCError):
     exit_code = Exit.TEMPORARY
 
 
+class SnapshotLostError(CDCError):
+    """The exported snapshot is no more: its coordinator or its database has ended."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the coordinator begins a new generation by itself")
+
+
+class RewrittenError(CDCError):
+    """A table was rewritten or changed since the snapshot, which can't see all its rows any more.
+
+    TRUNCATE, VACUUM FULL, CLUSTER, DROP and some ALTER TABLE are not MVCC-safe.
+    """
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the coordinator begins a new generation by itself")
+
+
 class StoppedError(Exception):
     """The daemon was told to stop while it had nothing to finish."""
 

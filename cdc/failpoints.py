@@ -27,6 +27,13 @@ NAMES: Final = (
     "before_frontier",  # a transaction of its own for a frontier record
 )
 
+# In a task of a snapshot, in the order a range passes them.
+SNAPSHOT_NAMES: Final = (
+    "in_range",  # some of its rows are with the producer
+    "before_range_commit",
+    "after_range_commit",  # the log holds it, nobody has been told
+)
+
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)
 

@@ -20,10 +20,14 @@ from cdc.errors import ConfigError, InvariantError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from confluent_kafka import Message
 
     from cdc.config import Config
-    from cdc.log.batch import Batch
+    from cdc.log.batch import Batch, Partition
+
+    Taken = Callable[[KafkaError | None, Message], None]
 
 # How many writers take turns (`cdc.log.lanes`); a start fences all of them.
 LANES: Final = 2
@@ -40,8 +44,14 @@ _PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: 
 class Publisher:
     """One of the pipeline's writers (`cdc.log.lanes`)."""
 
-    def __init__(self, config: Config, lane: int | str = 0) -> None:
-        """`lane` is a number, or a name as of the snapshot's writers: one writer each at a time."""
+    def __init__(
+        self,
+        config: Config,
+        lane: int | str = 0,
+        *,
+        transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
+    ) -> None:
+        """A lane with a name is none of those that a start fences."""
         self.begun = False
         self.ended_at = 0.0  # when the last commit was answered
         # By partition: one past the newest record acknowledged; -1 where the broker did not say.
@@ -52,7 +62,7 @@ class Publisher:
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
             "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_SECONDS * 1_000,
+            "transaction.timeout.ms": transaction_seconds * 1_000,
             "compression.type": "lz4",
             # Batches fill while a transaction is open; its commit sends what is left.
             "linger.ms": 20,
@@ -88,24 +98,26 @@ class Publisher:
         """Hand over the batch's waiting messages, each partition's in order."""
         self.begin()
         for partition in batch.waiting():
-            messages = partition.take()
-            # One report a partition and chunk is enough: it tells the newest offset.
-            messages[-1]["callback"] = self._delivered
-            with translated(f"producing to {partition.topic}"):
-                try:
-                    queued = self._producer.produce_batch(
-                        partition.topic, messages, partition.number
-                    )
-                except BufferError as error:
-                    raise ConfigError(
-                        "the producer's queue is full within one batch",
-                        hint="lower batch.max_events and batch.max_bytes, or take queue.buffering.*"
-                        " out of log.kafka",
-                    ) from error
-            if queued != len(messages):
-                self._refused(partition.topic, messages[queued:])
+            self._hand_over(partition, self._delivered)
         with translated("producing"):
             self._producer.poll(0)
+
+    def _hand_over(self, partition: Partition, taken: Taken) -> None:
+        """Hand over a partition's waiting messages; `taken` is called for the last of them."""
+        messages = partition.take()
+        # One report a partition and chunk is enough: it tells the newest offset.
+        messages[-1]["callback"] = taken
+        with translated(f"producing to {partition.topic}"):
+            try:
+                queued = self._producer.produce_batch(partition.topic, messages, partition.number)
+            except BufferError as error:
+                raise ConfigError(
+                    "the producer's queue is full within one batch",
+                    hint="lower batch.max_events and batch.max_bytes, or take queue.buffering.*"
+                    " out of log.kafka",
+                ) from error
+        if queued != len(messages):
+            self._refused(partition.topic, messages[queued:])
 
     def add(self, topic: str, key: bytes, value: bytes | None) -> None:
         """Hand over one record of our own, to partition 0; no value takes it out again."""

@@ -135,9 +135,9 @@ class _Socket:
     def other(self, message: bytes) -> None:
         kind = message[0]
         if kind == _ERROR:
-            _raise(_fields(message))
+            raise_error(fields(message))
         if kind == _NOTICE:
-            self._notice(_fields(message).get("M", ""))
+            self._notice(fields(message).get("M", ""))
         elif kind == _COPY_DONE:
             raise _ended()
         elif kind not in _IGNORED:
@@ -201,13 +201,13 @@ class _Libpq:
         """Leave it to the connection."""
 
 
-def _fields(message: bytes) -> Fields:
+def fields(message: bytes) -> Fields:
     """Return the fields of an ErrorResponse or NoticeResponse; each is a code and a C string."""
     fields = message[HEADER_SIZE:].split(b"\0")
     return {chr(field[0]): field[1:].decode(errors="replace") for field in fields if field}
 
 
-def _raise(fields: Fields) -> NoReturn:
+def raise_error(fields: Fields) -> NoReturn:
     """Raise psycopg's error for the SQLSTATE, as libpq's path does."""
     text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}"
     try:

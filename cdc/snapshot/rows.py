@@ -1,0 +1,88 @@
+"""Rows of a COPY → keys, events and partitions: the snapshot's hot path.
+
+Pure, as `cdc.sequence` is for the stream. A row's seq is its place in the range's block; all else
+of its event but the values is the same for every row of a snapshot, and stands in the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from cdc import frames
+from cdc.errors import CDCError, InvariantError, ProtocolError
+from cdc.log.encoder import TIMES, TX
+from cdc.log.partition import SIZES, murmur2
+from cdc.source.copying import HEAD_SIZE, head
+
+if TYPE_CHECKING:
+    from cdc.log.batch import Batch
+    from cdc.log.routes import Table
+    from cdc.snapshot.records import Plan, Range
+
+_ORDINAL = 0  # before the first change that commits behind the snapshot
+
+
+def event_format(table: Table, plan: Plan) -> bytes:
+    """Return the format of the events of a table's rows."""
+    us, lsn = plan.taken_at_us, plan.lsn
+    times = TIMES % (us // 1_000, us, us * 1_000)
+    tx = TX % (times, b"null", plan.epoch, lsn >> 32, lsn & 0xFFFFFFFF)
+    return table.encoder.copied_format(lsn, tx, times)
+
+
+class Rows:
+    """The rows of one range, encoded and put into the batch."""
+
+    def __init__(self, table: Table, event: bytes, each: Range, batch: Batch) -> None:
+        """`event` is the table's `event_format`."""
+        self._table, self._event, self._batch = table, event, batch
+        self._first_seq, self._capacity = each.first_seq, each.capacity
+        self.rows = 0
+        self.bytes = 0  # as Postgres sent them
+
+    def feed(self, chunk: bytes) -> int:
+        """Encode the rows of `chunk`; return where it stopped: at what is no whole row.
+
+        Raises ProtocolError on bytes that are not a row of the table's.
+        """
+        table, end = self._table, frames.whole(chunk)
+        plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
+        copied, event = table.encoder.copied, self._event
+        columns = len(table.encoder.schema.columns)
+        appends = [partition.append for partition in table.partitions]
+        partitions, hashed, sizes, data = len(appends), murmur2, SIZES, frames.COPY_DATA
+        at, last, size, row, take = 0, end - HEAD_SIZE, 0, 0, head
+        seq = first_seq = self._first_seq + self.rows
+        try:
+            # Local names, no call but the encoder's and the partitioner's: as in `Sequencer.feed`.
+            while at <= last:
+                kind, length, count = take(chunk, at)
+                stop = at + 1 + length
+                if stop > end or count != columns or kind != data:
+                    break
+                row = at + HEAD_SIZE
+                key, value = copied(chunk, row, stop, event, seq, _ORDINAL)
+                size += len(value)
+                if plain:
+                    number = 0
+                    if key is not None:
+                        number = hashed(None, key, sizes[len(key)], partitions, None, None)
+                    appends[number]({"key": key, "value": value})
+                else:
+                    table.send(key, value)
+                seq += 1
+                at = stop
+        except CDCError:
+            raise
+        except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
+            # Only the kind of error: its text may quote the row.
+            raise ProtocolError(f"a row that can't be read ({type(error).__name__})") from error
+        self.rows += seq - first_seq
+        self.bytes += at
+        self._batch.bytes += size
+        if self.rows > self._capacity:
+            raise InvariantError(
+                f"a range of {self._capacity} seqs has {self.rows} rows; they would be another's"
+            )
+        return at

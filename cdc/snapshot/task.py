@@ -1,0 +1,245 @@
+"""One task of an initial snapshot: ranges of tables into the log, a Kafka transaction each.
+
+A task has a connection that sees the exported snapshot and a transactional producer of its own. It
+fences the task before it first, and only then reads what the log holds: so no range is written
+twice, by whomever and however often it is begun. The range's record stands in the transaction of
+its rows.
+
+Rows cross no process boundary but Postgres' and Kafka's: whoever runs tasks, Spark or the daemon,
+gets the records of ranges back and never a row.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from orjson import dumps
+
+from cdc import failpoints
+from cdc.errors import ConfigError, FencedError, RewrittenError
+from cdc.log import names, topics
+from cdc.log.batch import Batch
+from cdc.log.bounded import BoundedPublisher
+from cdc.log.dead import DeadLetters
+from cdc.log.encoder import Encoder
+from cdc.log.limits import limits, ours
+from cdc.log.mask import column_mask
+from cdc.log.routes import Table
+from cdc.snapshot import topic
+from cdc.snapshot.pace import Pace
+from cdc.snapshot.records import PlannedTable, RangeRecord
+from cdc.snapshot.rows import Rows, event_format
+from cdc.source.copying import Copying
+from cdc.source.pinned import connect_for_rows, pinned, shape
+from cdc.source.published import published
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from cdc.config import Config
+    from cdc.log.mask import ColumnMask
+    from cdc.log.records import SchemaRecord
+    from cdc.snapshot.records import Plan, Range
+
+    Report = Callable[[int, int], None]  # rows and bytes of the range at hand, so far
+
+# Slower than this no machine copies: a range takes a Kafka transaction's time at most so long.
+_SLOWEST_BYTES_PER_SECOND: Final = 256 << 10
+# The brokers' own limit, unless transaction.max.timeout.ms says otherwise.
+_LONGEST_SECONDS: Final = 900
+_SHORTEST_SECONDS: Final = 300
+
+
+class Task:
+    """Task `number` of a plan. A context manager: it holds connections and a transaction."""
+
+    def __init__(
+        self, config: Config, plan: Plan, number: int, *, report: Report | None = None
+    ) -> None:
+        """Nothing is connected yet; `report` is called for each chunk of rows."""
+        self._config, self._plan, self._number = config, plan, number
+        self._report = report
+        self._pace = Pace(config.snapshot, plan.tasks)
+        self._batch = Batch()
+        placeholder = dumps(config.values.unavailable_value_placeholder)
+        self._dead = DeadLetters(
+            self._batch, names.dead_topic(config.prefix), placeholder, ours(config)
+        )
+        self._tables: dict[int, tuple[Table, bytes]] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Fence the task's older self, see that the plan stands, connect. Blocks."""
+        config, plan = self._config, self._plan
+        with ExitStack() as opened:
+            self._publisher = BoundedPublisher(
+                config, f"snapshot.{self._number}", transaction_seconds(config, plan)
+            )
+            self._publisher.open()
+            opened.callback(self._let_go)
+            self._known = topic.read(config)
+            _same_plan(plan, self._known)
+            self._admin = topics.admin(config)
+            self._sql = connect_for_rows(config)
+            opened.callback(self._sql.close)
+            self._closing = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._closing.close()
+
+    def unfinished(self) -> list[Range]:
+        """Return the task's ranges that the log does not hold yet."""
+        done = self._known.done(self._plan)
+        mine = self._plan.ranges_of(self._number)
+        return [each for each in mine if ("rows", each.table, each.number) not in done]
+
+    def copy(self, each: Range) -> RangeRecord:
+        """Put a range into the log. Blocks.
+
+        Raises RewrittenError, SnapshotLostError, FencedError: what of the range was written is
+        aborted then, and the task is done for.
+        """
+        config, plan, publisher = self._config, self._plan, self._publisher
+        began = time.monotonic()
+        planned = plan.tables[each.table]
+        with pinned(self._sql, plan.snapshot):
+            self._prove(planned)
+            table, event = self._table(planned)
+            rows = Rows(table, event, each, self._batch)
+            self._read(range_query(planned, each), rows)
+        publisher.flush()
+        record = RangeRecord(
+            generation=plan.generation,
+            table=each.table,
+            number=each.number,
+            rows=rows.rows,
+            bytes=rows.bytes,
+            ends=tuple((*place, events) for place, events in self._batch.close().items()),
+            seconds=round(time.monotonic() - began, 3),
+        )
+        publisher.add(*topic.range_record(config, record))
+        failpoints.reach("before_range_commit")
+        publisher.commit()
+        failpoints.reach("after_range_commit")
+        return record
+
+    def _read(self, query: str, rows: Rows) -> None:
+        batch, publisher, reported, size = self._batch, self._publisher, 0, 0
+        with Copying(self._sql, query) as copying:
+            while chunk := copying.read():
+                copying.taken(chunk, rows.feed(chunk))
+                publisher.produce(batch)
+                failpoints.reach("in_range")
+                self._pace.wait(rows.rows - reported, rows.bytes - size)
+                reported, size = rows.rows, rows.bytes
+                if self._report:
+                    self._report(reported, size)
+
+    def _prove(self, planned: PlannedTable) -> None:
+        """Raise RewrittenError where the snapshot may not see the relation's rows as they are."""
+        found = shape(self._sql, planned.relation, planned.columns)
+        if found != (planned.filenode, planned.attnums):
+            what = "columns" if found.filenode == planned.filenode else "rows"
+            raise RewrittenError(
+                f"the {what} of {planned.relation} were rewritten since the snapshot was taken"
+            )
+
+    def _table(self, planned: PlannedTable) -> tuple[Table, bytes]:
+        """Return how rows of a published table are encoded and where they go."""
+        found = self._tables.get(planned.schema_id)
+        if found is None:
+            version = self._plan.schemas[planned.schema_id]
+            config, name = self._config, version.topic
+            if not self._dead.knows(name):
+                self._dead.limit_to(limits(self._admin, config, [name]))
+            encoder = Encoder(
+                version,
+                self._plan.database,
+                config.prefix,
+                planned.partitions,
+                self._masks(version),
+            )
+            table = Table(encoder, self._batch.topic(name, encoder.partitions), self._dead)
+            found = self._tables[planned.schema_id] = table, event_format(table, self._plan)
+        return found
+
+    def _masks(self, version: SchemaRecord) -> list[ColumnMask | None]:
+        config = self._config
+        told = published(self._sql, config.publication, version.relation_id)
+        selection = config.selection.of((version.schema, version.table), *told.ancestors)
+        masks = [column_mask(selection, column.name) for column in version.columns]
+        if [mask and mask.label for mask in masks] != [c.mask for c in version.columns]:
+            raise ConfigError(
+                f"{version.schema}.{version.table} is masked otherwise here than in the plan of the"
+                " snapshot",
+                hint="let every task have the configuration that the coordinator has",
+            )
+        return masks
+
+    def _let_go(self) -> None:
+        """Abort what is open, so that no reader waits for it."""
+        if self._publisher.begun:
+            self._publisher.abort()
+
+
+def run_task(config: Config, plan: Plan, number: int) -> Iterator[RangeRecord]:
+    """Copy what is left of a task; yield each range once it is in the log."""
+    with Task(config, plan, number) as task:
+        for each in task.unfinished():
+            yield task.copy(each)
+
+
+def range_query(planned: PlannedTable, each: Range) -> str:
+    """Return the COPY of a range: each column's text, as pgoutput would write it."""
+    tests = []
+    if each.first_page is not None:
+        tests.append(f"ctid >= '({each.first_page},0)'::tid AND ctid < '({each.end_page},0)'::tid")
+    if planned.where is not None:
+        tests.append(f"({planned.where}\n)")
+    where = f" WHERE {' AND '.join(tests)}" if tests else ""
+    columns = ", ".join(planned.outputs)
+    rows = f"SELECT {columns} FROM ONLY {planned.relation}{where}"  # noqa: S608 - of the catalog's
+    return f"COPY ({rows}) TO STDOUT (FORMAT binary)"
+
+
+def transaction_seconds(config: Config, plan: Plan) -> int:
+    """Return for how long a Kafka transaction may be open, so that the largest range fits into it.
+
+    Raises ConfigError where the configured pace makes a range last for longer than brokers allow.
+    """
+    pace = Pace(config.snapshot, plan.tasks)
+    most = 0.0
+    for table in plan.tables:
+        ranges = -(-(table.pages or 1) // (table.pages_per_range or 1)) if table.pages else 1
+        rows, size = table.rows // ranges + 1, table.bytes // ranges + 1
+        most = max(most, pace.seconds(rows, size) + size / _SLOWEST_BYTES_PER_SECOND)
+    if pace.seconds(1, 1) and most > _LONGEST_SECONDS:
+        raise ConfigError(
+            f"at snapshot.rows_per_second and snapshot.bytes_per_second a range takes {most:.0f} s,"
+            f" and a Kafka transaction {_LONGEST_SECONDS} s at most",
+            hint="lower snapshot.range_bytes",
+        )
+    return int(min(max(2 * most, _SHORTEST_SECONDS), _LONGEST_SECONDS))
+
+
+def _same_plan(plan: Plan, known: topic.Known) -> None:
+    """Raise FencedError where the log does not say that `plan` is what is being done."""
+    state = known.state
+    mine = state is not None and (state.stage, state.generation, state.token) == (
+        "running",
+        plan.generation,
+        plan.token,
+    )
+    if not mine:
+        raise FencedError(
+            f"generation {plan.generation} of the snapshot is no longer being copied",
+            hint="another coordinator has begun a new one, or it is done; this one stops",
+        )

@@ -1,0 +1,221 @@
+"""The rows of a table by `COPY … TO STDOUT (FORMAT binary)`, in chunks of many rows.
+
+A chunk is what a read of the connection gave: CopyData messages behind one another, a row in each,
+the last perhaps not whole yet, and padding as in `cdc.frames`. The format's header and trailer are
+taken off. Whoever walks a chunk says with `taken` where it stopped.
+
+    'd'  length  columns  length  value  length  value …      (-1: NULL)
+     1      4       2        4              4
+
+As `cdc.source.wire` does for a stream, this reads the socket itself once libpq has sent what goes
+before, and leaves the connection as libpq knows it: it begins and ends between two commands. Where
+the socket is encrypted, libpq goes on reading.
+
+Memory is one read's, or one row's, whatever the table. Reads block, for as long as Postgres needs.
+
+https://www.postgresql.org/docs/current/sql-copy.html (binary format)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Final, Protocol
+
+import psycopg
+from psycopg import errors, pq
+
+from cdc.errors import ProtocolError
+from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, length, whole
+from cdc.source.connection import translated
+from cdc.source.wire import BUFFER_BYTES, READ_BYTES, fields, raise_error
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from cdc.source.catalog import Connection
+
+# Of a row: its message's type and length, and the number of columns.
+head = Struct(">BIH").unpack_from
+HEAD_SIZE: Final = 7
+
+_COPY_OUT, _COPY_DONE, _COMPLETE, _READY, _ERROR = b"HcCZE"
+# ParameterStatus, NoticeResponse and NotificationResponse come whenever the server likes.
+_IGNORED: Final = frozenset(b"SNA")
+_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
+_HEADER: Final = _SIGNATURE + bytes(8)  # no flags, no extension
+_TRAILER: Final = pack(">cIh", b"d", 6, -1)
+
+
+class _Wire(Protocol):
+    def read(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Copying:
+    """One COPY's rows. To be closed before the connection is used again."""
+
+    def __init__(self, connection: Connection, query: str) -> None:
+        """Send `query`, a COPY to STDOUT in binary format."""
+        self._doing = "reading rows by COPY"
+        self._pgconn = connection.pgconn
+        self._parts: list[bytes] = []
+        self._have, self._need = 0, HEADER_SIZE
+        self._begun = self._ended = False
+        self._error: bytes | None = None
+        encoded = query.encode(connection.info.encoding)
+        encrypted = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
+        with translated(self._doing):
+            self._wire: _Wire = (_Libpq if encrypted else _Socket)(self._pgconn, encoded)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._wire.close()
+        if not self._ended:  # what still comes can't be told from the next command's answer
+            self._pgconn.finish()
+
+    def read(self) -> bytes:
+        """Return a chunk that begins with a whole message; nothing once all rows have come.
+
+        Raises the server's own error where it ended the COPY.
+        """
+        while not self._ended:
+            while self._have < self._need:
+                with translated(self._doing):
+                    self._take(self._wire.read())
+            chunk = b"".join((*self._parts, PADDING))
+            self._parts, self._have, self._need = [], 0, HEADER_SIZE
+            if self._begun and chunk[0] == COPY_DATA:
+                return chunk
+            self.taken(chunk, 0)
+        return b""
+
+    def taken(self, chunk: bytes, at: int) -> None:
+        """Take what of a chunk lies behind `at`: the rest of a row, or what is no row."""
+        end = whole(chunk)
+        while end - at >= HEADER_SIZE:
+            stop = at + 1 + length(chunk, at)[0]
+            if stop > end:
+                break
+            if chunk[at] == COPY_DATA and self._begun and chunk[at:stop] != _TRAILER:
+                break
+            at = self._other(chunk, at, stop)
+        if rest := chunk[at:end]:
+            self._take(rest)
+
+    def _take(self, part: bytes) -> None:
+        # A row may be a gigabyte: its parts are put together once, when all of them are there.
+        self._parts.append(part)
+        self._have += len(part)
+        if self._need == HEADER_SIZE <= self._have:
+            if len(self._parts) > 1:
+                self._parts = [b"".join(self._parts)]
+            self._need = 1 + length(self._parts[0])[0]
+
+    def _other(self, chunk: bytes, at: int, stop: int) -> int:
+        """Take a whole message that is no row; return where the next one is."""
+        kind = chunk[at]
+        if kind == COPY_DATA:
+            if self._begun:  # the trailer
+                return stop
+            return self._begin(chunk, at, stop)
+        if kind == _ERROR:
+            self._error = chunk[at:stop]
+        elif kind == _READY:
+            self._ended = True
+            if self._error:
+                with translated(self._doing):
+                    raise_error(fields(self._error))
+        elif kind not in _IGNORED and kind not in (_COPY_OUT, _COPY_DONE, _COMPLETE):
+            raise ProtocolError(f"a message of type {bytes([kind])!r} in a COPY")
+        return stop
+
+    def _begin(self, chunk: bytes, at: int, stop: int) -> int:
+        """Take the format's header; the first row may stand behind it in the same message."""
+        body = at + HEADER_SIZE
+        if chunk[body : body + len(_HEADER)] != _HEADER:
+            raise ProtocolError("a COPY that begins with another header than the binary format's")
+        self._begun = True
+        body += len(_HEADER)
+        if body < stop:
+            self._take(pack(">cI", b"d", 4 + stop - body) + chunk[body:stop])
+            self._take(chunk[stop : whole(chunk)])
+            return whole(chunk)
+        return stop
+
+
+class _Socket:
+    """The connection's own socket, from one command to the answer's end."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
+        # A descriptor of its own, since both ends close theirs; the connection stays libpq's.
+        self._socket = socket.socket(fileno=os.dup(pgconn.socket))
+        self._socket.settimeout(None)
+        with suppress(OSError):  # a Unix socket has its own sizes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        message = query + b"\0"
+        try:
+            self._socket.sendall(b"Q" + pack(">I", 4 + len(message)) + message)
+        except OSError as error:
+            raise _broken(error) from error
+
+    def read(self) -> bytes:
+        try:
+            came = self._socket.recv(READ_BYTES)
+        except OSError as error:
+            raise _broken(error) from error
+        if not came:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return came
+
+    def close(self) -> None:
+        os.set_blocking(self._socket.fileno(), False)  # as libpq left it
+        self._socket.close()
+
+
+class _Libpq:
+    """libpq's own calls, where only it can read what is on the socket."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
+        self._pgconn = pgconn
+        result = pgconn.exec_(query)
+        if result.status != pq.ExecStatus.COPY_OUT:
+            raise errors.error_from_result(result)
+
+    def read(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while size < READ_BYTES:
+            n, data = self._pgconn.get_copy_data(0)
+            if n < 0:
+                parts.append(self._end())
+                break
+            parts += (pack(">cI", b"d", 4 + n), bytes(data))
+            size += n
+        return b"".join(parts)
+
+    def _end(self) -> bytes:
+        """Return ReadyForQuery, which libpq has taken; raise what ended the COPY."""
+        failed = None
+        while (result := self._pgconn.get_result()) is not None:
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                failed = failed or result
+        if failed:
+            raise errors.error_from_result(failed)
+        return pack(">cIc", b"Z", 5, b"T")
+
+    def close(self) -> None:
+        """Leave it to the connection."""
+
+
+def _broken(error: OSError) -> psycopg.OperationalError:
+    return psycopg.OperationalError(f"the connection broke: {error.strerror}")

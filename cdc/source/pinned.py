@@ -1,0 +1,135 @@
+"""A connection that reads rows as of an exported snapshot, a transaction a range.
+
+Each range has a transaction of its own, so that nobody who changes the table waits for longer than
+one: behind its ACCESS SHARE lock a waiting ALTER TABLE holds up everybody else too. Between two
+ranges the table may therefore change, and not all of that can be seen in an old snapshot: rows that
+TRUNCATE, VACUUM FULL, CLUSTER or ALTER TABLE moved to another file are invisible there, without an
+error. So each range compares what the parser and the relation cache say today, behind the lock.
+
+https://www.postgresql.org/docs/current/mvcc-caveats.html
+https://www.postgresql.org/docs/current/sql-set-transaction.html
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+from msgspec.structs import replace
+from psycopg import pq, sql
+
+from cdc.errors import RewrittenError, SnapshotLostError
+from cdc.source.connection import connect, take_any_text, translate, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdc.config import Config
+    from cdc.source.catalog import Connection
+
+# A range may take minutes, whatever the role's settings say of statements; how it is planned must
+# not depend on them either. A policy is an error instead of rows that are not there.
+_SESSION: Final = {
+    "statement_timeout": "0",
+    "transaction_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "0",
+    "row_security": "off",
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+}
+# What Postgres says of a snapshot's name that it does not know, by major and by how it went.
+_UNKNOWN_SNAPSHOT: Final = (
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.UndefinedFile,
+)
+_GONE: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.WrongObjectType,
+)
+
+
+class Shape(NamedTuple):
+    """What a relation's rows lie in: another file or other columns are other rows."""
+
+    filenode: int
+    attnums: tuple[int, ...]
+
+
+def connect_for_rows(config: Config) -> Connection:
+    """Return a connection to where rows are read."""
+    if dsn := config.snapshot.dsn:
+        config = replace(config, source=replace(config.source, dsn=dsn))
+    connection = connect(config)
+    take_any_text(connection, config)
+    with translated("preparing a connection for a snapshot"):
+        connection.execute(
+            "SELECT set_config(s.name, to_be.value, false) FROM pg_settings s"
+            " JOIN unnest(%s::text[], %s::text[]) AS to_be(name, value) USING (name)",
+            (list(_SESSION), list(_SESSION.values())),
+        )
+    return connection
+
+
+@contextmanager
+def pinned(connection: Connection, snapshot: str) -> Iterator[None]:
+    """Run the block in a transaction that sees what `snapshot` does.
+
+    Raises SnapshotLostError where that is no more.
+    """
+    with translated("beginning a transaction"):
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        _adopt(connection, snapshot)
+        yield
+        with translated("ending a transaction"):
+            connection.execute("COMMIT")
+    except BaseException:
+        if not connection.closed and connection.info.transaction_status in (
+            pq.TransactionStatus.INTRANS,
+            pq.TransactionStatus.INERROR,
+        ):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _adopt(connection: Connection, snapshot: str) -> None:
+    statement = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot))
+    with translated("adopting the exported snapshot"):
+        try:
+            connection.execute(statement)
+        except _UNKNOWN_SNAPSHOT as error:
+            said = str(error).strip().split("\n")[0]
+            raise SnapshotLostError(f"snapshot {snapshot} is no more: {said}") from error
+
+
+def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shape:
+    """Lock the relation against changes of its columns, and return its shape as it is today.
+
+    `relation` is written as SQL. Raises RewrittenError where it or a column is gone.
+    """
+    try:
+        return _shape(connection, sql.SQL(relation), relation, columns)
+    except _GONE as error:
+        said = str(error).strip().split("\n")[0]
+        raise RewrittenError(f"{relation} is not what it was: {said}") from error
+    except psycopg.Error as error:
+        raise translate(error, f"locking {relation}") from error
+
+
+def _shape(connection: Connection, relation: sql.SQL, name: str, columns: Sequence[str]) -> Shape:
+    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(relation))
+    named = sql.SQL(", ").join(map(sql.Identifier, columns))
+    # The parser knows today's columns, where pg_attribute would be the snapshot's.
+    cursor = connection.execute(sql.SQL("SELECT {} FROM ONLY {} LIMIT 0").format(named, relation))
+    result = cursor.pgresult
+    assert result is not None, "it was just executed"
+    attnums = tuple(result.ftablecol(i) for i in range(result.nfields))
+    row = connection.execute("SELECT pg_relation_filenode(%s::regclass)", (name,)).fetchone()
+    assert row is not None, "a SELECT without FROM gives a row"
+    return Shape(int(row[0] or 0), attnums)
