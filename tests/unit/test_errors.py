@@ -20,6 +20,8 @@ TABLE = {
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SlotBusyError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.FencedError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.SnapshotLostError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.RewrittenError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OutcomeUnknownError: (Policy.BACKOFF, Exit.TEMPORARY),
 }
 
