@@ -41,7 +41,11 @@ COMMANDS = {
     "dead": Entry("cdc.cli.dead", "dead", "List events too large for their topics, or show one."),
     "slot": Entry("cdc.cli.slot", "slot", "Show, alter or drop the replication slot."),
     "topics": Entry("cdc.cli.topics", "topics", "Go on with topics that have changed."),
+    "migrations": Entry(
+        "cdc.cli.migrations", "migrations", "What is optional in the source database."
+    ),
     "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
+    "spark": Entry("cdc.cli.spark", "spark", "Prepare spark-submit: jars, code for a cluster."),
     "local": Entry("cdc.cli.local", "local", "Run Postgres and Kafka here, for trying out."),
 }
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from cdc.config.migrations import Migrations
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
 from cdc.errors import ConfigError
@@ -312,6 +313,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = {}
     snapshot: Snapshot = Snapshot()
+    migrations: Migrations = Migrations()
     batch: Batch = Batch()
     http: Http = Http()
     values: Values = Values()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cdc import continuity
-from cdc.control import setup_publication
+from cdc.control import migrations, setup_publication
 from cdc.control.doctor_failover import FAILOVER_MAJOR
 from cdc.control.findings import listed, size
 from cdc.control.steps import Did, Step
@@ -48,6 +48,7 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
     with connect(config) as connection:
         server = inspection.server(connection)
         _check_server(config, server)
+        yield from migrations.set_up(config)
         tables = source_setup.matched_tables(connection, config)
         wanted = setup_publication.planned(connection, config, server, tables)
         slot = inspection.slot(connection, config.slot)
@@ -329,6 +330,7 @@ def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterato
             yield Step(Did.DONE, f"dropped the publication {config.publication}")
         else:
             yield Step(Did.LEFT, f"there is no publication {config.publication}")
+        yield from migrations.tear_down(config, connection)
     if not remains.topics:
         yield Step(Did.LEFT, f"there are no topics {config.prefix}.*")
     elif with_topics:

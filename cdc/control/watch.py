@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc import continuity
 from cdc.control import retention
 from cdc.control.findings import Finding, note
+from cdc.control.heartbeat import Heartbeat
 from cdc.control.retention import Gauge, Retention
 from cdc.errors import CDCError, GapError, InvariantError
 from cdc.source import catalog, inspection
@@ -34,8 +35,8 @@ log = logging.getLogger("cdc.control.watch")
 
 # Rows may be missing for so long before anybody knows. A look costs the server milliseconds.
 LOOK_SECONDS: Final = 5.0
-# A catalog that is locked for longer is looked at the next time.
-_STATEMENT_TIMEOUT: Final = b"SET statement_timeout = '10s'"
+# A catalog that is locked for longer is looked at the next time; so is a locked heartbeat's row.
+_TIMEOUTS: Final = b"SET statement_timeout = '10s'; SET lock_timeout = '2s'"
 
 
 class Look(NamedTuple):
@@ -59,6 +60,7 @@ class Watch:
         self._health = health
         self._metrics = metrics
         self._gauge = Gauge()
+        self._heartbeat = Heartbeat(config)
         self._connection: catalog.Connection | None = None
         self._error: CDCError | None = None
         self._seen: tuple[Publication, Publication] | None = None  # what was known, what is
@@ -104,7 +106,7 @@ class Watch:
         sql = self._connection or connect(config)
         if self._connection is None:
             with translated("limiting the time of a statement"):
-                sql.execute(_STATEMENT_TIMEOUT)
+                sql.execute(_TIMEOUTS)
             self._connection = sql
         publication = catalog.publication(sql, config.publication)
         if publication != known:
@@ -112,7 +114,7 @@ class Watch:
         self._seen = known, publication
         server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
         holders = inspection.holders(sql)
-        findings = [*retention.judge_holders(holders)]
+        findings = [*retention.judge_holders(holders), *self._heartbeat.due(sql)]
         kept = None
         if slot is not None:
             kept = self._gauge.observe(time.monotonic(), server.wal_lsn, slot)

@@ -148,6 +148,11 @@ def schema_key(schema_id: int) -> bytes:
     return msgspec.json.encode({"schema_id": schema_id})
 
 
+def is_schema_key(key: bytes) -> bool:
+    """Return whether a record of the schema topic is a table version: what else is there is not."""
+    return key.startswith(b'{"schema_id":')
+
+
 def _plain(record: msgspec.Struct) -> dict[str, object]:
     # LSN is an int: left to itself the encoder would write a number, which JSON readers round.
     fields = msgspec.structs.asdict(record)

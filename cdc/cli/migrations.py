@@ -1,0 +1,135 @@
+"""`cdc migrations`: what may live in the source database beside publication and slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    did,
+    example,
+    left,
+    next_step,
+    print_json,
+    tell,
+    warn,
+    with_config,
+    yes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cdc.config import Config
+    from cdc.control.steps import Step
+
+_names = click.argument(
+    "names",
+    nargs=-1,
+    type=click.Choice(["signal_table", "heartbeat_table", "ddl_audit"]),
+    metavar="[NAME]...",
+)
+
+
+@click.group(epilog=example("cdc migrations status", "cdc migrations up ddl_audit"))
+def migrations() -> None:
+    """Show, create or remove what is optional in the source database.
+
+    NAME is signal_table, heartbeat_table or ddl_audit. The pipeline needs none of them.
+    `cdc setup` creates those that the configuration asks for, `cdc teardown` removes them.
+    """
+
+
+@migrations.command(epilog=example("cdc migrations status --json"))
+@with_config
+@as_json
+def status(config: Config, *, as_json: bool) -> None:
+    """Tell which are there, and which the configuration asks for."""
+    from cdc.control.migrations import survey  # noqa: PLC0415 - not for --help
+
+    found = survey(config)
+    if as_json:
+        print_json([each._asdict() for each in found])
+        return
+    for each in found:
+        if each.revision:
+            did(f"{each.name} is there ({each.revision})")
+        elif each.asked:
+            warn(f"{each.name} is asked for and not there")
+        else:
+            left(f"{each.name} is not there")
+    missing = [each.name for each in found if each.asked and not each.revision]
+    next_step(f"cdc migrations up {' '.join(missing)}" if missing else "cdc status")
+
+
+@migrations.command(epilog=example("cdc migrations up", "cdc migrations up ddl_audit"))
+@with_config
+@_names
+@as_json
+def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
+    """Create those, by default what the configuration asks for."""
+    from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
+
+    chosen = list(names) or control.asked(config)
+    if not chosen:
+        raise click.UsageError("the configuration asks for none; name one")
+    _account(control.up, config, chosen, as_json=as_json)
+    if not as_json:
+        next_step("cdc migrations status")
+
+
+@migrations.command(epilog=example("cdc migrations down", "cdc migrations down signal_table --yes"))
+@with_config
+@_names
+@yes
+@as_json
+def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
+    """Remove those, by default all that are there, with the rows they hold. Asks first."""
+    from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
+
+    chosen = list(names) or [each.name for each in control.survey(config) if each.revision]
+    if chosen and not yes:
+        confirm(f"Remove {', '.join(chosen)}, for every pipeline of this database?")
+    _account(control.down, config, chosen, as_json=as_json)
+    if not as_json:
+        next_step("set them to false in the configuration, or `cdc setup` creates them again")
+
+
+@migrations.command(
+    epilog=example("cdc migrations sql ddl_audit | psql", "cdc migrations sql --down ddl_audit")
+)
+@with_config
+@_names
+@click.option("--down", "remove", is_flag=True, help="The statements that remove them.")
+def sql(config: Config, names: tuple[str, ...], *, remove: bool) -> None:
+    """Print the SQL, for somebody to run who may what the pipeline's role may not.
+
+    By default of all that the configuration asks for. Once, on a database where they are not yet
+    (or with --down: still are).
+    """
+    from cdc.control.migrations import asked  # noqa: PLC0415 - not for --help
+    from cdc.source.migrations import as_sql  # noqa: PLC0415
+
+    chosen = list(names) or asked(config)
+    if not chosen:
+        raise click.UsageError("the configuration asks for none; name one")
+    click.echo(as_sql(config, chosen, down=remove))
+
+
+def _account(
+    do: Callable[[Config, list[str]], Iterator[Step]],
+    config: Config,
+    names: list[str],
+    *,
+    as_json: bool,
+) -> None:
+    steps = []
+    for step in do(config, names):
+        steps.append(step)
+        if not as_json:
+            tell(step)
+    if as_json:
+        print_json([{"did": step.did.value, "what": step.what} for step in steps])

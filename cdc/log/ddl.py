@@ -1,0 +1,90 @@
+"""What a `lockstep.ddl` message becomes: a record in the schema topic, in its place in the order.
+
+Pure. The event triggers of `migrations/` write the message; anybody else may write one of the same
+prefix, so nothing is taken for granted: what is not as the triggers write it gives no record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cdc.events import LSN
+from cdc.log import names
+
+PREFIX: Final = "lockstep.ddl"
+FORMAT: Final = 1
+# A topic takes a megabyte; the triggers keep far below it.
+_MAX_BYTES: Final = 900_000
+
+
+class DDLObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One object that a statement made, changed or dropped."""
+
+    type: str
+    schema: str | None
+    identity: str | None
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the event trigger says."""
+
+    event: str
+    tag: str
+    objects: tuple[DDLObject, ...]
+    object_count: int
+    statement: str | None
+    statement_characters: int | None
+    withheld: bool
+    role: str
+    session_role: str
+
+
+class DDLRecord(Told, frozen=True, kw_only=True):
+    """A DDL statement, in its place: behind the change of that `seq`, before the next one."""
+
+    format: int = FORMAT
+    lsn: str
+    commit_lsn: str
+    ordinal: int
+    seq: int
+    tx_id: int | None
+    committed_at_us: int
+
+
+def key(lsn: LSN) -> bytes:
+    """Return the record's key: the message's own place in the WAL, the same at each replay."""
+    return msgspec.json.encode({"ddl": str(lsn)})
+
+
+def record(
+    topic_prefix: str,
+    content: bytes,
+    *,
+    lsn: LSN,
+    commit_lsn: LSN,
+    ordinal: int,
+    seq: int,
+    committed_at_us: int,
+    tx_id: int | None,
+) -> tuple[str, bytes, bytes] | None:
+    """Return topic, key and value; None where an event trigger of ours did not write `content`.
+
+    `ordinal` and `seq` are those of the last change before it.
+    """
+    try:
+        told = msgspec.json.decode(content.decode("utf-8", "replace"), type=Told)
+    except msgspec.MsgspecError:
+        return None
+    made = DDLRecord(
+        **msgspec.structs.asdict(told),
+        lsn=str(lsn),
+        commit_lsn=str(commit_lsn),
+        ordinal=ordinal,
+        seq=seq,
+        tx_id=tx_id,
+        committed_at_us=committed_at_us,
+    )
+    value = msgspec.json.encode(made)
+    return (names.schema_topic(topic_prefix), key(lsn), value) if len(value) < _MAX_BYTES else None

@@ -1,0 +1,183 @@
+"""Apply and remove what `migrations/` holds, on a connection of ours.
+
+Alembic and SQLAlchemy are wanted only where a migration is: a pipeline without any never imports
+them. Each migration is a branch of its own and one transaction, so that one that is not permitted
+leaves nothing behind and stops no other.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.errors import ConfigError
+from cdc.source.connection import connect, translate, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from alembic.config import Config as AlembicConfig
+
+    from cdc.config import Config
+
+NAMES: Final = ("signal_table", "heartbeat_table", "ddl_audit")
+SCHEMA: Final = "lockstep"
+_VERSIONS: Final = f"{SCHEMA}.alembic_version"
+# Not to_regclass, which asks for rights on the schema.
+_THERE: Final = b"""
+SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'lockstep' AND c.relname = 'alembic_version'
+"""
+_READ: Final = b"SELECT version_num FROM lockstep.alembic_version"
+# As env.py leaves it on the schema that it creates: one that a user made stays.
+_MARK: Final = "made by cdc setup"
+_PARENTS: Final = Path(__file__).parents
+
+
+def folder() -> Path:
+    """Return where the scripts lie: beside `cdc` in a checkout, inside it where it is installed."""
+    installed = _PARENTS[1] / "migrations"
+    return installed if installed.is_dir() else _PARENTS[2] / "migrations"
+
+
+def applied(connection: psycopg.Connection) -> dict[str, str]:
+    """Return the revision of each migration that is applied, by its name."""
+    with translated(f"reading {_VERSIONS}"):
+        if connection.execute(_THERE).fetchone() is None:
+            return {}
+        rows = connection.execute(_READ).fetchall()
+    return {name: row[0] for name in NAMES for row in rows if row[0].rpartition("_")[0] == name}
+
+
+def other_slots(connection: psycopg.Connection, slot: str) -> list[str]:
+    """Return the slots of this database, but for `slot`, that a pipeline like ours may have."""
+    with translated("reading the slots"):
+        rows = connection.execute(
+            "SELECT slot_name::text FROM pg_replication_slots WHERE plugin = 'pgoutput'"
+            " AND database = current_database() AND NOT temporary AND slot_name <> %s ORDER BY 1",
+            (slot,),
+        ).fetchall()
+    return [row[0] for row in rows]
+
+
+def upgrade(config: Config, name: str) -> None:
+    """Apply the migration `name`, or bring it to its newest revision."""
+    with _alembic(config, f"creating the {spoken(name)}") as (command, settings):
+        command.upgrade(settings, f"{name}@head")
+
+
+def downgrade(config: Config, name: str) -> None:
+    """Remove what the migration `name` made; the schema too, once empty, if it is ours."""
+    with _alembic(config, f"removing the {spoken(name)}") as (command, settings):
+        command.downgrade(settings, f"{name}@base")
+    with connect(config) as connection:
+        if not applied(connection):
+            _clear(connection)
+
+
+def spoken(name: str) -> str:
+    """Return the migration's name in words."""
+    return name.replace("_", " ").replace("ddl", "DDL")
+
+
+def as_sql(config: Config, names: list[str], *, down: bool = False) -> str:
+    """Return the statements, for somebody to run who may what our role may not."""
+    parts = []
+    for name in names:
+        command, settings, out = *_loaded(), io.StringIO()
+        settings.output_buffer = out
+        if down:
+            command.downgrade(settings, f"{name}@head:{name}@base", sql=True)
+        else:
+            command.upgrade(settings, f"{name}@head", sql=True)
+        parts.append(f"-- {spoken(name)}\n\n{_offline(out.getvalue(), down=down)}")
+    return "\n".join(parts if down else [*parts, *_grants(config, names)])
+
+
+def _grants(config: Config, names: list[str]) -> list[str]:
+    """Return what lets our role see them and use what it writes to, where its name is known."""
+    user = psycopg.conninfo.conninfo_to_dict(config.source.dsn).get("user")
+    if not user:
+        return []
+    role = sql.Identifier(str(user)).as_string()
+    lines = [
+        "-- what the pipeline's role needs of it\n",
+        f"GRANT USAGE ON SCHEMA {SCHEMA} TO {role};",
+        f"GRANT SELECT ON {_VERSIONS} TO {role};",
+    ]
+    if "heartbeat_table" in names:
+        lines.append(f"GRANT SELECT, INSERT, UPDATE ON {SCHEMA}.heartbeat TO {role};")
+    return [*lines, ""]
+
+
+def _offline(script: str, *, down: bool) -> str:
+    """Return Alembic's script fit for a database that may hold other branches' versions."""
+    create = f"CREATE TABLE {_VERSIONS}"
+    kept = [line for line in script.split("\n") if not line.startswith(f"DROP TABLE {_VERSIONS}")]
+    if down:
+        kept = [line for line in kept if not line.startswith("CREATE SCHEMA")]
+    return "\n".join(kept).replace(create, create.replace("TABLE", "TABLE IF NOT EXISTS"))
+
+
+def _clear(connection: psycopg.Connection) -> None:
+    with translated(f"removing the schema {SCHEMA}"):
+        connection.execute(f"DROP TABLE IF EXISTS {_VERSIONS}".encode())
+        row = connection.execute(
+            "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s",
+            (SCHEMA,),
+        ).fetchone()
+        if row is None or row[0] != _MARK:
+            return
+        try:
+            connection.execute(f"DROP SCHEMA {SCHEMA}".encode())
+        except psycopg.errors.DependentObjectsStillExist:
+            return  # somebody keeps something of their own there
+
+
+@contextmanager
+def _alembic(config: Config, doing: str) -> Iterator[tuple[ModuleType, AlembicConfig]]:
+    """Give Alembic's commands, on a connection of ours, in one transaction."""
+    command, settings = _loaded()
+    import sqlalchemy  # noqa: PLC0415 - only where a migration is wanted
+
+    def creator() -> psycopg.Connection:
+        connection = connect(config)
+        connection.autocommit = False
+        return connection
+
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://",
+        creator=creator,
+        poolclass=sqlalchemy.pool.NullPool,
+        use_native_hstore=False,
+    )
+    try:
+        with engine.begin() as connection:
+            settings.attributes["connection"] = connection
+            yield command, settings
+    except sqlalchemy.exc.DBAPIError as error:
+        if not isinstance(error.orig, psycopg.Error):
+            raise
+        raise translate(error.orig, doing) from error
+
+
+def _loaded() -> tuple[ModuleType, AlembicConfig]:
+    try:
+        from alembic import command, config  # noqa: PLC0415 - only where a migration is wanted
+    except ImportError as error:
+        raise ConfigError(
+            "the configuration asks for migrations, and Alembic is not installed",
+            hint="pip install 'lockstep-cdc[migrations]', or set what stands below `migrations` to"
+            " false: the pipeline needs none of it",
+        ) from error
+    settings = config.Config()
+    # A percent sign would be taken for a reference.
+    settings.set_main_option("script_location", str(folder()).replace("%", "%%"))
+    settings.set_main_option("path_separator", "os")
+    return command, settings
