@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaRecord
     from cdc.snapshot.records import Plan, Range
+    from cdc.source.catalog import Connection
 
     Report = Callable[[int, int], None]  # rows and bytes of the range at hand, so far
 
@@ -97,9 +98,13 @@ class Task:
 
     def unfinished(self) -> list[Range]:
         """Return the task's ranges that the log does not hold yet."""
-        done = self._known.done(self._plan)
-        mine = self._plan.ranges_of(self._number)
-        return [each for each in mine if ("rows", each.table, each.number) not in done]
+        done, plan = self._known.done(self._plan), self._plan
+        return [
+            each
+            for each in plan.ranges_of(self._number)
+            if ("rows", each.table, each.number) not in done
+            and plan.tables[each.table].kind == "log"
+        ]
 
     def copy(self, each: Range) -> RangeRecord:
         """Put a range into the log. Blocks.
@@ -111,7 +116,7 @@ class Task:
         began = time.monotonic()
         planned = plan.tables[each.table]
         with pinned(self._sql, plan.snapshot):
-            self._prove(planned)
+            prove(self._sql, planned)
             table, event = self._table(planned)
             rows = Rows(table, event, each, self._batch)
             self._read(range_query(planned, each), rows)
@@ -143,15 +148,6 @@ class Task:
                 if self._report:
                     self._report(reported, size)
 
-    def _prove(self, planned: PlannedTable) -> None:
-        """Raise RewrittenError where the snapshot may not see the relation's rows as they are."""
-        found = shape(self._sql, planned.relation, planned.columns)
-        if found != (planned.filenode, planned.attnums):
-            what = "columns" if found.filenode == planned.filenode else "rows"
-            raise RewrittenError(
-                f"the {what} of {planned.relation} were rewritten since the snapshot was taken"
-            )
-
     def _table(self, planned: PlannedTable) -> tuple[Table, bytes]:
         """Return how rows of a published table are encoded and where they go."""
         found = self._tables.get(planned.schema_id)
@@ -165,24 +161,11 @@ class Task:
                 self._plan.database,
                 config.prefix,
                 planned.partitions,
-                self._masks(version),
+                masks(config, self._sql, version),
             )
             table = Table(encoder, self._batch.topic(name, encoder.partitions), self._dead)
             found = self._tables[planned.schema_id] = table, event_format(table, self._plan)
         return found
-
-    def _masks(self, version: SchemaRecord) -> list[ColumnMask | None]:
-        config = self._config
-        told = published(self._sql, config.publication, version.relation_id)
-        selection = config.selection.of((version.schema, version.table), *told.ancestors)
-        masks = [column_mask(selection, column.name) for column in version.columns]
-        if [mask and mask.label for mask in masks] != [c.mask for c in version.columns]:
-            raise ConfigError(
-                f"{version.schema}.{version.table} is masked otherwise here than in the plan of the"
-                " snapshot",
-                hint="let every task have the configuration that the coordinator has",
-            )
-        return masks
 
     def _let_go(self) -> None:
         """Abort what is open, so that no reader waits for it."""
@@ -197,17 +180,46 @@ def run_task(config: Config, plan: Plan, number: int) -> Iterator[RangeRecord]:
             yield task.copy(each)
 
 
+def prove(connection: Connection, planned: PlannedTable) -> None:
+    """Raise RewrittenError where the snapshot may not see the relation's rows as they are."""
+    found = shape(connection, planned.relation, planned.columns)
+    if found != (planned.filenode, planned.attnums):
+        what = "columns" if found.filenode == planned.filenode else "rows"
+        raise RewrittenError(
+            f"the {what} of {planned.relation} were rewritten since the snapshot was taken"
+        )
+
+
+def masks(config: Config, connection: Connection, version: SchemaRecord) -> list[ColumnMask | None]:
+    """Return each column's mask; raise ConfigError where they are not the plan's."""
+    told = published(connection, config.publication, version.relation_id)
+    selection = config.selection.of((version.schema, version.table), *told.ancestors)
+    found = [column_mask(selection, column.name) for column in version.columns]
+    if [mask and mask.label for mask in found] != [c.mask for c in version.columns]:
+        raise ConfigError(
+            f"{version.schema}.{version.table} is masked otherwise here than in the plan of the"
+            " snapshot",
+            hint="let every task have the configuration that the coordinator has",
+        )
+    return found
+
+
 def range_query(planned: PlannedTable, each: Range) -> str:
     """Return the COPY of a range: each column's text, as pgoutput would write it."""
+    columns = ", ".join(planned.outputs)
+    rows = f"SELECT {columns} FROM {range_rows(planned, each)}"  # noqa: S608 - of the catalog's
+    return f"COPY ({rows}) TO STDOUT (FORMAT binary)"
+
+
+def range_rows(planned: PlannedTable, each: Range) -> str:
+    """Return what stands behind FROM where a range's rows are read."""
     tests = []
     if each.first_page is not None:
         tests.append(f"ctid >= '({each.first_page},0)'::tid AND ctid < '({each.end_page},0)'::tid")
     if planned.where is not None:
         tests.append(f"({planned.where}\n)")
     where = f" WHERE {' AND '.join(tests)}" if tests else ""
-    columns = ", ".join(planned.outputs)
-    rows = f"SELECT {columns} FROM ONLY {planned.relation}{where}"  # noqa: S608 - of the catalog's
-    return f"COPY ({rows}) TO STDOUT (FORMAT binary)"
+    return f"ONLY {planned.relation}{where}"
 
 
 def transaction_seconds(config: Config, plan: Plan) -> int:
