@@ -12,7 +12,7 @@ so does the last of every other setting.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.config.patterns import NamePattern, TablePattern, parse_name, parse_table_pattern
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from cdc.config.model import Config, Mask, TableRule
     from cdc.config.snapshot import SnapshotKind
+
+
+# What migrations make lives there: `*.*` means the user's tables.
+OWN_SCHEMA: Final = "lockstep"
 
 
 class TableSelection(NamedTuple):
@@ -80,8 +84,11 @@ class Selection:
         self.rules = [Rule(parse_table_pattern(at), rule) for at, rule in config.tables.items()]
 
     def takes(self, schema: str, table: str) -> bool:
-        """Return whether the table is captured."""
-        tables = any(each.matches(schema, table) for each in self.patterns)
+        """Return whether the table is captured; one of `cdc`'s own only where its schema is named."""
+        patterns = self.patterns
+        if schema == OWN_SCHEMA:
+            patterns = tuple(each for each in patterns if each.schema.exact == schema)
+        tables = any(each.matches(schema, table) for each in patterns)
         return tables and not self.excludes(schema, table)
 
     def excludes(self, schema: str, table: str) -> bool:

@@ -79,6 +79,10 @@ def test_excluded_tables_are_left_out_of_what_is_included(path: Path) -> None:
     assert not selection.takes("tenant_1", "items")
     assert not selection.takes("public", "audit_log")
     assert not selection.takes("other", "orders")
+    assert not selection.takes("lockstep", "orders"), "ours, unless the schema is named"
+    assert config(
+        path, head=HEAD.replace("other", "x").replace("public.*", "lockstep.*")
+    ).selection.takes("lockstep", "orders")
     assert selection.schemas is None
     assert config(path, head=HEAD.replace(', "*.orders", "tenant_*.item"', "")).selection.schemas
 
