@@ -84,7 +84,7 @@ class Selection:
         self.rules = [Rule(parse_table_pattern(at), rule) for at, rule in config.tables.items()]
 
     def takes(self, schema: str, table: str) -> bool:
-        """Return whether the table is captured; one of `cdc`'s own only where its schema is named."""
+        """Return whether the table is captured: one of ours only where its schema is named."""
         patterns = self.patterns
         if schema == OWN_SCHEMA:
             patterns = tuple(each for each in patterns if each.schema.exact == schema)
