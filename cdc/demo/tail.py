@@ -7,6 +7,7 @@ open transactions count into, so that nothing committed can hide behind a marker
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import (
@@ -18,6 +19,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from cdc.errors import UnavailableError
 from cdc.log import names, topics
 from cdc.log.client import translate, translated
 from cdc.log.reader import consumer
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _ANSWER_SECONDS: Final = 5.0
+# A killed broker leads its partitions again within some ten seconds of its return.
+_RETURN_SECONDS: Final = 30.0
+_AGAIN_SECONDS: Final = 0.2
 _AT_ONCE: Final = 2000  # messages taken in one call
 
 Place = tuple[str, int]
@@ -86,7 +91,21 @@ class Tail:
         return seen
 
     def ends(self) -> dict[Place, int]:
-        """Return the high watermark of every partition followed."""
+        """Return the high watermark of every partition followed.
+
+        A broker that has just come back answers before it knows that it leads them: it is asked
+        again. Raises UnavailableError when that lasts.
+        """
+        deadline = time.monotonic() + _RETURN_SECONDS
+        while True:
+            try:
+                return self._ends()
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
+
+    def _ends(self) -> dict[Place, int]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(*place): latest for place in self._reached}
         if not wanted:

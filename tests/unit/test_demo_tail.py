@@ -1,0 +1,55 @@
+"""The ends of the topics, asked of a broker that has just come back."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from cdc.demo import tail as tail_module
+from cdc.demo.tail import Tail
+from cdc.errors import UnavailableError
+
+_PLACE = ("shop.cdc.frontier", 0)
+
+
+class Returning:
+    """An admin client whose broker answers as one does that is not the leader yet."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def list_offsets(self, wanted: dict[TopicPartition, object], **_: object) -> dict[Any, Any]:
+        answer: Future[SimpleNamespace] = Future()
+        if self.refusals:
+            self.refusals -= 1
+            answer.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_LEADER_EPOCH)))
+        else:
+            answer.set_result(SimpleNamespace(offset=7))
+        return dict.fromkeys(wanted, answer)
+
+
+def following(refusals: int, monkeypatch: pytest.MonkeyPatch) -> Tail:
+    """Return a tail that follows one partition of such a broker's."""
+    monkeypatch.setattr(tail_module, "consumer", lambda *_, **__: None)
+    monkeypatch.setattr("cdc.log.topics.admin", lambda _: Returning(refusals))
+    monkeypatch.setattr(tail_module, "_AGAIN_SECONDS", 0.0)
+    tail = Tail(SimpleNamespace(prefix="shop"))  # type: ignore[arg-type]
+    tail._reached[_PLACE] = 0
+    return tail
+
+
+def test_a_broker_that_does_not_know_yet_what_it_leads_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert following(3, monkeypatch).ends() == {_PLACE: 7}
+
+
+def test_a_broker_that_never_knows_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = following(1_000_000_000, monkeypatch)
+    monkeypatch.setattr(tail_module, "_RETURN_SECONDS", 0.0)
+    with pytest.raises(UnavailableError, match="UNKNOWN_LEADER_EPOCH"):
+        tail.ends()
