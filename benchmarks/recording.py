@@ -20,7 +20,8 @@ from cdc.log.encoder import Encoder
 from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaColumn, SchemaRecord
 from cdc.log.routes import LogicalMessages, Table
-from cdc.sequence import Pause, Sequencer
+from cdc.places import Pause
+from cdc.sequence import Sequencer
 from cdc.source.stream import Stream
 from cdc.worker import Worker
 

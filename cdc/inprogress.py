@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from cdc.decode import messages, pgoutput
 from cdc.errors import ProtocolError, RereadError
 from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, PAYLOAD, XLOG_DATA, whole
-from cdc.sequence import Pause
+from cdc.places import Pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

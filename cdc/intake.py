@@ -16,7 +16,8 @@ from cdc.inprogress import InProgress
 from cdc.log import names
 from cdc.log.message import MessageEncoder
 from cdc.log.routes import LogicalMessages
-from cdc.sequence import Pause, Sequencer
+from cdc.places import Pause
+from cdc.sequence import Sequencer
 from cdc.spool import Spool, home
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
-    from cdc.sequence import Step
+    from cdc.places import Step
     from cdc.source.stream import Stream
     from cdc.tables import Tables
 

@@ -14,26 +14,27 @@ and a commit once the batch has reached its size.
 from __future__ import annotations
 
 import struct
-from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from orjson import dumps
 
 from cdc import frames
 from cdc.decode import messages, pgoutput
-from cdc.errors import CDCError, GapError, ProtocolError
+from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
 from cdc.frames import PAYLOAD, ROW_END, XID_SIZE
 from cdc.log.encoder import TIMES, TX
+from cdc.log.message import OURS
 from cdc.log.partition import SIZES, murmur2
+from cdc.places import Pause, Place, Row, Step, apart, located, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.log.batch import Batch, Message
-    from cdc.log.encoder import New
+    from cdc.log.batch import Batch
     from cdc.log.records import ResumePosition
-    from cdc.log.routes import LogicalMessages, Sent, Table
+    from cdc.log.routes import LogicalMessages, Sent, Table, Watch
+    from cdc.places import Hear
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
 _CHANGES: Final = frozenset(b"IUD")
@@ -46,31 +47,6 @@ _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 _WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
 # Outside a transaction no row has a place, so none is known there.
 _NO_ROWS: Final[dict[bytes, Row]] = {}
-
-
-class Place(NamedTuple):
-    """The last change sequenced; `open` when its transaction goes on behind it."""
-
-    commit_lsn: LSN
-    ordinal: int
-    open: bool
-
-
-class Pause(Enum):
-    """Why `feed` stopped, where no message says it."""
-
-    MORE = "more"  # the chunk's whole frames are used up
-    FULL = "full"  # a source transaction ended, and the batch has reached its size
-    OTHER = "other"  # the message here is no frame
-
-
-# What the pipeline does before the sequencer goes on.
-Step: TypeAlias = (
-    messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort
-)
-
-# What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
-Row: TypeAlias = "tuple[New, bytes, tuple[Callable[[Message], None], ...], int]"
 
 
 class Sequencer:
@@ -103,6 +79,10 @@ class Sequencer:
         self._batch, self._max_events = batch, max_events
         self._logical = logical
         self._parallel = parallel
+        self.decoded: dict[int, int] | None = None  # commit LSNs by xid, while somebody asks
+        self.hear: Hear | None = None  # who is told what `OURS` begins
+        self.owed: Callable[[], None] | None = None  # publishes more when the transaction commits
+        self._watches: dict[bytes, Watch | None] = {}
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self._commit_lsn = 0  # of the transaction being read
@@ -149,14 +129,35 @@ class Sequencer:
     def describe(self, relation_id: int, table: Table) -> None:
         """Make `table` what the relation's row messages mean from here on."""
         relation = relation_id.to_bytes(4, "big")
-        self._tables[relation] = table
+        self._tables[relation] = table._replace(watch=self._watches.get(relation))
         for known in [row for row in self._rows if row[1:5] == relation]:
             del self._rows[known]
+        if (watch := self._watches.get(relation)) and watch.all_rows:
+            return  # none of its rows takes the quick way
         columns = len(table.encoder.schema.columns).to_bytes(2, "big")
         appends = tuple(partition.append for partition in table.partitions)
         for tag, op in ((b"I", _CREATED), (b"U", _UPDATED)):
             row = (table.encoder.new, op, appends, len(table.partitions))
             self._rows[tag + relation + b"N" + columns] = row
+
+    def table(self, relation_id: int) -> Table | None:
+        """Return the relation as it was last described in this session."""
+        return self._tables.get(relation_id.to_bytes(4, "big"))
+
+    def watch(self, relation_id: int, watch: Watch | None) -> None:
+        """Have `watch` see the relation's changes before they are published; None ends it."""
+        self._watches[relation_id.to_bytes(4, "big")] = watch
+        if table := self.table(relation_id):
+            self.describe(relation_id, table)
+
+    def copied_format(self, table: Table, lsn: int) -> bytes:
+        """Return the format of the events of a snapshot's rows in this transaction."""
+        return table.encoder.copied_format(lsn, self._tx, self._times)
+
+    def publish(self, table: Table, key: bytes | None, value: bytes) -> None:
+        """Publish an event that was made with the next `seq` and `ordinal`, as a change here."""
+        self.ordinal += 1
+        self._send(table, key, value)
 
     def feed(
         self, chunk: bytes, at: int = 0, *, streamed: bool = False
@@ -213,11 +214,11 @@ class Sequencer:
                     size += len(value)
                 at = stop
         except CDCError as error:
-            raise _located(lsn, error) from error
+            raise located(lsn, error) from error
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
             # Only the kind of error: its text may quote the row.
             name = type(error).__name__
-            raise _located(lsn, ProtocolError(f"malformed message ({name})")) from error
+            raise located(lsn, ProtocolError(f"malformed message ({name})")) from error
         finally:
             self.seq, self.ordinal = seq - 1, ordinal - 1
             self._batch.bytes += size
@@ -249,11 +250,11 @@ class Sequencer:
             return message
         match message:
             case messages.Type():
-                self.types[message.type_id] = _type_name(message)
+                self.types[message.type_id] = type_name(message)
             case messages.Truncate():
                 self._truncate(message, lsn)
             case messages.LogicalMessage():
-                self._message(message, lsn)
+                return self._message(message, lsn)
             case messages.Origin():
                 self._tx = b'%b,"origin":%b' % (self._tx_at_home, dumps(message.name))
             case _:
@@ -273,7 +274,7 @@ class Sequencer:
         elif commit_lsn < resume.end_lsn:
             self._skip = _WHOLE
         elif self._place[2]:
-            raise _apart(
+            raise apart(
                 f"transaction {LSN(commit_lsn)} begins, though the log holds only the first"
                 f" {self.place.ordinal} changes of {self.place.commit_lsn}"
             )
@@ -281,6 +282,8 @@ class Sequencer:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
+        if self.decoded is not None and xid is not None:
+            self.decoded[xid] = commit_lsn
         self._times = times = TIMES % (us // 1000, us, us * 1000)
         number = _NULL if xid is None else b"%d" % xid
         high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
@@ -295,12 +298,15 @@ class Sequencer:
         if self._skip == _WHOLE:
             return
         if self.ordinal < self._skip:
-            raise _apart(
+            raise apart(
                 f"transaction {LSN(commit_lsn)} ends after {self.ordinal} changes, the log holds"
                 f" {self._skip} of it"
             )
         if end_lsn < self._end_lsn:
             raise ProtocolError(f"commit end {LSN(end_lsn)} comes after {self.end_lsn}")
+        if self.owed is not None:
+            pay, self.owed = self.owed, None
+            pay()
         self._end_lsn = end_lsn
         self._place = (commit_lsn, self.ordinal, False)
         self.committed_at_us = us
@@ -311,6 +317,8 @@ class Sequencer:
         self.ordinal += 1
         if self.ordinal <= self._skip:
             return
+        if table.watch is not None:
+            table.watch.change(bytes([tag]) + b[at:stop])
         q, before, olds = at + 4, _NULL, table.encoder.no_olds
         if b[q] != _NEW and tag != _INSERT:
             q, before, olds = table.encoder.old(b, q, stop)
@@ -343,25 +351,35 @@ class Sequencer:
         for table in tables:
             self.ordinal += 1
             if self.ordinal > self._skip:
+                if table.watch is not None:
+                    table.watch.truncate()
                 place = (self.seq + 1, self.ordinal, self._tx, self._times)
                 self._send(table, None, table.encoder.truncate(lsn, *place))
 
-    def _message(self, message: messages.LogicalMessage, lsn: int) -> None:
-        """Publish a logical message; outside any transaction it is one of its own."""
+    def _message(self, message: messages.LogicalMessage, lsn: int) -> Step | None:
+        """Publish a logical message; outside any transaction it is one of its own.
+
+        What is ours takes no place: it is only told, once the log does not hold what comes next.
+        """
         if message.transactional:
             if not self.in_transaction:
                 raise ProtocolError("a transactional message outside any transaction")
+            if message.prefix.startswith(OURS):
+                return self.hear(message, lsn) if self.hear and not self.replaying else None
             self.ordinal += 1
             if self.ordinal > self._skip:
                 self._say(message, lsn)
         elif self.in_transaction:
             raise ProtocolError("a non-transactional message inside a transaction")
+        elif message.prefix.startswith(OURS):
+            return None
         elif message.lsn > self._resume.end_lsn:
             # It has no time of its own, and the server's clock is another at each replay. Ordinal
             # 0: the next transaction's commit record may begin where the message ends.
             self.begin(message.lsn, self.committed_at_us, None)
             self._say(message, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)
+        return None
 
     def _say(self, message: messages.LogicalMessage, lsn: int) -> None:
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
@@ -377,22 +395,3 @@ class Sequencer:
         if not self.in_transaction or relation_id not in self._tables:
             raise ProtocolError("a row of no transaction, or of a table that was not described")
         return self._tables[relation_id]
-
-
-def _apart(what: str) -> GapError:
-    return GapError(
-        what,
-        hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup` and a"
-        " snapshot, begin anew",
-    )
-
-
-def _type_name(message: messages.Type) -> str:
-    if message.namespace in ("", "pg_catalog"):
-        return message.name
-    schema = f'"{message.namespace}"' if "." in message.namespace else message.namespace
-    return f"{schema}.{message.name}"
-
-
-def _located(lsn: int, error: CDCError) -> CDCError:
-    return type(error)(f"{error.what} (at LSN {LSN(lsn)})", hint=error.hint)

@@ -7,7 +7,7 @@ prefix and base64 content stands where a row's images would. The key is the pref
 from __future__ import annotations
 
 from binascii import b2a_base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orjson import dumps
 
@@ -15,6 +15,10 @@ from cdc import __version__
 
 if TYPE_CHECKING:
     from cdc.decode.messages import LogicalMessage
+
+
+# Messages whose prefix begins so are the pipeline's own: they are in no topic and take no place.
+OURS: Final = "lockstep."
 
 
 class MessageEncoder:

@@ -5,7 +5,7 @@ What does not fit into its topic goes by way of the dead letters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from cdc.log.partition import partition_of
 
@@ -19,12 +19,27 @@ if TYPE_CHECKING:
 Sent: TypeAlias = "tuple[Partition, bytes | None]"
 
 
+class Watch(Protocol):
+    """Sees a table's changes, in their order, before each is published."""
+
+    @property
+    def all_rows(self) -> bool:
+        """Whether it sees plain new rows too, and not only changes that tell of an old one."""
+
+    def change(self, payload: bytes) -> None:
+        """See a row message of pgoutput, without an xid."""
+
+    def truncate(self) -> None:
+        """See that the table was emptied."""
+
+
 class Table(NamedTuple):
     """A relation as the stream last described it: how its rows are encoded, where they go."""
 
     encoder: Encoder
     partitions: list[Partition]
     dead: DeadLetters
+    watch: Watch | None = None
 
     def send(self, key: bytes | None, value: bytes) -> Sent:
         """Put a record into its key's partition; return that and the record's key."""

@@ -22,7 +22,7 @@ from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
 from cdc.frames import PADDING, whole
 from cdc.inprogress import InProgress
-from cdc.sequence import Pause, Step
+from cdc.places import Pause, Step
 from cdc.source.stream import Stream
 from cdc.spool import Spool
 from tests.golden.reading import RECORDINGS, load

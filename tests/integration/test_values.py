@@ -21,7 +21,7 @@ from cdc.config import Config, Log, Source
 from cdc.decode.messages import Relation
 from cdc.events import LSN
 from cdc.log.values_options import Values
-from cdc.sequence import Pause, Step
+from cdc.places import Pause, Step
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.setup import create_slot

@@ -18,8 +18,9 @@ from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
 from cdc.log.routes import LogicalMessages, Table
 from cdc.log.values_options import Values
+from cdc.places import Pause, Step
 from cdc.relations import Relations
-from cdc.sequence import Pause, Sequencer, Step
+from cdc.sequence import Sequencer
 from cdc.source.catalog import TableFacts
 from tests.property.pgoutput_writer import encode
 

@@ -29,7 +29,7 @@ from cdc.errors import Policy, ProtocolError, RereadError
 from cdc.events import LSN
 from cdc.frames import PADDING
 from cdc.inprogress import InProgress
-from cdc.sequence import Pause
+from cdc.places import Pause
 from cdc.spool import Spool
 from tests.property.stream import chunk, frame
 

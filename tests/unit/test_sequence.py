@@ -29,7 +29,7 @@ from cdc.decode.messages import (
 from cdc.errors import CDCError, Exit, GapError, ProtocolError
 from cdc.events import LSN
 from cdc.frames import PADDING
-from cdc.sequence import Pause, Place
+from cdc.places import Pause, Place
 from tests.property.stream import (
     TIME_US,
     Published,

@@ -1,0 +1,69 @@
+"""What the sequencer's parts are called: where it is, why it stops, and how it says what is wrong.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from cdc.decode import messages
+from cdc.errors import CDCError, GapError
+from cdc.events import LSN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.log.batch import Message
+    from cdc.log.encoder import New
+
+
+class Place(NamedTuple):
+    """The last change sequenced; `open` when its transaction goes on behind it."""
+
+    commit_lsn: LSN
+    ordinal: int
+    open: bool
+
+
+class Pause(Enum):
+    """Why `feed` stopped, where no message says it."""
+
+    MORE = "more"  # the chunk's whole frames are used up
+    FULL = "full"  # a source transaction ended, and the batch has reached its size
+    OTHER = "other"  # the message here is no frame
+
+
+# What the pipeline does before the sequencer goes on.
+Step: TypeAlias = (
+    messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort
+)
+
+# Told of a message that is ours, with its WAL address; may ask for a table to be described first.
+Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | None]"
+
+# What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
+Row: TypeAlias = "tuple[New, bytes, tuple[Callable[[Message], None], ...], int]"
+
+
+def apart(what: str) -> GapError:
+    """Return the error of a stream that does not continue the log."""
+    return GapError(
+        what,
+        hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup` and a"
+        " snapshot, begin anew",
+    )
+
+
+def located(lsn: int, error: CDCError) -> CDCError:
+    """Return the error with the LSN of the frame that it is about."""
+    return type(error)(f"{error.what} (at LSN {LSN(lsn)})", hint=error.hint)
+
+
+def type_name(message: messages.Type) -> str:
+    """Return a type's name as table versions have it."""
+    if message.namespace in ("", "pg_catalog"):
+        return message.name
+    schema = f'"{message.namespace}"' if "." in message.namespace else message.namespace
+    return f"{schema}.{message.name}"
