@@ -18,9 +18,9 @@ import socket
 import time
 import uuid
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from cdc import continuity, failpoints
+from cdc import continuity, failpoints, pace
 from cdc.control.health import State
 from cdc.control.metrics import Cut
 from cdc.control.watch import Watch
@@ -48,34 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.pipeline")
 T = TypeVar("T")
-
-# So much in one turn means that there is a backlog: it is read lazily and goes out in large
-# batches. The walsender is two to three times as fast when it is not woken for every row.
-BACKLOG_BYTES: Final = 24 << 10
-LAZY_SECONDS: Final = 0.001
-# While a batch is being sent, what arrives is read so often: seldom enough to cost little, often
-# enough that a backlog shows.
-GATHER_SECONDS: Final = 0.005
-# What may be encoded while nothing can be sent, as a share of a batch: bounds memory.
-AHEAD: Final = 4
-# A frontier record gets a Kafka transaction of its own when nothing follows for so long.
-FRONTIER_SECONDS: Final = 0.02
-# Otherwise it rides in a transaction of data, and not in each of a hundred a second: each partition
-# more costs a small transaction most of a millisecond, and a frontier covers all before it.
-FRONTIER_EVERY_SECONDS: Final = 0.05
-# A commit is answered before its markers are written. A transaction that begins sooner is refused
-# once (CONCURRENT_TRANSACTIONS), and librdkafka tries again only 20 ms later.
-MARKER_SECONDS: Final = 0.001
-# A Kafka transaction is ended by then, far from the broker's timeout, though its last source
-# transaction has not arrived whole.
-OPEN_SECONDS: Final = 10.0
-# How often an idle pipeline moves its resume record, and the slot with it, to the WAL's end.
-IDLE_SECONDS: Final = 10.0
-# The longest the loop sleeps: feedback and health are looked after in between.
-TURN_SECONDS: Final = 0.5
-# A stop's grace, below the ten seconds that supervisors give: what is in flight by then is left to
-# the next start.
-STOP_SECONDS: Final = 8.0
 
 
 class Pipeline:
@@ -176,7 +148,7 @@ class Pipeline:
         while not self.daemon.stopping:
             received = self._receive()
             self._settle()
-            self._publish(idle=received < BACKLOG_BYTES)
+            self._publish(idle=received < pace.BACKLOG_BYTES)
             self._look_after()
             self.watch.turn(self.tables.publication, self.tables.note)
             self.log_watch.turn(self.tables.identity, self.frontiers.ends)
@@ -220,8 +192,8 @@ class Pipeline:
         """Whether so much waits behind the batch being sent that reading must wait too."""
         limits = self.config.batch
         return not self.lanes.free and (
-            self.sequencer.events * AHEAD >= limits.max_events
-            or self.batch.bytes * AHEAD >= limits.max_bytes
+            self.sequencer.events * pace.AHEAD >= limits.max_events
+            or self.batch.bytes * pace.AHEAD >= limits.max_bytes
         )
 
     def _publish(self, *, idle: bool) -> None:
@@ -242,7 +214,7 @@ class Pipeline:
             over = (
                 sequencer.events >= 2 * limits.max_events
                 or self.batch.bytes >= 2 * limits.max_bytes
-                or age_seconds >= OPEN_SECONDS
+                or age_seconds >= pace.OPEN_SECONDS
             )
             if over or (not sequencer.place.open and (idle or full or aged)):
                 self._cut()
@@ -251,7 +223,7 @@ class Pipeline:
 
     def _markers_written(self) -> bool:
         """Whether the writer's last transaction has probably been finished by its coordinator."""
-        return time.monotonic() - self.lanes.current.ended_at >= MARKER_SECONDS
+        return time.monotonic() - self.lanes.current.ended_at >= pace.MARKER_SECONDS
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
@@ -264,12 +236,12 @@ class Pipeline:
         # All up to the keepalive's WAL end was sent, and none of it waits here.
         reached = max(self.stream.keepalive_lsn, self.sequencer.end_lsn)
         idle = reached > self.position.end_lsn and (
-            self.stream.reply_requested or now - self.cut_at >= IDLE_SECONDS
+            self.stream.reply_requested or now - self.cut_at >= pace.IDLE_SECONDS
         )
         if idle:
             self.sequencer.reach(reached)
             self._cut(reached)
-        elif self.frontiers.due and now - self.moved_at >= FRONTIER_SECONDS:
+        elif self.frontiers.due and now - self.moved_at >= pace.FRONTIER_SECONDS:
             failpoints.reach("before_frontier")
             self._cut()
         self.stream.reply_requested = False
@@ -279,7 +251,7 @@ class Pipeline:
         config, publisher, sequencer = self.config, self.lanes.current, self.sequencer
         frontier = None
         now = time.monotonic()
-        if not sequencer.events or now - self.frontier_at >= FRONTIER_EVERY_SECONDS:
+        if not sequencer.events or now - self.frontier_at >= pace.FRONTIER_EVERY_SECONDS:
             frontier = self.frontiers.take(idle_lsn)
         if frontier:
             self.frontier_at = now
@@ -347,20 +319,20 @@ class Pipeline:
         ahead = self._ahead()
         if self.intake.reading_back and not ahead:
             return
-        if received >= BACKLOG_BYTES and not ahead:
-            time.sleep(LAZY_SECONDS)
+        if received >= pace.BACKLOG_BYTES and not ahead:
+            time.sleep(pace.LAZY_SECONDS)
         elif not self.lanes.free:
             # Nothing can go out before the batch is acknowledged, so nobody is woken row by row.
-            self.stream.wait(TURN_SECONDS if ahead else GATHER_SECONDS, for_frames=False)
+            self.stream.wait(pace.TURN_SECONDS if ahead else pace.GATHER_SECONDS, for_frames=False)
         elif self.sequencer.events:
-            self.stream.wait(MARKER_SECONDS, for_frames=False)
+            self.stream.wait(pace.MARKER_SECONDS, for_frames=False)
         else:
             due = self.frontiers.due
-            self.stream.wait(FRONTIER_SECONDS if due else TURN_SECONDS, for_frames=True)
+            self.stream.wait(pace.FRONTIER_SECONDS if due else pace.TURN_SECONDS, for_frames=True)
 
     def _finish(self) -> None:
-        """Commit what was read, confirm it, and write the last frontier; within STOP_SECONDS."""
-        deadline = time.monotonic() + STOP_SECONDS
+        """Commit what was read, confirm it, and write the last frontier; within a stop's grace."""
+        deadline = time.monotonic() + pace.STOP_SECONDS
         while time.monotonic() < deadline:
             self._settle()
             if not self.lanes.in_flight:
@@ -372,7 +344,7 @@ class Pipeline:
                 else:
                     break
             self._look_after()
-            self.stream.wait(TURN_SECONDS, for_frames=False)
+            self.stream.wait(pace.TURN_SECONDS, for_frames=False)
             self.worker.drain()
         else:
             log.warning("stopped with a commit in flight: the next start will tell its outcome")
@@ -388,9 +360,9 @@ class Pipeline:
             else:
                 self.stream.tick()
                 self.daemon.health.beat()
-            self.stream.wait(TURN_SECONDS, for_frames=False)
+            self.stream.wait(pace.TURN_SECONDS, for_frames=False)
             self.worker.drain()
-            grace = STOP_SECONDS if self.streaming else 0.0
+            grace = pace.STOP_SECONDS if self.streaming else 0.0
             if self.daemon.stopping and time.monotonic() > self.daemon.stop_asked_at + grace:
                 raise StoppedError
         return future.result()
