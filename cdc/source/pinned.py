@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 from msgspec.structs import replace
-from psycopg import pq, sql
+from psycopg import conninfo, pq, sql
 
 from cdc.errors import RewrittenError, SnapshotLostError
 from cdc.source.connection import connect, take_any_text, translate, translated
@@ -74,6 +74,34 @@ def connect_for_rows(config: Config) -> Connection:
             (list(_SESSION), list(_SESSION.values())),
         )
     return connection
+
+
+def for_others(connection: Connection) -> str:
+    """Return the connection string with which another client gets what `connect_for_rows` gives.
+
+    It holds the password.
+    """
+    known = "SELECT name FROM pg_settings WHERE name = ANY (%s)"
+    with translated("preparing another client's connection"):
+        names = connection.execute(known, (list(_SESSION),)).fetchall()
+    more = [f"-c {name}={_SESSION[name]}" for (name,) in names]
+    given = conninfo.conninfo_to_dict(connection.info.dsn)
+    options = " ".join([str(given.get("options") or ""), *more]).strip()
+    return conninfo.make_conninfo(
+        connection.info.dsn, options=options, password=connection.info.password or None
+    )
+
+
+def carried(config: Config, connection: Connection) -> Config:
+    """Return the configuration that reads rows the same from where no file of ours is."""
+    dsn = config.snapshot.dsn or config.source.dsn
+    if connection.info.password:
+        dsn = conninfo.make_conninfo(dsn, password=connection.info.password)
+    return replace(
+        config,
+        source=replace(config.source, dsn=dsn, password_file=None),
+        snapshot=replace(config.snapshot, dsn=None),
+    )
 
 
 @contextmanager

@@ -1,0 +1,191 @@
+"""The Spark data source `lockstep_snapshot`: a table as it was when the snapshot was taken.
+
+Reads the ranges of a running snapshot's plan, each connection pinned to the exported snapshot, and
+gives the columns of a mirror (`sinks.delta_layout`) as Arrow batches. The plan comes from the log,
+so the snapshot must be running.
+
+    spark.dataSource.register(SnapshotSource)
+    spark.read.format("lockstep_snapshot").option("config", "lockstep.yaml")
+         .option("table", "public.users").load()
+
+The configuration's file is read in the driver; executors get what stands in it, passwords too, in
+the pickled reader: it is in no option, plan or log of Spark's.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from cdc.config import load
+from cdc.errors import ConfigError
+from cdc.log.mask import ColumnMask
+from cdc.log.records import SchemaRecord
+from cdc.snapshot import topic
+from cdc.snapshot.pace import Pace
+from cdc.snapshot.records import Plan, PlannedTable, Range
+from cdc.snapshot.task import masks, prove, range_rows
+from cdc.source.pinned import carried, connect_for_rows, for_others, pinned
+from jobs import adbc
+from jobs.arrow_rows import ArrowRows, columns
+from sinks import delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from cdc.config import Config
+
+NAME: Final = "lockstep_snapshot"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What of a plan one published table needs: its version and its ranges, by number."""
+
+    version: SchemaRecord
+    tables: dict[int, PlannedTable]
+    ranges: tuple[Range, ...]
+    snapshot: str
+    tasks: int
+    lsn: int
+    taken_at_us: int
+
+
+def table_of(plan: Plan, name: str) -> Table:
+    """Return what the plan has of the table `schema.table`; raise ConfigError where it has none."""
+    for version in plan.schemas.values():
+        if f"{version.schema}.{version.table}" == name:
+            break
+    else:
+        raise ConfigError(
+            f"the running snapshot has no table {name}",
+            hint="name it as the configuration does, schema.table; `cdc status` lists them",
+        )
+    tables = {
+        index: planned
+        for index, planned in enumerate(plan.tables)
+        if planned.schema_id == version.schema_id
+    }
+    ranges = tuple(each for index, planned in tables.items() for each in planned.ranges(index))
+    return Table(
+        version, tables, ranges, plan.snapshot, plan.tasks, int(plan.lsn), plan.taken_at_us
+    )
+
+
+@dataclass
+class Ranges(InputPartition):
+    """What one Spark task reads."""
+
+    ranges: tuple[Range, ...]
+
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class SnapshotSource(DataSource):
+    """Options: `config`, a path; `table`; `plan`, JSON, instead of the log's; `ranges`, JSON."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        config, table = self._asked()
+        with closing(connect_for_rows(config)) as connection:
+            return spark_schema(config, table.version, masks(config, connection, table.version))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        config, table = self._asked()
+        with closing(connect_for_rows(config)) as connection:
+            hidden = masks(config, connection, table.version)
+            return SnapshotReader(carried(config, connection), table, hidden, schema)
+
+    def _asked(self) -> tuple[Config, Table]:
+        config = load(Path(self.options.get("config", "lockstep.yaml")))
+        given = self.options.get("plan")
+        plan = msgspec.json.decode(given, type=Plan, dec_hook=_lsn) if given else _running(config)
+        table = table_of(plan, self.options["table"])
+        if numbers := self.options.get("ranges"):
+            wanted = {tuple(each) for each in msgspec.json.decode(numbers)}
+            ranges = tuple(r for r in table.ranges if (r.table, r.number) in wanted)
+            table = Table(**{**vars(table), "ranges": ranges})
+        return config, table
+
+
+def _running(config: Config) -> Plan:
+    plan = topic.read(config).plan
+    if plan is None:
+        raise ConfigError(
+            f"no snapshot of the pipeline {config.pipeline} is running",
+            hint="this data source reads what a running snapshot plans: start one first",
+        )
+    return plan
+
+
+def spark_schema(
+    config: Config, version: SchemaRecord, hidden: Sequence[ColumnMask | None]
+) -> StructType:
+    """Return the schema of a table version's mirror."""
+    parts = columns(version, list(hidden), money_digits=config.values.money_fraction_digits)
+    named = [(part.name, part.type) for part in parts]
+    return StructType.fromJson(delta_layout.schema(named, f"{version.schema}.{version.table}"))
+
+
+class SnapshotReader(DataSourceReader):
+    """Runs where Spark puts it: planned in the driver, read in executors."""
+
+    def __init__(
+        self, config: Config, table: Table, hidden: list[ColumnMask | None], schema: StructType
+    ) -> None:
+        self._config, self._table, self._hidden, self._schema = config, table, hidden, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a partition a task, of ranges in turns, so that large and small ones mix."""
+        many = max(1, min(self._table.tasks, len(self._table.ranges)))
+        return [Ranges(self._table.ranges[task::many]) for task in range(many)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Ranges)
+        config, table = self._config, self._table
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        rows = ArrowRows(
+            columns(table.version, self._hidden, money_digits=config.values.money_fraction_digits),
+            schema,
+            lsn=table.lsn,
+            at_us=table.taken_at_us,
+        )
+        pace = Pace(config.snapshot, table.tasks)
+        with closing(connect_for_rows(config)) as connection:
+            where = for_others(connection)
+            for each in partition.ranges:
+                planned = table.tables[each.table]
+                rows.seq = each.first_seq
+                # The lock of the one connection holds for what the other reads.
+                with (
+                    pinned(connection, table.snapshot),
+                    adbc.pinned(where, table.snapshot) as reading,
+                ):
+                    prove(connection, planned)
+                    query = rows.query(planned.outputs, range_rows(planned, each))
+                    for batch in reading.batches(query):
+                        pace.wait(batch.num_rows, batch.nbytes)
+                        yield rows.batch(batch)
+                assert rows.seq <= each.first_seq + each.capacity, "a range's block holds its rows"
+
+
+def _lsn(kind: type, value: Any) -> object:  # noqa: ANN401 - msgspec's hook
+    from cdc.events import LSN  # noqa: PLC0415 - the hook's only use
+
+    if kind is LSN and isinstance(value, str):
+        return LSN.parse(value)
+    raise TypeError(kind.__name__)
