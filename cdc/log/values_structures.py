@@ -60,7 +60,8 @@ def numbers(text: bytes) -> bytes:
 
 def floats(text: bytes) -> bytes:
     """Return the JSON array of an array of floats."""
-    if b"N" in text or b"I" in text:  # NULL, NaN, Infinity
+    # NULL, NaN, Infinity, and the zero that readers would take for an integer.
+    if b"N" in text or b"I" in text or b"-0," in text or b"-0}" in text:
         return _FLOATS(text)
     return numbers(text)
 

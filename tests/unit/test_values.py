@@ -138,6 +138,8 @@ def test_a_value_is_what_the_contract_says(
 @pytest.mark.parametrize("type_name", ["float4", "float8"])
 def test_minus_zero_keeps_its_sign(type_name: str) -> None:
     assert str(value_of(OIDS[type_name], -1, b"-0")) == "-0.0"
+    for array, expected in ((b"{-0}", "[-0.0]"), (b"{-0,-0.5}", "[-0.0, -0.5]")):
+        assert str(value_of(OIDS[f"_{type_name}"], -1, array)) == expected
 
 
 @pytest.mark.parametrize("type_id", [*sorted({OIDS[case[0]] for case in CASES}), MOOD])
