@@ -19,12 +19,15 @@ from cdc.control.metrics import Metrics
 from cdc.errors import CDCError, Exit, Policy, RereadError, SlotBusyError, StoppedError
 from cdc.log.publisher import LANES
 from cdc.pipeline import Pipeline
+from cdc.snapshot import initial
 from cdc.worker import Worker
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import FrameType
 
     from cdc.config import Config
+    from cdc.snapshot.progress import Report
 
 log = logging.getLogger("cdc.daemon")
 
@@ -43,8 +46,9 @@ _HEALTHY_SECONDS: Final = 10.0
 class Daemon:
     """One pipeline's process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, config_file: Path | None = None) -> None:
         self.config = config
+        self.config_file = config_file
         self.worker = Worker()
         self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
         # A transaction that could not be told from its stream is sent whole in the next session.
@@ -65,6 +69,16 @@ class Daemon:
         self.metrics.state = state
         if state is State.STREAMING:
             self._has_streamed, self._refused_at = True, None
+
+    def beat(self) -> None:
+        """Note that the process turns."""
+        self.health.beat()
+
+    def snapshotting(self, reason: str, report: Report | None = None) -> None:
+        """Note what the initial snapshot is doing, and how far it is."""
+        self.to(State.SNAPSHOTTING, reason)
+        self.health.snapshotting(report)
+        self.metrics.snapshot = report or self.metrics.snapshot
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Stop after what is in flight; asked twice, at once."""
@@ -102,6 +116,7 @@ class Daemon:
         return self._has_streamed and patient
 
     def _session(self) -> None:
+        initial.take(self.config, self)
         pipeline = Pipeline(self.config, self)
         try:
             pipeline.start()
@@ -142,9 +157,9 @@ class Daemon:
             self.worker.drain()
 
 
-def run(config: Config) -> Exit:
+def run(config: Config, config_file: Path | None = None) -> Exit:
     """Run the daemon until a signal stops it; return the exit code."""
-    daemon = Daemon(config)
+    daemon = Daemon(config, config_file)
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)

@@ -27,6 +27,14 @@ NAMES: Final = (
     "before_frontier",  # a transaction of its own for a frontier record
 )
 
+# In the coordinator of an initial snapshot, in their order.
+COORDINATOR_NAMES: Final = (
+    "after_export",  # the snapshot is exported, nobody has been told
+    "after_plan",  # the log holds the plan
+    "after_gone",  # the log holds some deletes of what has gone
+    "before_handover",
+    "after_handover",  # the log says that it is done, and where the stream goes on
+)
 # In a task of a snapshot, in the order a range passes them.
 SNAPSHOT_NAMES: Final = (
     "in_range",  # some of its rows are with the producer

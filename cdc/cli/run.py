@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 def run(config: Config, log_format: str) -> int:
     """Run the daemon: from the slot into the log, until it is told to stop.
 
+    On a new pipeline it copies the rows that the tables have first (snapshot.mode).
+
     It keeps no state of its own: it resumes where the log says, so it may be killed at any time. A
     second one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it
     after the open Kafka transaction; health and metrics are served at http.listen.
@@ -32,4 +34,4 @@ def run(config: Config, log_format: str) -> int:
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
-    return daemon.run(config)
+    return daemon.run(config, click.get_current_context().params["config_path"])

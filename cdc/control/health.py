@@ -1,12 +1,12 @@
 """The daemon's health: what it is doing, whether its loop turns, and whether the log moves on.
 
 Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`;
-if not, the process is stuck and should be killed. *Ready*: it streams, or stands by for the daemon
-that does, and the log is not standing still. It stands still when Kafka has not taken a batch for
-`BATCH_SECONDS`, or when, for `STALL_SECONDS`, the
-server's WAL end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle
-database is not a stall (its keepalives move the published LSN), nor is one huge transaction (its
-changes move `seq`).
+if not, the process is stuck and should be killed. *Ready*: it streams, or copies what was there
+before, or stands by for the daemon that does, and the log is not standing still. It stands still
+when Kafka has not taken a batch for `BATCH_SECONDS`, or when, for `STALL_SECONDS`, the server's WAL
+end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle database is
+not a stall (its keepalives move the published LSN), nor is one huge transaction (its changes move
+`seq`). A snapshot stands still when no row was copied for so long.
 
 The pipeline's thread writes, HTTP threads read; one lock makes every answer consistent.
 """
@@ -24,6 +24,8 @@ from cdc.events import LSN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from cdc.snapshot.progress import Report as Snapshot
+
 # Longer than any single step of the loop, shorter than a person's patience.
 LIVE_SECONDS = 30.0
 # Longer than a broker's restart; wal_sender_timeout is the same.
@@ -38,6 +40,7 @@ class State(Enum):
 
     STARTING = "starting"
     STANDBY = "standby"  # another daemon holds the slot
+    SNAPSHOTTING = "snapshotting"  # copying the rows that the tables have, before it streams
     STREAMING = "streaming"
     RECONNECTING = "reconnecting"
     HALTED = "halted"  # stopped by an error that needs a person
@@ -56,12 +59,14 @@ class Report(NamedTuple):
     published_lsn: LSN
     wal_end_lsn: LSN
     seq: int
+    snapshot: Snapshot | None = None  # while and after this process has taken the initial one
     warnings: tuple[str, ...] = ()  # what will hurt if nobody does anything; not ready is worse
 
     def body(self) -> dict[str, object]:
         """Return the report as JSON-ready values."""
         fields: dict[str, object] = self._asdict()
         fields |= {"state": self.state.value}
+        fields |= {"snapshot": self.snapshot and self.snapshot.body()}
         fields |= {name: str(fields[name]) for name in ("published_lsn", "wal_end_lsn")}
         fields |= {
             name: round(getattr(self, name), 3) for name in ("since_seconds", "beat_age_seconds")
@@ -82,6 +87,7 @@ class Health:
         self._wal_end = LSN(0)
         self._seq = 0
         self._batch_at = math.inf
+        self._snapshot: Snapshot | None = None
         self._warnings: tuple[str, ...] = ()
 
     @property
@@ -120,6 +126,15 @@ class Health:
             self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
             self._seq = seq
 
+    def snapshotting(self, snapshot: Snapshot | None) -> None:
+        """Note how far the initial snapshot is; None while it has not begun to copy."""
+        with self._lock:
+            self._beat_at = self._now()
+            rows = self._snapshot.rows if self._snapshot else -1
+            if snapshot is not None and snapshot.rows != rows:
+                self._moved_at = self._beat_at
+            self._snapshot = snapshot or self._snapshot
+
     def warn(self, warnings: Iterable[str]) -> None:
         """Have the report carry these sentences, and no others."""
         self._warnings = tuple(warnings)
@@ -138,7 +153,9 @@ class Health:
                 and self._published < self._wal_end
                 and now - self._moved_at > STALL_SECONDS
             )
-            if refused:
+            if self._state is State.SNAPSHOTTING:
+                stalled = now - self._moved_at > STALL_SECONDS
+            elif refused:
                 reason = f"Kafka has not taken a batch for {now - self._batch_at:.0f} s"
             elif stalled:
                 reason = (
@@ -147,7 +164,7 @@ class Health:
                 )
             if not live:
                 reason = f"the main loop has not turned for {beat_age:.0f} s"
-            at_work = self._state in (State.STREAMING, State.STANDBY)
+            at_work = self._state in (State.STREAMING, State.STANDBY, State.SNAPSHOTTING)
             return Report(
                 live=live,
                 ready=live and at_work and not stalled and not refused,
@@ -159,5 +176,6 @@ class Health:
                 published_lsn=self._published,
                 wal_end_lsn=self._wal_end,
                 seq=self._seq,
+                snapshot=self._snapshot,
                 warnings=self._warnings,
             )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from cdc.control.retention import Retention
     from cdc.log.records import ResumePosition
+    from cdc.snapshot.progress import Report as Snapshot
     from cdc.source.inspection import Holder
 
 # A commit takes some milliseconds at rest and up to a second with a full batch.
@@ -60,6 +61,16 @@ _LOOKED = {
     "wal_bytes_per_second": "Rate at which the server writes WAL, smoothed over a minute.",
     "oldest_transaction_seconds": "Age of the oldest open transaction that writes, of any client.",
     "oldest_prepared_seconds": "Age of the oldest prepared transaction.",
+}
+_SNAPSHOT = {
+    "generation": "How often the initial snapshot was begun.",
+    "rows": "Rows that it has copied.",
+    "bytes": "Bytes of them, as Postgres sent them.",
+    "percent": "Share of the tables' pages that is copied.",
+    "estimated_rows": "Rows to copy, by the last ANALYZE.",
+    "estimated_bytes": "Bytes of the tables' pages.",
+    "rows_per_second": "Rate of the last half minute.",
+    "seconds_left": "Time left at the rate so far.",
 }
 _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
@@ -97,6 +108,7 @@ class Metrics(Collector):
         self.feedback_at: float | None = None
         self._looked: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
+        self.snapshot: Snapshot | None = None
         self.events = 0
         self.dead_letters = 0
         self.kafka_transactions = 0
@@ -208,6 +220,7 @@ class Metrics(Collector):
                 "lockstep_feedback_age_seconds", "Time since the last feedback.", value=age
             )
         yield from self._collect_look()
+        yield from self._collect_snapshot()
         state = GaugeMetricFamily("lockstep_state", "1 for what it is doing.", labels=["state"])
         for each in State:
             state.add_metric([each.value], float(each is State(self.state)))
@@ -228,6 +241,15 @@ class Metrics(Collector):
         for reason, count in list(self.reconnects.items()):
             reconnects.add_metric([reason], count)
         yield reconnects
+
+    def _collect_snapshot(self) -> Iterator[Metric]:
+        """Yield how far the initial snapshot is, or was when it ended, if this process took one."""
+        if self.snapshot is None:
+            return
+        for name, meaning in _SNAPSHOT.items():
+            value = getattr(self.snapshot, name)
+            if value is not None:
+                yield GaugeMetricFamily(f"lockstep_snapshot_{name}", meaning, value=value)
 
     def _collect_look(self) -> Iterator[Metric]:
         if self._looked is None:

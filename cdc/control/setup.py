@@ -24,6 +24,8 @@ from cdc.errors import CDCError, ConfigError, GapError
 from cdc.events import LSN
 from cdc.log import reader, resume, topics
 from cdc.log.records import ResumeIdentity, ResumePosition
+from cdc.snapshot import topic
+from cdc.snapshot.records import SnapshotState
 from cdc.source import catalog, inspection, membership
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
     from cdc.config import Config
+    from cdc.snapshot.topic import Record
 
 _OLDEST_MAJOR = 14
 
@@ -66,7 +69,7 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
             yield Step(Did.LEFT, f"the log goes on from {record[1].end_lsn}, seq {record[1].seq}")
         else:
             yield from _begin(connection, config, server, slot, described)
-            yield from _rows(connection, tables)
+            yield from _rows(config, connection, tables)
 
 
 def _check_server(config: Config, server: inspection.Server) -> None:
@@ -245,7 +248,7 @@ def _begin(
             partitions={name: topic.partitions for name, topic in described.items()},
             topic_ids={name: topic.topic_id for name, topic in described.items()},
         )
-        resume.write_first(config, identity, first_position(lsn))
+        resume.write_first(config, identity, first_position(lsn), *_due(config))
     except CDCError:
         # The slot would keep WAL for a pipeline that does not exist; the next try makes another.
         if slot is None:
@@ -254,6 +257,13 @@ def _begin(
     how = "created the slot" if slot is None else "took over the slot"
     yield Step(Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while nobody reads")
     yield Step(Did.DONE, f"wrote the first resume record: the log begins at {lsn}")
+
+
+def _due(config: Config) -> list[Record]:
+    """Return what says that the log is to begin with an initial snapshot, where it is."""
+    if config.snapshot.mode == "never":
+        return []
+    return [topic.state_record(config, SnapshotState(pipeline=config.pipeline, stage="due"))]
 
 
 def first_position(lsn: LSN) -> ResumePosition:
@@ -275,8 +285,10 @@ def first_position(lsn: LSN) -> ResumePosition:
     )
 
 
-def _rows(connection: psycopg.Connection, tables: list[inspection.Table]) -> Iterator[Step]:
-    """Warn about tables whose rows are older than the log."""
+def _rows(
+    config: Config, connection: psycopg.Connection, tables: list[inspection.Table]
+) -> Iterator[Step]:
+    """Tell what becomes of the rows that are older than the log."""
     filled, unread = [], []
     for table in tables:
         if not table.may_select:
@@ -285,15 +297,20 @@ def _rows(connection: psycopg.Connection, tables: list[inspection.Table]) -> Ite
         count, exact = inspection.count_rows(connection, table)
         if count:
             filled.append(f"{table} ({'' if exact else 'about '}{count:,})")
-    if filled:
+    if filled and config.snapshot.mode == "initial":
+        yield Step(Did.LEFT, f"rows that `cdc run` copies into the log first: {listed(filled)}")
+    elif filled:
         yield Step(
             Did.WARN,
             f"rows that were there before the log began are not in it: {listed(filled)}; "
             "a later UPDATE or DELETE of one is",
         )
     if unread:
+        stops = config.snapshot.mode == "initial"
+        then = ": the initial snapshot takes GRANT SELECT on them" if stops else ""
         yield Step(
-            Did.WARN, f"may not be read, so unknown whether they hold rows: {listed(unread)}"
+            Did.WARN,
+            f"may not be read, so unknown whether they hold rows: {listed(unread)}{then}",
         )
 
 

@@ -63,6 +63,23 @@ def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
         client.close()
 
 
+def read_partition(
+    config: Config, topic: str, number: int
+) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Yield key and value of every committed record that stands in the partition now."""
+    client = consumer(config)
+    try:
+        place = topic, number
+        with translated(f"looking up the offsets of {topic} [{number}]", client):
+            low, high = client.get_watermark_offsets(
+                TopicPartition(*place), timeout=_TIMEOUT_SECONDS
+            )
+        for message in _drain(client, {place: (low, high)}):
+            yield message.key(), message.value()
+    finally:
+        client.close()
+
+
 def _ranges(client: Consumer, topics: dict[str, int]) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the offsets that every partition spans now."""
     ranges = {}
@@ -111,6 +128,17 @@ def _keep(message: Message, ends: dict[tuple[str, int], int]) -> Iterator[Messag
     reached = offset if error is not None else offset + 1
     if place in ends and reached >= ends[place]:
         del ends[place]
+
+
+def assign(client: Consumer, topic: str, number: int, offset: int) -> None:
+    """Have the consumer read one partition from an offset on."""
+    with translated(f"assigning {topic} [{number}]"):
+        client.assign([TopicPartition(topic, number, offset)])
+
+
+def waiting(client: Consumer) -> list[Message]:
+    """Return the records that have come, without waiting; an end of a partition is none."""
+    return [each for each in client.consume(_CHUNK, timeout=0) if each.error() is None]
 
 
 def read_resume(

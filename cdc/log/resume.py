@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 
 
 def write_first(
-    config: Config, identity: records.ResumeIdentity, position: records.ResumePosition
+    config: Config,
+    identity: records.ResumeIdentity,
+    position: records.ResumePosition,
+    *beside: tuple[str, bytes, bytes | None],
 ) -> None:
-    """Commit both parts. Fences a running daemon: only while none may run."""
+    """Commit both parts, and what goes with them. Fences a daemon: only while none may run."""
     for lane in reversed(range(LANES)):
         publisher = Publisher(config, lane)
         publisher.open()
     publisher.add(*record(config, identity))
     publisher.add(*record(config, position))
+    for each in beside:
+        publisher.add(*each)
     publisher.commit()
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from cdc.events import LSN
-from cdc.log.records import FORMAT, SchemaRecord
+from cdc.log.records import FORMAT, Publication, SchemaRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,10 +129,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     epoch: int
     database: str
+    publication: Publication  # as it was then
     snapshot: str  # its name, for SET TRANSACTION SNAPSHOT
     lsn: LSN  # its consistent point
     taken_at_us: int  # the time that its rows' events have
     tasks: int
+    first_seq: int  # of its first block: every older generation's are lower
     next_seq: int  # behind the last block
     gone: tuple[Gone, ...] = ()
     tables: tuple[PlannedTable, ...] = ()

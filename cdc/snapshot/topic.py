@@ -121,3 +121,28 @@ def _whole(config: Config, head: Plan, tables: dict[int, PlannedTable]) -> Plan:
     schemas = {s.schema_id: s for s in reader.read_schemas(config) if s.schema_id in wanted}
     ordered = tuple(tables[number] for number in sorted(tables))
     return replace(head, tables=ordered, schemas=schemas)
+
+
+class Following:
+    """Reads the ranges of a generation as they are recorded, from now on."""
+
+    def __init__(self, config: Config, generation: int) -> None:
+        self._topic = names.snapshot_topic(config.prefix)
+        self._generation = generation
+        self._client = reader.consumer(config)
+        end = reader.end_offsets(config, [(self._topic, 0)])[self._topic, 0]
+        reader.assign(self._client, self._topic, 0, end)
+
+    def take(self) -> list[RangeRecord]:
+        """Return those that have come, without waiting."""
+        found = []
+        for message in reader.waiting(self._client):
+            at: dict[str, Any] = msgspec.json.decode(message.key() or b"{}")
+            value = message.value()
+            if value and at.get("part") == "range" and at.get("generation") == self._generation:
+                found.append(log_records.decode(RangeRecord, value, self._topic))
+        return found
+
+    def close(self) -> None:
+        """Let go of the brokers."""
+        self._client.close()

@@ -183,6 +183,15 @@ def server(connection: psycopg.Connection) -> Server:
     return Server(*fields)
 
 
+def setting_bytes(connection: psycopg.Connection, name: str) -> int | None:
+    """Return a setting that is counted in megabytes, in bytes; None where it limits nothing."""
+    with translated(f"reading the setting {name}"):
+        row = connection.execute(
+            "SELECT setting::bigint FROM pg_settings WHERE name = %s", (name,)
+        ).fetchone()
+    return row[0] << 20 if row is not None and row[0] >= 0 else None
+
+
 _SLOTS = """
 SELECT to_jsonb(s), pg_wal_lsn_diff(
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,

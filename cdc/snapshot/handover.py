@@ -1,0 +1,93 @@
+"""Hand over to the stream: one Kafka transaction that moves the resume record to the snapshot.
+
+It is written by the daemon's own writers, as `cdc.log.resume.write_first` does, so that a daemon
+from before would be fenced. From then on the log holds everything up to the consistent point: the
+daemon writes the frontier of that itself, from the events that are `pending`, and streams on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from cdc.errors import FencedError, GapError
+from cdc.log import reader, resume, topics
+from cdc.log.publisher import LANES, Publisher
+from cdc.log.records import ResumePosition
+from cdc.snapshot import topic
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity
+    from cdc.snapshot.records import Plan, SnapshotState
+
+
+def write(config: Config, plan: Plan, token: str) -> SnapshotState:
+    """Commit the hand-over and return the last state. Blocks. Fences: only while it is due.
+
+    Raises FencedError where the snapshot is no longer the one of `token`.
+    """
+    for lane in reversed(range(LANES)):
+        publisher = Publisher(config, lane)
+        publisher.open()
+    known = topic.read(config)
+    resumed = reader.read_resume(config)
+    state = known.state
+    if state is None or (state.stage, state.token) != ("running", token):
+        raise FencedError(
+            "another process has taken over the initial snapshot",
+            hint="this one starts over and finds what there is to do",
+        )
+    if resumed is None:
+        raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
+    mine = [each for each in known.ranges if each.generation == plan.generation]
+    rows = [each for each in mine if each.part == "rows"]
+    now_us = time.time_ns() // 1_000
+    done = replace(
+        state,
+        stage="done",
+        next_seq=plan.next_seq,
+        rows=sum(each.rows for each in rows),
+        bytes=sum(each.bytes for each in rows),
+        seconds=max(0.0, (now_us - plan.taken_at_us) / 1e6),
+        at_us=now_us,
+    )
+    publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
+    publisher.add(*resume.record(config, _position(config, plan, known, now_us)))
+    for record in (topic.state_record(config, done), *topic.forgotten(config, known)):
+        publisher.add(*record)
+    publisher.commit()
+    return done
+
+
+def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIdentity:
+    """Return the identity with the plan's topics pinned, and the publication as it was then."""
+    counts = {plan.schemas[t.schema_id].topic: t.partitions for t in plan.tables}
+    new = sorted(counts.keys() - identity.partitions.keys())
+    found = topics.describe(topics.admin(config), new)
+    return replace(
+        identity,
+        publication=plan.publication,
+        partitions=identity.partitions | {name: each.partitions for name, each in found.items()},
+        topic_ids=identity.topic_ids | {name: each.topic_id for name, each in found.items()},
+    )
+
+
+def _position(config: Config, plan: Plan, known: topic.Known, now_us: int) -> ResumePosition:
+    schemas = reader.read_schemas(config)
+    return ResumePosition(
+        end_lsn=plan.lsn,
+        commit_lsn=plan.lsn,
+        ordinal=0,
+        open=False,
+        seq=plan.next_seq - 1,
+        committed_at_us=plan.taken_at_us,
+        schema_id=max((schema.schema_id for schema in schemas), default=0),
+        pending=tuple((*place, events) for place, events in sorted(known.events.items())),
+        owner=f"{socket.gethostname()}:{os.getpid()}:snapshot",
+        at_us=now_us,
+    )

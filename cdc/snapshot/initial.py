@@ -1,0 +1,241 @@
+"""The initial snapshot, from the first connection to the hand-over. Read this first.
+
+1. Export a snapshot by a temporary slot, whose name is the lock: one coordinator at a time.
+2. Begin a generation: say so in the log, fence whoever wrote for an older one, plan.
+3. Have the ranges copied; each is recorded with its rows.
+4. Delete what older generations had and this one has not.
+5. Hand over: the resume record moves to the snapshot's consistent point, and the state is `done`,
+   in one Kafka transaction. The daemon streams from there.
+
+The log is all the state there is, as for the stream. The exported snapshot lives with this process:
+when that ends, or Postgres does, ranges that are missing can't be had as of that moment any more,
+and a new generation begins. Once no range is missing the snapshot is not needed, and whoever comes
+next finishes that generation.
+
+Nothing is written but behind a fence: `init_transactions` first, then the state is read, and what
+it does not allow is not done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from cdc import failpoints
+from cdc.errors import FencedError, GapError, RewrittenError
+from cdc.log import reader
+from cdc.log.publisher import Publisher
+from cdc.snapshot import copying, handover, planning, topic
+from cdc.snapshot.export import Exporting, prove
+from cdc.snapshot.gone import Deleting
+from cdc.snapshot.host import Aside
+from cdc.snapshot.records import SnapshotState
+from cdc.source.connection import connect
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.snapshot.host import Host
+    from cdc.snapshot.records import Plan
+    from cdc.source.export import Export
+
+    Resume = tuple[ResumeIdentity, ResumePosition]
+
+log = logging.getLogger("cdc.snapshot")
+
+# The coordinator's writer; task k's is `snapshot.k`.
+LANE: Final = "snapshot"
+# So often a table may be rewritten under the snapshot before a person is asked to let it be.
+_REWRITES: Final = 5
+
+
+def take(config: Config, host: Host) -> None:
+    """Take the initial snapshot where one is due; return when the stream may begin.
+
+    Raises SlotBusyError while another process takes it, StoppedError when the host is to stop, and
+    what the daemon starts over on. What is done is kept as long as the exported snapshot lives.
+    """
+    aside = Aside(host)
+    state = aside(lambda: topic.read_state(config))
+    rewrites = 0
+    while state is not None and state.stage != "done":
+        try:
+            _Coordinator(config, host, aside).run()
+        except RewrittenError as error:
+            rewrites += 1
+            if rewrites >= _REWRITES:
+                raise RewrittenError(
+                    f"{error.what}, for the {rewrites}th time",
+                    hint="let nobody rewrite, truncate or alter the tables while the snapshot is"
+                    " taken; it begins anew by itself",
+                ) from error
+            log.warning("beginning a new generation", extra={"fields": {"reason": error.what}})
+        state = aside(lambda: topic.read_state(config))
+
+
+class _Coordinator:
+    """One try: with one exported snapshot."""
+
+    def __init__(self, config: Config, host: Host, aside: Aside) -> None:
+        self._config, self._host, self._aside = config, host, aside
+        self._token = uuid.uuid4().hex
+        self._publisher = Publisher(config, LANE)
+
+    def run(self) -> None:
+        """Take the snapshot, whole; or finish the generation that lacks nothing but its end."""
+        config, aside = self._config, self._aside
+        self._host.snapshotting("looking at the source")
+        with ExitStack() as closing:
+            primary = closing.enter_context(aside(lambda: connect(config)))
+            resume = aside(lambda: _resume(config))
+            system = aside(lambda: prove(config, primary, resume))
+            exporting = Exporting(config, self._host, aside, primary)
+            export = closing.enter_context(exporting.lock())
+            exporting.create(export, system, resume[1])
+            failpoints.reach("after_export")
+            known = self._begin()
+            if known is None:
+                return
+            plan = self._unfinished(known)
+            if plan is None:
+                plan = self._plan(export, known, resume)
+                failpoints.reach("after_plan")
+                watch = copying.Watch(config, export, primary)
+                closing.callback(watch.close)
+                copying.copy(config, plan, self._host, aside, watch)
+            self._delete_gone(plan)
+            failpoints.reach("before_handover")
+            self._hand_over(plan)
+            failpoints.reach("after_handover")
+
+    def _begin(self) -> topic.Known | None:
+        """Fence older coordinators and return what the log knows; None where all is done."""
+        config = self._config
+        self._host.snapshotting("fencing older writers")
+        self._aside(self._publisher.open)
+        known = self._aside(lambda: topic.read(config))
+        if known.state is None or known.state.stage == "done":
+            return None
+        return known
+
+    def _unfinished(self, known: topic.Known) -> Plan | None:
+        """Take over a generation that has every range, or return None."""
+        plan, state = known.plan, known.state
+        assert state is not None
+        if plan is None or len(_ranges_done(known, plan)) < sum(1 for _ in plan.ranges()):
+            return None
+        log.info("finishing the snapshot", extra={"fields": {"generation": plan.generation}})
+        plan = replace(plan, token=self._token)
+        self._write_state(replace(state, token=self._token, **_signed()), plan)
+        return plan
+
+    def _plan(self, export: Export, known: topic.Known, resume: Resume) -> Plan:
+        """Begin a generation: after this, no task of an older one writes."""
+        config, old = self._config, known.state
+        assert old is not None
+        if old.generation:
+            lost = {"generation": old.generation, "snapshot": export.snapshot}
+            log.warning("the exported snapshot was lost: a new generation", extra={"fields": lost})
+        tasks = max(old.tasks, config.snapshot.max_parallel)
+        state = replace(
+            old, stage="planning", generation=old.generation + 1, token=self._token, tasks=tasks,
+            **_signed(),
+        )  # fmt: skip
+        self._write_state(state)
+        self._aside(lambda: _fence(config, old.tasks))
+        known = self._aside(lambda: topic.read(config))  # what the fenced have written last
+        planned = self._aside(lambda: planning.plan(config, export, state, known, resume))
+        running = replace(state, stage="running", next_seq=planned.plan.next_seq, **_signed())
+        self._aside(lambda: planning.write(config, self._publisher, running, planned))
+        log.info(
+            "copying",
+            extra={
+                "fields": {
+                    "generation": planned.plan.generation,
+                    "lsn": planned.plan.lsn,
+                    "tables": len(planned.plan.schemas),
+                    "ranges": sum(1 for _ in planned.plan.ranges()),
+                    "bytes": sum(table.bytes for table in planned.plan.tables),
+                }
+            },
+        )
+        return planned.plan
+
+    def _delete_gone(self, plan: Plan) -> None:
+        """Delete the keys that older generations left behind."""
+        config = self._config
+        if not plan.gone:
+            return
+        self._host.snapshotting("looking for rows that have gone since an older generation")
+        known = self._aside(lambda: topic.read(config))
+        done = known.done(plan)
+        for index in range(len(plan.gone)):
+            deleting = Deleting(config, plan, index, self._publisher)
+            before = [
+                r for (part, at, _), r in sorted(done.items()) if (part, at) == ("gone", index)
+            ]
+            records = deleting.run(before)
+            while (record := self._aside(lambda: next(records, None))) is not None:  # noqa: B023 - called at once
+                fields = {"table": plan.gone[index].topic, "rows": record.rows}
+                log.info("deleted rows that have gone", extra={"fields": fields})
+
+    def _hand_over(self, plan: Plan) -> None:
+        config = self._config
+        self._host.snapshotting("handing over to the stream")
+        known = self._aside(lambda: topic.read(config))
+        _check_mine(known.state, self._token)
+        state = self._aside(lambda: handover.write(config, plan, self._token))
+        fields = {"generation": state.generation, "rows": state.rows, "lsn": plan.lsn}
+        log.info("the snapshot is done", extra={"fields": fields})
+
+    def _write_state(self, state: SnapshotState, plan: Plan | None = None) -> None:
+        def write() -> None:
+            self._publisher.begin()
+            records = topic.plan_records(self._config, plan) if plan else []
+            for record in (topic.state_record(self._config, state), *records):
+                self._publisher.add(*record)
+            self._publisher.commit()
+
+        self._aside(write)
+
+
+def _signed() -> dict[str, object]:
+    return {
+        "owner": f"{socket.gethostname()}:{os.getpid()}",
+        "at_us": time.time_ns() // 1_000,
+    }
+
+
+def _resume(config: Config) -> Resume:
+    resume = reader.read_resume(config)
+    if resume is None:
+        raise GapError(
+            f'there is no resume record of pipeline "{config.pipeline}"',
+            hint="run `cdc setup`; where the pipeline has run before, its log was lost",
+        )
+    return resume
+
+
+def _ranges_done(known: topic.Known, plan: Plan) -> list[tuple[str, int, int]]:
+    return [at for at in known.done(plan) if at[0] == "rows"]
+
+
+def _fence(config: Config, tasks: int) -> None:
+    """End what tasks of older generations have open, and have them write no more."""
+    for number in range(tasks):
+        Publisher(config, f"{LANE}.{number}").open()
+
+
+def _check_mine(state: SnapshotState | None, token: str) -> None:
+    if state is None or (state.stage, state.token) != ("running", token):
+        raise FencedError(
+            "another process has taken over the initial snapshot",
+            hint="this one starts over and finds what there is to do",
+        )

@@ -1,0 +1,109 @@
+"""The Spark runner: a plan's tasks by `spark-submit jobs/snapshot.py`, as a child process.
+
+The job finds the running generation in the log and joins it; what it finishes it records there, and
+that is how its progress is seen. It is found by where the package `jobs` lies, and never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from cdc.errors import ConfigError, Exit, UnavailableError
+from cdc.snapshot.topic import Following
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.snapshot.progress import Progress
+    from cdc.snapshot.records import Plan
+
+# Spark's own end takes a while: tasks are interrupted, the JVM stops.
+_STOP_SECONDS: Final = 8.0
+_TOLD_CHARACTERS: Final = 2_000
+# What ended for a reason that may pass.
+_PASSING: Final = {Exit.UNAVAILABLE, Exit.TEMPORARY}
+
+
+def installed() -> bool:
+    """Return whether Spark and our jobs are to be had here."""
+    return find_spec("pyspark") is not None and script() is not None
+
+
+def script() -> Path | None:
+    """Return where the job lies, or None."""
+    spec = find_spec("jobs")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "snapshot.py"
+        if path.exists():
+            return path
+    return None
+
+
+class SparkRunner:
+    """One run of the job."""
+
+    def __init__(self, config: Config, plan: Plan, config_file: Path | None) -> None:
+        """Submit it, with the configuration's file: its secrets stay where they are."""
+        job = script()
+        if job is None or config_file is None:
+            raise ConfigError(
+                "the Spark job is not to be found",
+                hint="install lockstep-cdc[spark]; or snapshot.runner: local",
+            )
+        self._following = Following(config, plan.generation)
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._process = subprocess.Popen(  # noqa: S603 - our own job
+            [*_submit(), str(job), "--config", str(config_file.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        )
+
+    def turn(self, seconds: float, progress: Progress) -> bool:
+        """Take in what the log has of it; return whether it has ended. Raises how it failed."""
+        time.sleep(seconds)
+        for record in self._following.take():
+            progress.finished(record)
+        code = self._process.poll()
+        if code:
+            raise self._failed(code)
+        return code == 0
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._following.close()
+        self._said.close()
+
+    def _failed(self, code: int) -> UnavailableError | ConfigError:
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - _TOLD_CHARACTERS))
+        said = self._said.read().decode(errors="replace").strip()
+        if code < 0 or code in _PASSING or code == Exit.FAILED:
+            return UnavailableError(
+                f"the Spark job ended with code {code}",
+                hint=f"it is submitted again with the ranges that it has left; it said: {said}",
+            )
+        return ConfigError(f"the Spark job ended with code {code}", hint=f"it said: {said}")
+
+
+def _submit() -> list[str]:
+    """Return the command that runs a job: spark-submit as SPARK_HOME has it, or Python itself."""
+    home = os.environ.get("SPARK_HOME")
+    if home and (Path(home) / "bin" / "spark-submit").exists():
+        return [str(Path(home) / "bin" / "spark-submit")]
+    return [sys.executable]

@@ -1,0 +1,219 @@
+"""Published tables as the catalogs have them at one snapshot.
+
+What their relation messages would say, and where their rows lie. Asked inside a transaction that is
+pinned to the snapshot (`cdc.source.pinned`), so that everything belongs to one moment.
+Two things are always of now, as Postgres has them in its caches: a heap's current filenode, which
+differs from the catalog's where the table was rewritten since, and its size, which only grows.
+
+https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (Relation)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from psycopg import sql
+
+from cdc.source import catalog
+from cdc.source.connection import translated
+from cdc.source.published import Published, published
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.source.catalog import Connection, TableFacts
+
+# Postgres describes only types above what is built in (FirstGenbkiObjectId).
+_FIRST_TOLD: Final = 10_000
+
+
+class Column(NamedTuple):
+    """A column that the stream sends."""
+
+    name: str
+    type_id: int
+    type_modifier: int
+    key: bool  # of the replica identity
+
+
+class Heap(NamedTuple):
+    """A relation that holds rows: the table itself, or one of its partitions."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str  # relkind: r table, f foreign
+    persistence: str
+    access_method: str
+    filenode: int  # at the snapshot
+    filenode_now: int | None  # None: dropped since
+    bytes: int
+    rows: int  # by the last ANALYZE
+    attnums: dict[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> str:
+        """The name as SQL has it."""
+        return sql.Identifier(self.schema, self.name).as_string()
+
+
+class Described(NamedTuple):
+    """A published table."""
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+    types: dict[int, str]  # names of those that are not built in, as the stream tells them
+    outputs: tuple[str, ...]  # an expression a column: its text as pgoutput writes it
+    facts: TableFacts
+    published: Published
+    heaps: tuple[Heap, ...]
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+class Moment(NamedTuple):
+    """When the catalogs are read, and how large a page of this server is."""
+
+    now_us: int
+    block_size: int
+
+
+def moment(connection: Connection) -> Moment:
+    """Return it, by the server's own clock, as the times of commits are."""
+    with translated("asking the server for the time"):
+        row = connection.execute(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,"
+            " current_setting('block_size')::int"
+        ).fetchone()
+    assert row is not None
+    return Moment(*row)
+
+
+_TABLES: Final = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text
+FROM pg_publication_tables t
+JOIN pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = %s ORDER BY 2, 3
+"""
+_HEAPS: Final = """
+WITH RECURSIVE tree(oid) AS (
+    SELECT %s::oid
+    UNION ALL
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid
+    JOIN pg_class p ON p.oid = t.oid WHERE p.relkind = 'p')
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
+       coalesce(m.amname::text, ''), c.relfilenode::bigint, pg_relation_filenode(c.oid)::bigint,
+       coalesce(pg_relation_size(c.oid), 0)::bigint, greatest(c.reltuples, 0)::bigint,
+       (SELECT jsonb_object_agg(a.attname, a.attnum) FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_am m ON m.oid = c.relam
+WHERE c.relkind <> 'p' ORDER BY 2, 3
+"""
+# The index whose columns the stream marks, by the rules of RelationGetIndexList.
+_IDENTITY: Final = """
+SELECT a.attname::text
+FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = %s AND k.n <= i.indnkeyatts AND i.indimmediate
+  AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND (i.indisvalid OR c.relkind = 'p')
+                          WHEN 'i' THEN i.indisreplident AND i.indisvalid ELSE false END
+"""
+# A domain is told, and written, as what it is a domain of, however deep.
+_TYPES: Final = """
+WITH RECURSIVE base(oid, at) AS (
+    SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[])
+    UNION ALL
+    SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.at WHERE t.typtype = 'd')
+SELECT b.oid::bigint, n.nspname::text, t.typname::text, b.oid <> b.at,
+       f.nspname::text, p.proname::text, s.proname::text
+FROM base b JOIN pg_type t ON t.oid = b.at JOIN pg_namespace n ON n.oid = t.typnamespace
+JOIN pg_proc p ON p.oid = t.typoutput JOIN pg_namespace f ON f.oid = p.pronamespace
+LEFT JOIN pg_proc s ON s.oid = t.typsend
+WHERE t.typtype <> 'd'
+"""
+
+
+# By the functions that write them in binary: types that are text, and types written as text is.
+_TEXT: Final = {"textsend", "varcharsend"}
+_AS_TEXT: Final = {"bpcharsend", "namesend", "json_send"}
+
+
+class _Type(NamedTuple):
+    schema: str
+    name: str
+    is_domain: bool
+    output_schema: str
+    output: str
+    send: str | None
+
+    @property
+    def told(self) -> str:
+        """Its name as the stream's type message gives it (`cdc.sequence`)."""
+        if self.schema == "pg_catalog":
+            return self.name
+        schema = f'"{self.schema}"' if "." in self.schema else self.schema
+        return f"{schema}.{self.name}"
+
+    def text_of(self, column: str) -> str:
+        """Return the SQL of a column's text: by the very function that pgoutput calls.
+
+        A cast to text is another thing for some types: booleans, char(n), inet. Where a type is
+        text in binary too, nothing is called.
+        """
+        value = sql.Identifier(column).as_string()
+        if self.is_domain:
+            value += f"::{sql.Identifier(self.schema, self.name).as_string()}"
+        if self.send in _TEXT:
+            return f"{value}::pg_catalog.text"
+        if self.send in _AS_TEXT:
+            return value
+        output = sql.Identifier(self.output_schema, self.output).as_string()
+        return f"pg_catalog.textin({output}({value}))"
+
+
+def described(connection: Connection, publication: str) -> Iterator[Described]:
+    """Yield every table of the publication, in a transaction that is `pinned`."""
+    with translated(f"reading what the publication {publication} holds"):
+        tables = connection.execute(_TABLES, (publication,)).fetchall()
+    for oid, schema, name, identity in tables:
+        yield table(connection, publication, oid, schema, name, identity)
+
+
+def table(
+    connection: Connection, publication: str, oid: int, schema: str, name: str, identity: str
+) -> Described:
+    """Return one table of the publication; `identity` is its relreplident."""
+    told = published(connection, publication, oid)
+    with translated(f"reading the catalog on {schema}.{name}"):
+        marked = {row[0] for row in connection.execute(_IDENTITY, (oid,)).fetchall()}
+        heaps = connection.execute(_HEAPS, (oid,)).fetchall()
+        wanted = [type_id for _, type_id, _ in told.columns]
+        types = {
+            type_id: _Type(*fields)
+            for type_id, *fields in connection.execute(_TYPES, (wanted,)).fetchall()
+        }
+    return Described(
+        oid=oid,
+        schema=schema,
+        name=name,
+        replica_identity=identity,
+        columns=tuple(
+            Column(column, type_id, modifier, identity == "f" or column in marked)
+            for column, type_id, modifier in told.columns
+        ),
+        types={k: t.told for k, t in types.items() if k >= _FIRST_TOLD},
+        outputs=tuple(types[type_id].text_of(column) for column, type_id, _ in told.columns),
+        facts=catalog.table_facts(connection, oid),
+        published=told,
+        heaps=tuple(Heap(*row) for row in heaps),
+    )
