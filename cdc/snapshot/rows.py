@@ -16,18 +16,18 @@ from cdc.log.partition import SIZES, murmur2
 from cdc.source.copying import HEAD_SIZE, head
 
 if TYPE_CHECKING:
+    from cdc.events import LSN
     from cdc.log.batch import Batch
     from cdc.log.routes import Table
-    from cdc.snapshot.records import Plan, Range
+    from cdc.snapshot.records import Range
 
 _ORDINAL = 0  # before the first change that commits behind the snapshot
 
 
-def event_format(table: Table, plan: Plan) -> bytes:
-    """Return the format of the events of a table's rows."""
-    us, lsn = plan.taken_at_us, plan.lsn
+def event_format(table: Table, epoch: int, lsn: LSN, us: int) -> bytes:
+    """Return the format of the events of a table's rows, as of `lsn` and `us` after 1970."""
     times = TIMES % (us // 1_000, us, us * 1_000)
-    tx = TX % (times, b"null", plan.epoch, lsn >> 32, lsn & 0xFFFFFFFF)
+    tx = TX % (times, b"null", epoch, lsn >> 32, lsn & 0xFFFFFFFF)
     return table.encoder.copied_format(lsn, tx, times)
 
 

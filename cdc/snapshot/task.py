@@ -31,6 +31,7 @@ from cdc.snapshot import topic
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.records import PlannedTable, RangeRecord
 from cdc.snapshot.rows import Rows, event_format
+from cdc.source.connection import take_any_text
 from cdc.source.copying import Copying
 from cdc.source.pinned import connect_for_rows, pinned, shape
 from cdc.source.published import published
@@ -119,6 +120,7 @@ class Task:
             prove(self._sql, planned)
             table, event = self._table(planned)
             rows = Rows(table, event, each, self._batch)
+            take_any_text(self._sql, config, local=True)
             self._read(range_query(planned, each), rows)
         publisher.flush()
         record = RangeRecord(
@@ -152,19 +154,21 @@ class Task:
         """Return how rows of a published table are encoded and where they go."""
         found = self._tables.get(planned.schema_id)
         if found is None:
-            version = self._plan.schemas[planned.schema_id]
-            config, name = self._config, version.topic
+            config, plan = self._config, self._plan
+            version = plan.schemas[planned.schema_id]
+            name = version.topic
             if not self._dead.knows(name):
                 self._dead.limit_to(limits(self._admin, config, [name]))
             encoder = Encoder(
                 version,
-                self._plan.database,
+                plan.database,
                 config.prefix,
                 planned.partitions,
                 masks(config, self._sql, version),
             )
             table = Table(encoder, self._batch.topic(name, encoder.partitions), self._dead)
-            found = self._tables[planned.schema_id] = table, event_format(table, self._plan)
+            event = event_format(table, plan.epoch, plan.lsn, plan.taken_at_us)
+            found = self._tables[planned.schema_id] = table, event
         return found
 
     def _let_go(self) -> None:

@@ -188,16 +188,23 @@ def hosts(config: Config) -> dict[str, Config]:
     return found
 
 
-def take_any_text(connection: psycopg.Connection[TupleRow], config: Config) -> None:
+def take_any_text(
+    connection: psycopg.Connection[TupleRow], config: Config, *, local: bool = False
+) -> None:
     """Let text come that is not UTF-8, where the configuration has a form for it.
 
     Only a database of encoding SQL_ASCII holds any, and there nothing is converted: the server but
-    refuses to send what the client could not read.
+    refuses to send what the client could not read. psycopg takes all text for bytes from then on,
+    if `local` to the end of the transaction.
     """
     any_bytes = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
     if any_bytes and config.values.invalid_text_handling_mode == "base64":
         with translated("setting client_encoding"):
-            connection.execute("SET client_encoding TO 'SQL_ASCII'")
+            connection.execute(
+                b"SET LOCAL client_encoding TO 'SQL_ASCII'"
+                if local
+                else b"SET client_encoding TO 'SQL_ASCII'"
+            )
 
 
 @contextmanager

@@ -67,10 +67,9 @@ class Copying:
         self._have, self._need = 0, HEADER_SIZE
         self._begun = self._ended = False
         self._error: bytes | None = None
-        encoded = query.encode(connection.info.encoding)
         encrypted = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
         with translated(self._doing):
-            self._wire: _Wire = (_Libpq if encrypted else _Socket)(self._pgconn, encoded)
+            self._wire: _Wire = (_Libpq if encrypted else _Socket)(self._pgconn, query.encode())
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from psycopg import conninfo, pq, sql
 
 from cdc.errors import RewrittenError, SnapshotLostError
-from cdc.source.connection import connect, take_any_text, translate, translated
+from cdc.source.connection import connect, translate, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,6 @@ def connect_for_rows(config: Config) -> Connection:
     if dsn := config.snapshot.dsn:
         config = replace(config, source=replace(config.source, dsn=dsn))
     connection = connect(config)
-    take_any_text(connection, config)
     with translated("preparing a connection for a snapshot"):
         connection.execute(
             "SELECT set_config(s.name, to_be.value, false) FROM pg_settings s"
