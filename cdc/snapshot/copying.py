@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from cdc.errors import (
     CDCError,
@@ -95,8 +95,12 @@ class Watch:
         self._reading.close()
 
 
-def choose(config: Config, plan: Plan) -> Callable[[Host, list[int]], Runner]:
-    """Return what starts a runner for some of the plan's tasks."""
+# Starts a runner for some of the plan's tasks.
+Start: TypeAlias = "Callable[[Plan, Host, list[int]], Runner]"
+
+
+def choose(config: Config, plan: Plan) -> Start:
+    """Return what copies, by the configuration."""
     runner = config.snapshot.runner
     direct = any(table.kind == "direct" for table in plan.tables)
     if runner == "auto":
@@ -108,23 +112,26 @@ def choose(config: Config, plan: Plan) -> Callable[[Host, list[int]], Runner]:
                 "tables are to be copied directly into Delta Lake, which takes Spark",
                 hint="snapshot.runner: spark; or take `snapshot: direct` out of `tables`",
             )
-        return lambda _, tasks: LocalRunner(config, plan, tasks)
+        return lambda plan, _, tasks: LocalRunner(config, plan, tasks)
     if not installed():
         raise ConfigError(
             "snapshot.runner is spark, and pyspark is not installed",
             hint="install lockstep-cdc[spark]; or snapshot.runner: local",
         )
-    return lambda host, _: SparkRunner(config, plan, host.config_file)
+    return lambda plan, host, _: SparkRunner(config, plan, host.config_file)
 
 
-def copy(config: Config, plan: Plan, host: Host, aside: Aside, watch: Watch) -> None:
+def copy(
+    config: Config, plan: Plan, host: Host, aside: Aside, watch: Watch, runner: Start | None = None
+) -> None:
     """Return when every range is in the log. Raises what ends the generation."""
-    start = choose(config, plan)
+    start = runner or choose(config, plan)
+    progress = Progress(plan, time.monotonic())
     vain, found = 0, -1
     while True:
         known = aside(lambda: topic.read(config))
         _check_mine(plan, known)
-        progress = Progress(plan, known.ranges, time.monotonic())
+        progress.know(known.ranges)
         if progress.complete:
             host.snapshotting("every range is copied", progress.report(time.monotonic()))
             return
@@ -133,14 +140,14 @@ def copy(config: Config, plan: Plan, host: Host, aside: Aside, watch: Watch) -> 
         if vain >= _VAIN_STARTS:
             raise InvariantError(f"{vain} starts of the snapshot's tasks brought no range")
         aside.pause(_PAUSE_SECONDS if vain else 0.0)
-        runner = start(host, _left(plan, known))
+        running = start(plan, host, _left(plan, known))
         try:
-            _follow(runner, progress, host, aside, watch)
+            _follow(running, progress, host, aside, watch)
         except CDCError as error:
             _judge(error, aside, watch, vain)
             log.warning("copying again", extra={"fields": {"reason": error.what}})
         finally:
-            runner.stop()
+            running.stop()
 
 
 def _follow(runner: Runner, progress: Progress, host: Host, aside: Aside, watch: Watch) -> None:

@@ -42,6 +42,7 @@ from cdc.source.connection import connect
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.snapshot.copying import Start
     from cdc.snapshot.host import Host
     from cdc.snapshot.records import Plan
     from cdc.source.export import Export
@@ -56,9 +57,10 @@ LANE: Final = "snapshot"
 _REWRITES: Final = 5
 
 
-def take(config: Config, host: Host) -> None:
+def take(config: Config, host: Host, runner: Start | None = None) -> None:
     """Take the initial snapshot where one is due; return when the stream may begin.
 
+    `runner` copies instead of what the configuration says.
     Raises SlotBusyError while another process takes it, StoppedError when the host is to stop, and
     what the daemon starts over on. What is done is kept as long as the exported snapshot lives.
     """
@@ -67,7 +69,7 @@ def take(config: Config, host: Host) -> None:
     rewrites = 0
     while state is not None and state.stage != "done":
         try:
-            _Coordinator(config, host, aside).run()
+            _Coordinator(config, host, aside, runner).run()
         except RewrittenError as error:
             rewrites += 1
             if rewrites >= _REWRITES:
@@ -83,8 +85,8 @@ def take(config: Config, host: Host) -> None:
 class _Coordinator:
     """One try: with one exported snapshot."""
 
-    def __init__(self, config: Config, host: Host, aside: Aside) -> None:
-        self._config, self._host, self._aside = config, host, aside
+    def __init__(self, config: Config, host: Host, aside: Aside, runner: Start | None) -> None:
+        self._config, self._host, self._aside, self._runner = config, host, aside, runner
         self._token = uuid.uuid4().hex
         self._publisher = Publisher(config, LANE)
 
@@ -109,7 +111,7 @@ class _Coordinator:
                 failpoints.reach("after_plan")
                 watch = copying.Watch(config, export, primary)
                 closing.callback(watch.close)
-                copying.copy(config, plan, self._host, aside, watch)
+                copying.copy(config, plan, self._host, aside, watch, self._runner)
             self._delete_gone(plan)
             failpoints.reach("before_handover")
             self._hand_over(plan)
