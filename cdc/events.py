@@ -62,7 +62,8 @@ class Frontier(NamedTuple):
     """A commit end LSN up to which every source transaction is in the log.
 
     `seq` is the newest change's at that point, `committed_at_us` its commit time in microseconds
-    since 1970 UTC, and `partitions` every partition touched since the frontier before.
+    since 1970 UTC, and `partitions` every partition touched since the frontier before. `holes` says
+    how many seqs since then are no event's: only an initial snapshot leaves any.
     """
 
     epoch: int
@@ -70,3 +71,4 @@ class Frontier(NamedTuple):
     seq: int
     committed_at_us: int
     partitions: tuple[PartitionEnd, ...]
+    holes: int = 0

@@ -5,7 +5,8 @@ that writes the log. Feed it the records of every data topic and of the logical 
 partition in offset order and the partitions in any interleaving, and the frontier records; `finish`
 returns the tables and every broken promise as a sentence:
 
-- `seq` is dense over all topics, without gap or repeat; Position grows with it;
+- `seq` is dense over all topics, without gap or repeat; Position grows with it (an initial snapshot
+  has rules of its own: `cdc.log.fold_snapshot`);
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone follows each delete of a key at once, and stands nowhere else;
 - rows are created once, changed and deleted only while they exist;
@@ -21,19 +22,20 @@ hashes, never row values. Nothing here reads a file, a socket or the clock.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
-import orjson
 
 from cdc.errors import CDCError
 from cdc.events import LSN, Frontier, Position
 from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.log.fold_events import Event, Row
+from cdc.log.fold_snapshot import SnapshotEvents
+from cdc.log.fold_tables import TableState, canonical, key_hash
 from cdc.log.letters import Letters, Pointer
+
+__all__ = ["Fold", "Folded", "TableState", "canonical", "key_hash"]
 
 _START = Position(0, LSN(0), 0)
 
@@ -46,25 +48,6 @@ class _Arrival(NamedTuple):
     offset: int
     key: bytes | None
     event: Event
-
-
-@dataclass(slots=True)
-class TableState:
-    """One table as the log tells it: rows by key bytes, or a multiset where there is no key."""
-
-    topic: str
-    schema: str
-    table: str
-    rows: dict[bytes, Row] = field(default_factory=dict)
-    keyless: Counter[bytes] = field(default_factory=Counter)
-    events: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.schema}.{self.table}"
-
-    def __len__(self) -> int:
-        return len(self.rows) + self.keyless.total()
 
 
 class Folded(NamedTuple):
@@ -81,18 +64,9 @@ class Folded(NamedTuple):
 class _Partition:
     events: PartitionSeqs = field(default_factory=PartitionSeqs)
     last_offset: int = -1
+    newest_seq: int = 0
     # The key of a delete whose tombstone has not come yet.
     deleted: bytes | None = None
-
-
-def canonical(row: Row) -> bytes:
-    """Return one spelling of `row`, whatever the order of its columns."""
-    return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
-
-
-def key_hash(key: bytes | None) -> str:
-    """Return a short name for a key that tells nothing of it."""
-    return "none" if key is None else hashlib.sha256(key).hexdigest()[:12]
 
 
 class Fold:
@@ -110,6 +84,8 @@ class Fold:
         self._next_seq = first_seq
         self._waiting: dict[int, _Arrival] = {}
         self._letters = Letters()
+        self._snapshot = SnapshotEvents()
+        self._snapshot_dead: list[_Arrival] = []  # whose letters have not come yet
         # Of the event applied last; a row that a key change has just deleted lends its TOAST.
         self._position = _START
         self._op = ""
@@ -151,11 +127,15 @@ class Fold:
             self._letters.add(key, value)
         except CDCError as error:
             self.findings.add(error.what)
+        dead, self._snapshot_dead = self._snapshot_dead, []
+        for arrival in dead:
+            self._apply_initial(arrival)
         self._apply_in_turn()
 
     def add_frontier(self, frontier: Frontier) -> None:
         """Take one frontier record, in the order of its topic."""
         self.frontiers.append(frontier)
+        self._begin_stream()
 
     def finish(self) -> Folded:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""
@@ -196,15 +176,17 @@ class Fold:
     def _check_arrival(self, home: _Partition, here: str, arrival: _Arrival) -> None:
         key, event = arrival.key, arrival.event
         seq = event.source.seq
-        seqs = home.events.seqs
-        if seqs and seq <= seqs[-1]:
-            self.findings.add(f"{here} holds seq {seq} after seq {seqs[-1]}")
+        if seq <= home.newest_seq and not event.initial:
+            self.findings.add(f"{here} holds seq {seq} after seq {home.newest_seq}")
+        home.newest_seq = max(home.newest_seq, seq)
         home.events.add(arrival.offset, seq)
         if key is not None:
             self._check_key(here, arrival, key)
             if event.op == "d":
                 home.deleted = key
-        if seq < self._next_seq or seq in self._waiting:
+        if event.initial and self._snapshot.takes(seq, self._first_seq):
+            self._apply_initial(arrival)
+        elif event.initial or seq < self._next_seq or seq in self._waiting:
             self.findings.add(f"{here} holds seq {seq}, which came before: visible twice")
         else:
             self._waiting[seq] = arrival
@@ -223,6 +205,34 @@ class Fold:
             if seq <= known[1]:
                 self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")
         self._homes[place] = (partition, seq)
+
+    # -- an initial snapshot: each event as it arrives ---------------------------------------
+
+    def _apply_initial(self, arrival: _Arrival) -> None:
+        """Apply an event of the initial snapshot, once it is whole."""
+        event = arrival.event
+        if event.source.dead and event.source.dead.id not in self._letters:
+            self._snapshot_dead.append(arrival)
+            return
+        self._snapshot.applied += 1
+        self.events += 1
+        place = (arrival.topic, event.source.epoch, arrival.key or b"")
+        if event.source.dead:
+            event = self._whole(arrival, event.source.dead)
+        # While it waited for its letter a newer generation may have brought the row.
+        if arrival.key is None or self._homes[place][1] == event.source.seq:
+            self._change(arrival._replace(event=event), event)
+        self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        """Let the stream's events come once the snapshot's have."""
+        end = self._snapshot.end(self.frontiers)
+        if end is not None:
+            self._next_seq = end.seq + 1
+            self._last_seq = end.seq
+            self._ends.add(end.seq, end.epoch, LSN(end.lsn - 1))
+            self._moved = None
+            self._apply_in_turn()
 
     # -- an event in its turn ---------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Source(msgspec.Struct, gc=False):
     ordinal: int
     unchanged: list[str] = []
     dead: Pointer | None = None
+    snapshot: str = "false"
 
 
 class Event(msgspec.Struct, gc=False):
@@ -31,6 +32,11 @@ class Event(msgspec.Struct, gc=False):
     source: Source
     before: Row | None = None
     after: Row | None = None
+
+    @property
+    def initial(self) -> bool:
+        """Whether it is of the initial snapshot, before the stream."""
+        return self.source.ordinal == 0 and self.source.snapshot == "true"
 
     def without(self, columns: tuple[str, ...]) -> Event:
         """Return the event without some columns and without its pointer to a dead letter."""

@@ -71,11 +71,12 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     committed_at_us: int
     partitions: tuple[tuple[str, int, int, int], ...]
+    holes: int = 0
 
     def frontier(self) -> Frontier:
         """Return the value without its wrapping."""
         ends = tuple(PartitionEnd(*end) for end in self.partitions)
-        return Frontier(self.epoch, self.lsn, self.seq, self.committed_at_us, ends)
+        return Frontier(self.epoch, self.lsn, self.seq, self.committed_at_us, ends, self.holes)
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,8 @@
 """Hand over to the stream: one Kafka transaction that moves the resume record to the snapshot.
 
 It is written by the daemon's own writers, as `cdc.log.resume.write_first` does, so that a daemon
-from before would be fenced. From then on the log holds everything up to the consistent point: the
-daemon writes the frontier of that itself, from the events that are `pending`, and streams on.
+from before would be fenced. From then on the log holds everything up to the consistent point, with
+the frontier that says so, and the daemon streams on from there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError
-from cdc.log import reader, resume, topics
+from cdc.log import names, reader, records, resume, topics
 from cdc.log.publisher import LANES, Publisher
-from cdc.log.records import ResumePosition
+from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.snapshot import topic
 
 if TYPE_CHECKING:
@@ -44,9 +44,13 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         )
     if resumed is None:
         raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
+    now_us = time.time_ns() // 1_000
+    position = _position(config, plan, known, resumed[1])
+    publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
+    publisher.add(*resume.record(config, position))
+    publisher.add(*_frontier(config, plan, known, resumed[1], position))
     mine = [each for each in known.ranges if each.generation == plan.generation]
     rows = [each for each in mine if each.part == "rows"]
-    now_us = time.time_ns() // 1_000
     done = replace(
         state,
         stage="done",
@@ -56,8 +60,6 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         seconds=max(0.0, (now_us - plan.taken_at_us) / 1e6),
         at_us=now_us,
     )
-    publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
-    publisher.add(*resume.record(config, _position(config, plan, known, now_us)))
     for record in (topic.state_record(config, done), *topic.forgotten(config, known)):
         publisher.add(*record)
     publisher.commit()
@@ -77,17 +79,57 @@ def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIde
     )
 
 
-def _position(config: Config, plan: Plan, known: topic.Known, now_us: int) -> ResumePosition:
+def _position(
+    config: Config, plan: Plan, known: topic.Known, before: ResumePosition
+) -> ResumePosition:
     schemas = reader.read_schemas(config)
     return ResumePosition(
         end_lsn=plan.lsn,
         commit_lsn=plan.lsn,
         ordinal=0,
         open=False,
-        seq=plan.next_seq - 1,
+        seq=max(before.seq, newest_seq(plan, known)),
         committed_at_us=plan.taken_at_us,
         schema_id=max((schema.schema_id for schema in schemas), default=0),
-        pending=tuple((*place, events) for place, events in sorted(known.events.items())),
         owner=f"{socket.gethostname()}:{os.getpid()}:snapshot",
-        at_us=now_us,
+        at_us=time.time_ns() // 1_000,
     )
+
+
+def _frontier(
+    config: Config,
+    plan: Plan,
+    known: topic.Known,
+    before: ResumePosition,
+    position: ResumePosition,
+) -> topic.Record:
+    """Return the frontier record of the consistent point; its events are all committed by now."""
+    events = dict(sorted(known.events.items()))
+    ends = reader.end_offsets(config, list(events))
+    frontier = FrontierRecord(
+        pipeline=config.pipeline,
+        epoch=plan.epoch,
+        lsn=plan.lsn,
+        seq=position.seq,
+        committed_at_us=plan.taken_at_us,
+        partitions=tuple((*place, ends[place], count) for place, count in events.items()),
+        holes=position.seq - before.seq - sum(events.values()),
+    )
+    key = records.frontier_key(config.pipeline)
+    return names.frontier_topic(config.prefix), key, records.encode(frontier)
+
+
+def newest_seq(plan: Plan, known: topic.Known) -> int:
+    """Return the newest seq that any event of the plan has; 0 where there is none."""
+    first = {("rows", each.table, each.number): each.first_seq for each in plan.ranges()}
+    newest = [0]
+    deleted = [0] * len(plan.gone)
+    for at, record in known.done(plan).items():
+        if record.part == "rows" and record.rows:
+            newest.append(first[at] + record.rows - 1)
+        elif record.part == "truncate":
+            newest.append(plan.first_seq + record.table)
+        elif record.part == "gone":
+            deleted[record.table] += record.rows
+    newest += [g.first_seq + n - 1 for g, n in zip(plan.gone, deleted, strict=True) if n]
+    return max(newest)

@@ -73,8 +73,8 @@ class Report(NamedTuple):
 class Progress:
     """Takes in what tasks report."""
 
-    def __init__(self, plan: Plan, done: Iterable[RangeRecord], now: float) -> None:
-        """Begin with what is `done` already; `now` and later times are monotonic."""
+    def __init__(self, plan: Plan, now: float) -> None:
+        """Begin; `now` and later times are monotonic."""
         self._plan = plan
         self._began = now
         self._weights: dict[At, int] = {}
@@ -86,13 +86,16 @@ class Progress:
         self._total = sum(self._weights.values()) or 1
         self._done: set[At] = set()
         self._running: dict[At, tuple[int, int]] = {}
-        for record in done:
-            self.finished(record)
-        self._before = self._share()
         self._window: deque[tuple[float, int, int]] = deque()
         self._tables: dict[str, list[int]] = {}
         for index, table in enumerate(plan.tables):
             self._tables.setdefault(_named(plan.schemas[table.schema_id]), []).append(index)
+
+    def know(self, done: Iterable[RangeRecord]) -> None:
+        """Take what is `done` from the log; no task is at work."""
+        self._running.clear()
+        for record in done:
+            self.finished(record)
 
     def finished(self, record: RangeRecord) -> None:
         """Note a range that is in the log."""
@@ -107,10 +110,6 @@ class Progress:
         """Note what a task has read so far of the range at hand."""
         if (table, number) not in self._done:
             self._running[table, number] = rows, size
-
-    def abandoned(self) -> None:
-        """Forget the ranges at hand: their tasks have ended."""
-        self._running.clear()
 
     @property
     def complete(self) -> bool:
@@ -130,8 +129,8 @@ class Progress:
             window.popleft()
         seconds = max(now - window[0][0], 0.001)
         share = self._share() + self._share_at_hand()
-        since, took = share - self._before, now - self._began
-        left = took * (1 - share) / since if since > 0 else None
+        took = now - self._began
+        left = took * (1 - share) / share if share > 0 else None
         return Report(
             generation=self._plan.generation,
             rows=rows,

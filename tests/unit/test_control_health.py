@@ -122,6 +122,7 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
         "published_lsn": "0/16B3748",
         "wal_end_lsn": "0/16B374D",
         "seq": 3,
+        "snapshot": None,
         "warnings": (),
     }
 

@@ -1,0 +1,42 @@
+"""A table as the log tells it, and the names by which rows are compared and told."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+
+if TYPE_CHECKING:
+    from cdc.log.fold_events import Row
+
+
+@dataclass(slots=True)
+class TableState:
+    """One table as the log tells it: rows by key bytes, or a multiset where there is no key."""
+
+    topic: str
+    schema: str
+    table: str
+    rows: dict[bytes, Row] = field(default_factory=dict)
+    keyless: Counter[bytes] = field(default_factory=Counter)
+    events: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def __len__(self) -> int:
+        return len(self.rows) + self.keyless.total()
+
+
+def canonical(row: Row) -> bytes:
+    """Return one spelling of `row`, whatever the order of its columns."""
+    return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+
+
+def key_hash(key: bytes | None) -> str:
+    """Return a short name for a key that tells nothing of it."""
+    return "none" if key is None else hashlib.sha256(key).hexdigest()[:12]
