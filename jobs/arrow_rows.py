@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from cdc.decode.types import type_name
 from cdc.log import values
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 # Arrays' elements are read back from one form each, whatever the configuration says of events.
 _FORMS: Final = Values(time_precision_mode="microseconds")
+_TEXT_ARRAY: Final = 1009
 _NUMBER: Final = r"^-?[0-9.]+$"
 _CALENDAR_TYPES: Final = {
     "date": ("date", "", ""),
@@ -202,9 +204,12 @@ def _hmac(key: bytes) -> Converter:
 
 def _arrays(part: Column, kind: pa.DataType) -> Converter:
     """Return how arrays are read: by the stream's form of them, an element after another."""
-    expression = values.form(part.source, _FORMS)
-    form = eval(f"lambda b, p, q: {expression}", dict(values.NAMESPACE))  # noqa: S307 - our own text
     assert part.type.element is not None
+    # What stays text is to be Postgres' own, also where the stream has a number.
+    is_text = part.type.element.kind is Kind.TEXT and type_name(part.source.type_id) != "_box"
+    column = replace(part.source, type_id=_TEXT_ARRAY) if is_text else part.source
+    expression = values.form(column, _FORMS)
+    form = eval(f"lambda b, p, q: {expression}", dict(values.NAMESPACE))  # noqa: S307 - our own text
     element = _ELEMENTS.get(part.type.element.name, _decimal)
 
     def convert(read: list[pa.Array], rows: int) -> tuple[pa.Array, pa.Array]:  # noqa: ARG001 - a Converter

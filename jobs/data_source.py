@@ -14,12 +14,13 @@ the pickled reader: it is in no option, plan or log of Spark's.
 
 from __future__ import annotations
 
+import pickle
+from base64 import b64decode, b64encode
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -93,7 +94,7 @@ class Ranges(InputPartition):
 
 
 class SnapshotSource(DataSource):
-    """Options: `config`, a path; `table`; `plan`, JSON, instead of the log's; `ranges`, JSON."""
+    """Options: `config`, a path, and `table`; or `planned`, instead of what the log has of it."""
 
     @classmethod
     def name(cls) -> str:
@@ -112,14 +113,20 @@ class SnapshotSource(DataSource):
 
     def _asked(self) -> tuple[Config, Table]:
         config = load(Path(self.options.get("config", "lockstep.yaml")))
-        given = self.options.get("plan")
-        plan = msgspec.json.decode(given, type=Plan, dec_hook=_lsn) if given else _running(config)
-        table = table_of(plan, self.options["table"])
-        if numbers := self.options.get("ranges"):
-            wanted = {tuple(each) for each in msgspec.json.decode(numbers)}
-            ranges = tuple(r for r in table.ranges if (r.table, r.number) in wanted)
-            table = Table(**{**vars(table), "ranges": ranges})
-        return config, table
+        if planned := self.options.get("planned"):
+            return config, _from_option(planned)
+        return config, table_of(_running(config), self.options["table"])
+
+
+def as_option(table: Table) -> str:
+    """Return a table as the data source's option `planned`. It holds no secrets."""
+    return b64encode(pickle.dumps(table)).decode()
+
+
+def _from_option(text: str) -> Table:
+    table = pickle.loads(b64decode(text))  # noqa: S301 - of `as_option`'s making
+    assert isinstance(table, Table)
+    return table
 
 
 def _running(config: Config) -> Plan:
@@ -181,11 +188,3 @@ class SnapshotReader(DataSourceReader):
                         pace.wait(batch.num_rows, batch.nbytes)
                         yield rows.batch(batch)
                 assert rows.seq <= each.first_seq + each.capacity, "a range's block holds its rows"
-
-
-def _lsn(kind: type, value: Any) -> object:  # noqa: ANN401 - msgspec's hook
-    from cdc.events import LSN  # noqa: PLC0415 - the hook's only use
-
-    if kind is LSN and isinstance(value, str):
-        return LSN.parse(value)
-    raise TypeError(kind.__name__)

@@ -27,9 +27,8 @@ _VALUES: Final = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Of the application: fixed once it runs.
-_FIXED: Final = {
-    "spark.speculation": "false",
+# Of the application, fixed once it runs, where Delta's jars are there.
+_DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
@@ -53,16 +52,24 @@ _TRIES: Final = 4
 
 
 def session(
-    name: str, *, cores: int = 2, jars: Sequence[Path] = (), more: Mapping[str, str] | None = None
+    name: str,
+    *,
+    cores: int = 2,
+    delta: bool = True,
+    jars: Sequence[Path] = (),
+    more: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session of our own; `cores`, `jars` and `more` count where it starts the JVM."""
+    """Return a session of our own; all but the name counts where none is active yet.
+
+    `cores` and `jars` count where this starts the JVM.
+    """
     active = SparkSession.getActiveSession()
     if active is not None:
         own = active.newSession()
         for key, value in _VALUES.items():
             own.conf.set(key, value)
         return own
-    settings = {**_VALUES, **_FIXED}
+    settings = {**_VALUES, "spark.speculation": "false", **(_DELTA if delta else {})}
     if not submitted():
         # Workers would take the first python3 of PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

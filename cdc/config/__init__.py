@@ -3,7 +3,8 @@
 What is written wins over what is default, and the environment over the file. Every value is checked
 before anything connects, every finding is told at once, and each names its place. The modules:
 `model` what can be set, `layers` where it is read from, `check` and `rules` what is refused,
-`selection` what of each table is captured, `snapshot` its section, `show` how it is shown without its secrets.
+`selection` what of each table is captured, `snapshot` and `delta` their sections, `show` how it is
+shown without its secrets.
 """
 
 from __future__ import annotations

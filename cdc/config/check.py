@@ -22,7 +22,7 @@ from cdc.config.show import is_secret
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class Effective(NamedTuple):
@@ -51,6 +51,7 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
     _make_absolute(layers.given, path)
     problems = list(layers.problems)
     config: Config | None = _build(Config, (), layers.given, path, problems)
+    problems += [f"{path}: {each}" for each in (_together(config) if config else ())]
     if problems:
         count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
         raise ConfigError(
@@ -60,6 +61,13 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
     assert config is not None
     origins = {at: given.place for at, given in layers.given.items()}
     return Effective(config, path, origins)
+
+
+def _together(config: Config) -> Iterator[str]:
+    """Yield what sections say that does not go together."""
+    direct = [name for name, rule in config.tables.items() if rule.snapshot == "direct"]
+    if direct and config.delta.path is None:
+        yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
 
 
 # --- types ---

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from cdc.config.migrations import Migrations
+from cdc.config.delta import Delta
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
 from cdc.errors import ConfigError
@@ -313,6 +314,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = {}
     snapshot: Snapshot = Snapshot()
+    delta: Delta = Delta()
     migrations: Migrations = Migrations()
     batch: Batch = Batch()
     http: Http = Http()

@@ -1,0 +1,22 @@
+"""The section `delta`: where mirrors in Delta Lake lie."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Delta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Delta Lake: one mirror of each table below a path."""
+
+    path: Annotated[
+        str | None,
+        Meta(
+            description="Where the mirrors lie, as Spark names it: a table's is "
+            "`<path>/<schema>.<table>`, named as its topic is. `tables.<table>.snapshot: direct` "
+            "needs it.",
+            examples=["s3a://lake/shop"],
+        ),
+    ] = None

@@ -1,0 +1,243 @@
+"""Direct mode: a table's ranges straight into its Delta mirror, past the log.
+
+Groups of ranges become Delta commits, in order. A commit's `txnVersion` holds generation and group
+under one `txnAppId` for all generations: so Delta itself skips a group that is there already, and
+one of an older generation, however late its writer. The first group of a generation takes the place
+of all that was in the table; the last one's `userMetadata` has the frontier at which the table
+stands: the snapshot's consistent point. Until then it has none, and no follower takes it for whole.
+
+When Delta has a group, its ranges are recorded in the log, as those of any table; killed between
+the two, the job finds the commit and records it. The table's topic stays empty up to the frontier.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from delta.tables import DeltaTable
+
+from cdc.errors import ConfigError, FencedError, GapError
+from cdc.log.publisher import Publisher
+from cdc.snapshot import topic
+from cdc.snapshot.records import Plan, RangeRecord
+from cdc.snapshot.task import masks
+from cdc.source.pinned import connect_for_rows
+from jobs.data_source import NAME, SnapshotSource, as_option, spark_schema, table_of
+from sinks import delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from cdc.config import Config
+    from cdc.snapshot.records import Range
+    from jobs.data_source import Table
+
+# A group's pages: enough that a commit's seconds do not count, little enough to be done again.
+_GROUP_BYTES: Final = 2 << 30
+_GENERATION_BITS: Final = 32
+# Of older generations at most: only our own commits are looked for.
+_HISTORY: Final = 1_000
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranges of one Delta commit."""
+
+    number: int
+    of: int
+    ranges: tuple[Range, ...]
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 == self.of
+
+
+def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> list[RangeRecord]:
+    """Copy what is left of the plan's direct tables; return what was recorded. Blocks."""
+    names = sorted(
+        {
+            f"{version.schema}.{version.table}"
+            for planned in plan.tables
+            if planned.kind == "direct"
+            for version in [plan.schemas[planned.schema_id]]
+        }
+    )
+    if not names:
+        return []
+    spark.dataSource.register(SnapshotSource)
+    with closing(_Log(config, plan)) as log:
+        return [
+            record
+            for name in names
+            for record in _Mirror(spark, config, config_file, plan, table_of(plan, name)).fill(log)
+        ]
+
+
+def groups(ranges: Sequence[Range], bytes_per_group: int = _GROUP_BYTES) -> list[Group]:
+    """Return the ranges in groups: the same for the same plan, whatever is done of it."""
+    found: list[list[Range]] = []
+    pages = 0
+    for each in ranges:
+        size = ((each.end_page or 1) - (each.first_page or 0)) * 8_192
+        if not found or pages + size > bytes_per_group:
+            found.append([])
+            pages = 0
+        found[-1].append(each)
+        pages += size
+    return [Group(number, len(found), tuple(each)) for number, each in enumerate(found)]
+
+
+class _Log:
+    """The log's side: what it has of the plan, and records of what a mirror has."""
+
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self._config = config
+        # Task 0's writer: its ranges that go by the log are done, and a new generation fences it.
+        self._publisher = Publisher(config, "snapshot.0")
+        self._publisher.open()
+        known = topic.read(config)
+        state = known.state
+        if state is None or (state.stage, state.token) != ("running", plan.token):
+            raise FencedError(
+                f"generation {plan.generation} of the snapshot is no longer being copied",
+                hint="another coordinator has begun a new one, or it is done; this one stops",
+            )
+        self.done = known.done(plan)
+
+    def lacks(self, group: Group) -> bool:
+        """Return whether a range of the group is not recorded."""
+        return any(("rows", each.table, each.number) not in self.done for each in group.ranges)
+
+    def record(self, records: list[RangeRecord]) -> None:
+        """Put the records into the log, in one Kafka transaction."""
+        for each in records:
+            self._publisher.add(*topic.range_record(self._config, each))
+        self._publisher.flush()
+        self._publisher.commit()
+
+    def close(self) -> None:
+        """Abort what is open."""
+        if self._publisher.begun:
+            self._publisher.abort()
+
+
+class _Mirror:
+    """One table's mirror."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, table: Table
+    ) -> None:
+        if config.delta.path is None:
+            raise ConfigError(
+                "tables are to be copied directly, and delta.path is not set",
+                hint="set delta.path, where the mirrors lie; or snapshot: log",
+            )
+        self._spark, self._config, self._plan, self._table = spark, config, plan, table
+        self._file = config_file
+        version = table.version
+        self.path = delta_layout.path(config.delta.path, config.prefix, version.topic)
+        self._app = f"snapshot-{config.pipeline}-{version.schema}.{version.table}"
+
+    def fill(self, log: _Log) -> Iterator[RangeRecord]:
+        """Write every group that is not recorded, in order; yield the records."""
+        left = [group for group in groups(self._table.ranges) if log.lacks(group)]
+        if not left:
+            return
+        with closing(connect_for_rows(self._config)) as connection:
+            hidden = masks(self._config, connection, self._table.version)
+        schema = spark_schema(self._config, self._table.version, hidden)
+        for group in left:
+            began = time.monotonic()
+            self._write(group, schema)
+            records = self._records(group, time.monotonic() - began)
+            log.record(records)
+            yield from records
+
+    def _write(self, group: Group, schema: StructType) -> None:
+        """Commit the group's rows; nothing where Delta has it, or a newer generation."""
+        plan = self._plan
+        rows = (
+            self._spark.read.format(NAME)
+            .schema(schema)
+            .options(
+                config=str(self._file),
+                planned=as_option(replace(self._table, ranges=group.ranges)),
+            )
+            .load()
+        )
+        options = {
+            "txnAppId": self._app,
+            "txnVersion": str(plan.generation << _GENERATION_BITS | group.number),
+            "userMetadata": delta_layout.metadata(**self._facts(group)),
+            **delta_layout.properties(schema.fieldNames()),
+        }
+        first = group.number == 0
+        if first:
+            options["overwriteSchema"] = "true"
+        mode = "overwrite" if first else "append"
+        rows.write.format("delta").mode(mode).options(**options).save(self.path)
+
+    def _facts(self, group: Group) -> dict[str, object]:
+        plan = self._plan
+        frontier = {"epoch": plan.epoch, "lsn": str(plan.lsn), "seq": plan.next_seq - 1}
+        return {
+            **self._group(group),
+            "epoch": plan.epoch,
+            "groups": group.of,
+            "frontier": frontier if group.is_last else None,
+        }
+
+    def _group(self, group: Group) -> dict[str, object]:
+        """What tells this group from any other generation's, and other pipelines'."""
+        plan = self._plan
+        return {
+            "pipeline": plan.pipeline,
+            "generation": plan.generation,
+            "lsn": str(plan.lsn),
+            "group": group.number,
+        }
+
+    def _records(self, group: Group, seconds: float) -> list[RangeRecord]:
+        """Return the records of the group's ranges, from what Delta says that it holds.
+
+        Its rows and bytes stand in the first one. Raises GapError where Delta has skipped it.
+        """
+        metrics = self._committed(group)
+        if metrics is None:
+            raise GapError(
+                f"{self.path} holds a snapshot that is not an older one of this pipeline's: what"
+                " was to be written was skipped",
+                hint="it is another pipeline's, or was made before `cdc teardown`: move it away, or"
+                " choose another delta.path",
+            )
+        rows, size = int(metrics["numOutputRows"]), int(metrics["numOutputBytes"])
+        return [
+            RangeRecord(
+                generation=self._plan.generation,
+                table=each.table,
+                number=each.number,
+                rows=0 if position else rows,
+                bytes=0 if position else size,
+                ends=(),
+                seconds=0.0 if position else round(seconds, 3),
+            )
+            for position, each in enumerate(group.ranges)
+        ]
+
+    def _committed(self, group: Group) -> dict[str, str] | None:
+        """Return the metrics of the commit that holds the group; None where there is none."""
+        wanted = self._group(group)
+        history = DeltaTable.forPath(self._spark, self.path).history(_HISTORY)
+        for row in history.select("userMetadata", "operationMetrics").toLocalIterator():
+            found = delta_layout.facts(row["userMetadata"])
+            if {key: found.get(key) for key in wanted} == wanted:
+                metrics: dict[str, str] = row["operationMetrics"]
+                return metrics
+        return None

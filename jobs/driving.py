@@ -1,0 +1,108 @@
+"""A snapshot's tasks in the session of a Spark driver: as `cdc.snapshot` asks of any runner.
+
+The tasks that go by the log first, then the tables that go straight into their mirrors. What
+finishes is seen in the log, as by everybody; Spark is asked only whether it has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from cdc.errors import CDCError, ConfigError, UnavailableError
+from cdc.snapshot.topic import Following
+from cdc.source.pinned import carried, connect_for_rows
+from jobs import direct, tasks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+    from cdc.snapshot.progress import Progress
+    from cdc.snapshot.records import Plan
+
+_NO_DELTA: Final = "DATA_SOURCE_NOT_FOUND"
+_OURS: Final = re.compile(r"cdc\.errors\.(\w+): (.*)")
+_STOP_SECONDS: Final = 20.0
+
+
+class InSession:
+    """One run, begun when it is made."""
+
+    def __init__(
+        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, left: list[int]
+    ) -> None:
+        """`left` are the tasks that have ranges left."""
+        self._spark, self._config, self._file, self._plan = spark, config, config_file, plan
+        self._group = f"snapshot-{plan.pipeline}-{time.monotonic_ns()}"
+        self._following = Following(config, plan.generation)
+        self._pool = ThreadPoolExecutor(1, "snapshot")
+        self._ended: Future[None] = self._pool.submit(self._run, left)
+
+    def turn(self, seconds: float, progress: Progress) -> bool:
+        """Wait so long at most; return whether all is copied. Raises what ended it."""
+        wait_for([self._ended], seconds)
+        # Asked first, so that what it recorded last is taken in.
+        ended = self._ended.done()
+        for record in self._following.take():
+            progress.finished(record)
+        if ended:
+            self._ended.result()
+        return ended
+
+    def stop(self) -> None:
+        """End it; what is open is aborted."""
+        if not self._ended.done():
+            self._spark.sparkContext.cancelJobGroup(self._group)
+            wait_for([self._ended], _STOP_SECONDS)
+        self._pool.shutdown(wait=False)
+        self._following.close()
+
+    def _run(self, left: list[int]) -> None:
+        spark, config, plan = self._spark, self._config, self._plan
+        context = spark.sparkContext
+        context.setJobGroup(
+            self._group,
+            f"snapshot of {plan.pipeline}, generation {plan.generation}",
+            interruptOnCancel=True,
+        )
+        by_log = {
+            number % plan.tasks
+            for number, each in enumerate(plan.ranges())
+            if plan.tables[each.table].kind == "log"
+        }
+        connection = connect_for_rows(config)
+        with connection:
+            carrying = carried(config, connection)
+        try:
+            tasks.copy(spark, carrying, plan, [task for task in left if task in by_log])
+            direct.copy(spark, config, self._file, plan)
+        except (PySparkException, Py4JError) as error:
+            raise translated(error) from error
+
+
+def translated(error: Exception) -> CDCError:
+    """Return Spark's error as ours: in a task's traceback the last line of ours tells."""
+    text = str(error)
+    if _NO_DELTA in text:
+        return ConfigError(
+            "Spark does not know Delta Lake",
+            hint='spark-submit --jars "$(cdc spark jars)" …',
+        )
+    ours = _OURS.findall(text)
+    if ours:
+        kind, what = ours[-1]
+        return tasks.Failure(kind, what, "Spark has tried it several times").error()
+    said = text.strip().split("\n")[0][:500]
+    return UnavailableError(
+        f"Spark could not do it: {said or type(error).__name__}",
+        hint="see Spark's own log; what is done is kept, so submit the job again",
+    )

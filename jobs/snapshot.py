@@ -1,0 +1,176 @@
+"""The initial snapshot as a Spark app: `spark-submit jobs/snapshot.py --config lockstep.yaml`.
+
+Joins a snapshot that `cdc run` or `cdc snapshot --initial` takes: its tasks run here. Where one is
+due and nobody takes it, this job does, with the exported snapshot held in the driver, and the
+daemon streams on from there. Submitted again after a kill it goes on with what is left, as long as
+the exported snapshot lives; where that is lost it begins a new generation.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from pyspark.sql import SparkSession
+
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import print_json
+from cdc.config import load
+from cdc.errors import CDCError
+from cdc.local import spark as files
+from cdc.local.progress import Progress as Quiet
+from cdc.snapshot import initial, topic
+from cdc.snapshot.progress import Progress, Report
+from cdc.source.export import held
+from cdc.source.pinned import connect_for_rows
+from jobs.driving import InSession
+from jobs.session import session, submitted
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from cdc.config import Config
+    from cdc.snapshot.host import Host
+    from cdc.snapshot.records import Plan
+
+_TOLD_EVERY_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 1.0
+_TERMINATED: Final = 128 + signal.SIGTERM
+
+
+class Driver:
+    """The process: what a snapshot's coordinator asks and tells (`cdc.snapshot.host.Host`)."""
+
+    def __init__(self, config_file: Path) -> None:
+        self.config_file: Path | None = config_file
+        self.stopping = False
+        self._said = ("", 0.0)
+
+    def beat(self) -> None:
+        """A driver answers nobody's questions meanwhile."""
+
+    def snapshotting(self, reason: str, report: Report | None = None) -> None:
+        """Say it: what is new at once, figures now and then."""
+        said, at = self._said
+        now = time.monotonic()
+        if (reason != said and report is None) or now - at >= _TOLD_EVERY_SECONDS:
+            self._said = (reason, now)
+            click.echo(f"snapshot: {reason}", err=True)
+
+    def stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's
+        """Take a signal: end at the next turn."""
+        self.stopping = True
+
+
+@click.command(
+    epilog="\b\nExample:\n  spark-submit jobs/snapshot.py --config lockstep.yaml\n"
+    '  spark-submit --master spark://host:7077 --py-files lockstep.zip --jars "$(cdc spark jars)"'
+    " \\\n      jobs/snapshot.py --config lockstep.yaml --json"
+)
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), default=Path("lockstep.yaml"),
+    show_default=True, help="The configuration file; the driver alone reads it.",
+)  # fmt: skip
+@json_option
+def main(path: Path, *, as_json: bool) -> None:
+    """Copy the rows that tables have already, on Spark: join a running snapshot, or take it."""
+    driver = Driver(path.absolute())
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, driver.stop)
+    began = time.monotonic()
+    try:
+        told = run(driver, path.absolute())
+    except CDCError as error:
+        if as_json:
+            print_json({"error": type(error).__name__, "what": error.what, "hint": error.hint})
+        click.echo(f"snapshot: {error.what}\nwhat to do: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    if driver.stopping:
+        sys.exit(_TERMINATED)
+    told["seconds"] = round(time.monotonic() - began, 1)
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(f"snapshot: {told['outcome']}", err=True)
+
+
+def run(driver: Driver, path: Path) -> dict[str, Any]:
+    """Join the running snapshot, or take the one that is due; return what became of it."""
+    config = load(path)
+    while True:
+        known = topic.read(config)
+        state = known.state
+        if state is None or state.stage == "done":
+            return {"outcome": "no snapshot is due", "generation": state and state.generation}
+        with closing(connect_for_rows(config)) as connection:
+            alive = held(connection, config)
+        if not alive or known.plan is not None or driver.stopping:
+            break
+        driver.snapshotting("waiting for the coordinator's plan")
+        time.sleep(_LOOK_SECONDS)
+    with closing(_Sparks(config, path)) as sparks:
+        if alive and known.plan is not None:
+            return _join(driver, sparks, known.plan, known)
+        initial.take(config, driver, sparks.runner)
+    state = topic.read_state(config)
+    return {"outcome": "taken", "generation": state and state.generation}
+
+
+class _Sparks:
+    """The session, started when there is something to run."""
+
+    def __init__(self, config: Config, path: Path) -> None:
+        self._config, self._path = config, path
+        self._session: SparkSession | None = None
+        self._is_ours = False
+
+    def runner(self, plan: Plan, _: Host | None, left: list[int]) -> InSession:
+        """Begin to copy what is left of a plan."""
+        if self._session is None:
+            delta = any(table.kind == "direct" for table in plan.tables)
+            jars = files.jars(Quiet()) if delta and not submitted() else ()
+            name = f"lockstep snapshot {plan.pipeline}"
+            self._is_ours = SparkSession.getActiveSession() is None
+            self._session = session(name, cores=plan.tasks, delta=delta, jars=jars)
+        return InSession(self._session, self._config, self._path, plan, left)
+
+    def close(self) -> None:
+        """End the session, unless it was there before."""
+        if self._session is not None and self._is_ours:
+            self._session.stop()
+
+
+def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.Known) -> dict[str, Any]:
+    """Copy what is left of a running snapshot's plan."""
+    done = known.done(plan)
+    left = {
+        number % plan.tasks
+        for number, each in enumerate(plan.ranges())
+        if ("rows", each.table, each.number) not in done
+    }
+    progress = Progress(plan, time.monotonic())
+    progress.know(known.ranges)
+    driver.snapshotting(f"joining generation {plan.generation}")
+    with closing(_Stopping(sparks.runner(plan, None, sorted(left)))) as running:
+        while not driver.stopping and not running.runner.turn(_LOOK_SECONDS, progress):
+            report = progress.report(time.monotonic())
+            driver.snapshotting(report.words(), report)
+    report = progress.report(time.monotonic())
+    return {"outcome": f"joined: {report.words()}", **report.body()}
+
+
+class _Stopping:
+    """Stops a runner at the end of a block."""
+
+    def __init__(self, runner: InSession) -> None:
+        self.runner = runner
+        self.close = runner.stop
+
+
+if __name__ == "__main__":
+    main()
