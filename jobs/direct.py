@@ -186,12 +186,11 @@ class _Mirror:
 
     def _facts(self, group: Group) -> dict[str, object]:
         plan = self._plan
-        frontier = {"epoch": plan.epoch, "lsn": str(plan.lsn), "seq": plan.next_seq - 1}
         return {
             **self._group(group),
             "epoch": plan.epoch,
             "groups": group.of,
-            "frontier": frontier if group.is_last else None,
+            "frontier": str(plan.lsn) if group.is_last else None,
         }
 
     def _group(self, group: Group) -> dict[str, object]:

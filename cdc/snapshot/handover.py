@@ -120,9 +120,13 @@ def _frontier(
 
 
 def newest_seq(plan: Plan, known: topic.Known) -> int:
-    """Return the newest seq that any event of the plan has; 0 where there is none."""
+    """Return the newest seq that any event of the plan has; 0 where there is none.
+
+    Of a table that went straight into its store, the last that a row may have there.
+    """
     first = {("rows", each.table, each.number): each.first_seq for each in plan.ranges()}
-    newest = [0]
+    direct = (each for each in plan.ranges() if plan.tables[each.table].kind == "direct")
+    newest = [0, *(each.first_seq + each.capacity - 1 for each in direct)]
     deleted = [0] * len(plan.gone)
     for at, record in known.done(plan).items():
         if record.part == "rows" and record.rows:
