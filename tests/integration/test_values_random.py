@@ -86,7 +86,7 @@ TYPES: dict[str, st.SearchStrategy[str]] = {
     "inet": st.ip_addresses().map(str),
     "numrange": st.tuples(st.integers(), st.integers()).map(lambda p: f"[{min(p)},{max(p)}.5)"),
 }  # fmt: skip
-_options = st.builds(
+RANDOM_OPTIONS = st.builds(
     Values,
     decimal_handling_mode=st.sampled_from(["string", "precise", "double"]),
     time_precision_mode=st.sampled_from(
@@ -110,13 +110,13 @@ def arrays(draw: st.DrawFn, values: st.SearchStrategy[str]) -> Any:  # noqa: ANN
     return draw(st.lists(st.lists(each, min_size=width, max_size=width), min_size=1, max_size=2))
 
 
-def _array(value: Any) -> sql.Composable:  # noqa: ANN401 - nested lists
+def array_of(value: Any) -> sql.Composable:  # noqa: ANN401 - nested lists
     if isinstance(value, list):
-        return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(map(_array, value)))
+        return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(map(array_of, value)))
     return sql.Literal(value)
 
 
-_row = st.fixed_dictionaries(
+RANDOM_ROW = st.fixed_dictionaries(
     {name: st.tuples(values | st.none(), arrays(values)) for name, values in TYPES.items()}
 )
 
@@ -128,7 +128,7 @@ _row = st.fixed_dictionaries(
     suppress_health_check=list(HealthCheck),
     deadline=None,
 )
-@given(rows=st.lists(_row, min_size=3, max_size=6), options=_options)
+@given(rows=st.lists(RANDOM_ROW, min_size=3, max_size=6), options=RANDOM_OPTIONS)
 def test_random_values_come_back(
     decoded: Decoded, rows: list[dict[str, tuple[str | None, Any]]], options: Values
 ) -> None:
@@ -146,7 +146,7 @@ def test_random_values_come_back(
     )
     for row in rows:
         values = [
-            sql.SQL("{}::{}, {}::{}[]").format(sql.Literal(value), type_, _array(array), type_)
+            sql.SQL("{}::{}, {}::{}[]").format(sql.Literal(value), type_, array_of(array), type_)
             for type_, (value, array) in zip(types, [row[name] for name in TYPES], strict=True)
         ]
         decoded.sql.execute(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from cdc.decode.types import TYPE_NAMES
 from cdc.log.values_options import Values
@@ -99,8 +101,15 @@ def _written(value: sql.Composable) -> sql.Composable:
 
 def fill(decoded: Decoded, table: str, kind: str, values: tuple[str, ...]) -> None:
     """Make a table of a column of the type and one of its arrays, and fill it with `values`."""
+    filling(decoded.sql, table, kind, values)
+
+
+def filling(
+    connection: psycopg.Connection[TupleRow], table: str, kind: str, values: tuple[str, ...]
+) -> None:
+    """Do it by `connection`."""
     made, type_ = sql.SQL(table), sql.SQL(kind)
-    decoded.sql.execute(
+    connection.execute(
         sql.SQL("CREATE TABLE {} (id serial PRIMARY KEY, v {}, a {}[])").format(made, type_, type_)
     )
     each = [sql.SQL("{}::{}").format(sql.Literal(value), type_) for value in values]
@@ -115,7 +124,7 @@ def fill(decoded: Decoded, table: str, kind: str, values: tuple[str, ...]) -> No
     ]
     for i, array in enumerate(arrays):
         value = each[i] if i < len(each) else sql.SQL("NULL")
-        decoded.sql.execute(
+        connection.execute(
             sql.SQL("INSERT INTO {} (v, a) VALUES ({}, {}::{}[])").format(made, value, array, type_)
         )
 

@@ -1,0 +1,235 @@
+"""The same rows twice: through the slot as their inserts, and by COPY as a snapshot reads them.
+
+The slot is read by SQL and nothing goes to Kafka: the same output plugin, the same session settings
+and the same code make the records that the daemon and a snapshot's task would send.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import orjson
+import psycopg
+
+from cdc import frames
+from cdc.config import Config, Log, Source, TableRule
+from cdc.decode.messages import Relation
+from cdc.events import LSN
+from cdc.log.batch import Batch
+from cdc.log.encoder import Encoder
+from cdc.log.mask import column_mask
+from cdc.log.records import SchemaRecord
+from cdc.log.routes import Table
+from cdc.log.values_options import Values
+from cdc.relations import Relations
+from cdc.snapshot import plan as plans
+from cdc.snapshot.rows import Rows, event_format
+from cdc.snapshot.task import masks, prove, range_query
+from cdc.source import catalog
+from cdc.source.connection import connect, take_any_text
+from cdc.source.copying import Copying
+from cdc.source.described import Described, described
+from cdc.source.pinned import connect_for_rows, pinned
+from cdc.source.published import published
+from tests.property.stream import DATABASE, EPOCH, PARTITIONS, Session, frame, position
+
+SLOT = "both"
+PIPELINE = "both"
+PUBLICATION = "lockstep_both"
+PAGES = plans.Pages(8_192, 2)  # so that most tables have several ranges
+TAKEN_AT_US = 1_767_323_045_123_456
+
+# What tells a row that was there from one that is inserted: when and where, and nothing else.
+_PLACE = {"snapshot", "ts_ms", "ts_us", "ts_ns", "txId", "commit_lsn", "lsn", "ordinal", "seq"}
+
+
+class Sent(NamedTuple):
+    """A record, without what tells the ways apart."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    row: bytes  # everything in front of `source`
+    source: dict[str, Any]
+
+
+class BothWays:
+    """A publication and a slot; `copied` and `streamed` give the rows since it was made."""
+
+    def __init__(
+        self, dsn: str, rules: dict[str, TableRule] | None = None, publication: str = "ALL TABLES"
+    ) -> None:
+        """`publication` is what stands behind FOR."""
+        source = Source(dsn=dsn, tables=("*.*",))
+        log = Log(bootstrap_servers="localhost:1", partitions=PARTITIONS, prefix="shop")
+        self.config = Config(pipeline=PIPELINE, source=source, log=log, tables=rules or {})
+        self.sql = connect(self.config)
+        self.write(f"CREATE PUBLICATION {PUBLICATION} FOR {publication}")
+        self.sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+
+    def write(self, *statements: str) -> None:
+        """Run statements as an application would, each in a transaction of its own."""
+        with psycopg.connect(self.config.source.dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def with_values(self, values: Values) -> Config:
+        """Read by these options from here on."""
+        fields = {name: getattr(self.config, name) for name in self.config.__struct_fields__}
+        self.config = Config(**fields | {"values": values})
+        return self.config
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.sql:
+            self.sql.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
+
+    def compare(self, *options: Values) -> list[Sent]:
+        """Fail unless both ways give the same records, under each of the options; return them."""
+        options = options or (Values(),)
+        self.with_values(options[0])
+        inserts = self._frames()
+        rows: list[Sent] = []
+        for values in options:
+            self.with_values(values)
+            versions, rows = self.copied()
+            inserted = _Streamed(self, versions)
+            inserted.feed(inserts)
+            known = {version.table for version in versions}
+            # Partitions are described beside the table that their rows are sent as.
+            otherwise = [v for v in inserted.new_versions if v.table in known]
+            assert otherwise == []
+            streamed = [_sent(*each, "c", "false") for each in inserted.waiting()]
+            streamed.sort(key=_order)
+            differ = [(a, b) for a, b in zip(rows, streamed, strict=False) if a != b]
+            assert differ == [], values
+            assert len(rows) == len(streamed)
+        return rows
+
+    def copy_query(self, query: str) -> int:
+        """Return how many messages a COPY gives."""
+        count = 0
+        with Copying(self.sql, query) as copying:
+            while chunk := copying.read():
+                at = 0
+                while at < frames.whole(chunk) and chunk[at] == frames.COPY_DATA:
+                    stop = at + 1 + frames.length(chunk, at)[0]
+                    if stop > frames.whole(chunk) or chunk[at + 5 : stop] == b"\xff\xff":
+                        break
+                    at, count = stop, count + 1
+                copying.taken(chunk, at)
+        return count
+
+    def copied(self) -> tuple[list[SchemaRecord], list[Sent]]:
+        """Return the tables' versions, and every row that is there now."""
+        relations = Relations(self.config.prefix, [], 0)
+        versions, sent = [], []
+        with connect_for_rows(self.config) as rows, connect(self.config) as exporting:
+            exporting.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            found = exporting.execute("SELECT pg_export_snapshot()").fetchone()
+            assert found is not None
+            with pinned(rows, found[0]):
+                for table in described(rows, PUBLICATION):
+                    version, _ = plans.version(self.config, relations, table, LSN(1))
+                    versions.append(version)
+                    sent += self._copy(rows, table, version)
+        return versions, sorted(sent, key=_order)
+
+    def _copy(
+        self, rows: catalog.Connection, table: Described, version: SchemaRecord
+    ) -> list[Sent]:
+        seqs = plans.Seqs(1)
+        planned = plans.cut(self.config, table, version, PARTITIONS, PAGES, seqs)
+        batch = Batch()
+        chosen = masks(self.config, rows, version)
+        to = _table(batch, version, chosen, Session(position(), {}).dead)
+        event = event_format(to, EPOCH, LSN(7), TAKEN_AT_US)
+        sent, seqs_seen = [], set()
+        for each in [each for number, heap in enumerate(planned) for each in heap.ranges(number)]:
+            heap = planned[each.table]
+            prove(rows, heap)
+            reading = Rows(to, event, each, batch)
+            rows.execute("SAVEPOINT copied")
+            take_any_text(rows, self.config, local=True)
+            with Copying(rows, range_query(heap, each)) as copying:
+                while chunk := copying.read():
+                    copying.taken(chunk, reading.feed(chunk))
+            rows.execute("ROLLBACK TO copied")  # which takes the encoding back
+            for partition in batch.waiting():
+                for message in partition.take():
+                    value = message["value"]
+                    seq = orjson.loads(value)["source"]["seq"]
+                    assert each.first_seq <= seq < each.first_seq + each.capacity
+                    seqs_seen.add(seq)
+                    place = (partition.topic, partition.number, message["key"])
+                    sent.append(_sent(*place, value, "r", "true"))
+        assert len(seqs_seen) == len(sent)
+        return sent
+
+    def _frames(self) -> list[bytes]:
+        with connect(self.config) as slot:
+            take_any_text(slot, self.config)
+            payloads = slot.execute(
+                "SELECT lsn - '0/0', data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL,"
+                " 'proto_version', '1', 'publication_names', %s)",
+                [SLOT, PUBLICATION],
+                binary=True,
+            ).fetchall()
+        return [frame(bytes(data), int(lsn)) for lsn, data in payloads]
+
+
+class _Streamed(Session):
+    """The daemon's middle, with what the catalog and the configuration say beside the stream."""
+
+    def __init__(self, both: BothWays, versions: list[SchemaRecord]) -> None:
+        super().__init__(
+            position(schema_id=len(versions)), {}, known=versions, values=both.config.values
+        )
+        self._both = both
+
+    def describe(self, relation: Relation) -> SchemaRecord:
+        config, sql = self._both.config, self._both.sql
+        told = published(sql, PUBLICATION, relation.relation_id)
+        named = (relation.namespace, relation.name)
+        selection = config.selection.of(named, *told.ancestors)
+        version, new = self.relations.version(
+            relation,
+            catalog.table_facts(sql, relation.relation_id),
+            self.sequencer.types,
+            self.sequencer.transaction_lsn,
+            replaying=False,
+            values=config.values,
+            published=told,
+            selection=selection,
+        )
+        if new:
+            self.new_versions.append(version)
+        chosen = [column_mask(selection, column.name) for column in version.columns]
+        table = _table(self.batch, version, chosen, self.dead)
+        self.sequencer.describe(relation.relation_id, table)
+        return version
+
+
+def _table(batch: Batch, version: SchemaRecord, chosen: Any, dead: Any) -> Table:  # noqa: ANN401
+    encoder = Encoder(version, DATABASE, "shop", PARTITIONS, chosen)
+    return Table(encoder, batch.topic(version.topic, encoder.partitions), dead)
+
+
+def _order(sent: Sent) -> tuple[str, int, bytes, bytes]:
+    return sent.topic, sent.partition, sent.key or b"", sent.row
+
+
+def _sent(
+    topic: str, partition: int, key: bytes | None, value: bytes | None, op: str, snapshot: str
+) -> Sent:
+    assert value is not None
+    row, _, rest = value.partition(b',"source":')
+    event = orjson.loads(b'{"source":' + rest)
+    source = event["source"]
+    assert (event["op"], source["snapshot"], event["transaction"]) == (op, snapshot, None)
+    assert list(event) == ["source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"]
+    facts = {name: each for name, each in source.items() if name not in _PLACE}
+    assert set(source) - set(facts) == _PLACE
+    return Sent(topic, partition, key, row, facts)
