@@ -50,6 +50,7 @@ class Daemon:
         self.config = config
         self.config_file = config_file
         self.worker = Worker()
+        self.snapshots = Worker(self.worker.wake_fd)  # a chunk may wait for a lock
         self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
         # A transaction that could not be told from its stream is sent whole in the next session.
         self.reread = False

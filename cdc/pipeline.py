@@ -32,6 +32,8 @@ from cdc.log.frontiers import Frontiers
 from cdc.log.lanes import Lanes
 from cdc.log.watch import LogWatch
 from cdc.relations import Relations
+from cdc.snapshot import live_topic
+from cdc.snapshot.live import Live
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.stream import Stream
@@ -137,6 +139,9 @@ class Pipeline:
         )
         self._closing.callback(self.intake.close)
         self.sequencer = self.intake.sequencer
+        self.live = Live(config, self.daemon.snapshots, self.sequencer)
+        self._closing.callback(self.live.close)
+        self.live.adopt(self.aside(lambda: live_topic.load(config, self.admin)))
         self.stream.confirm(position.end_lsn)
         self.streaming = True
         self.daemon.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
@@ -150,6 +155,7 @@ class Pipeline:
             self._settle()
             self._publish(idle=received < pace.BACKLOG_BYTES)
             self._look_after()
+            self.live.turn()
             self.watch.turn(self.tables.publication, self.tables.note)
             self.log_watch.turn(self.tables.identity, self.frontiers.ends)
             self._wait(received)
@@ -241,6 +247,8 @@ class Pipeline:
         if idle:
             self.sequencer.reach(reached)
             self._cut(reached)
+        elif self.live.waiting:
+            self._cut()
         elif self.frontiers.due and now - self.moved_at >= pace.FRONTIER_SECONDS:
             failpoints.reach("before_frontier")
             self._cut()
@@ -260,7 +268,7 @@ class Pipeline:
                 records.frontier_key(config.pipeline),
                 records.encode(frontier),
             )
-        for record in self.tables.take():
+        for record in (*self.tables.take(), *self.live.take()):
             publisher.add(*record)
         lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
         cut = Cut(sequencer.events, self.batch.bytes, lsn, dead_letters)

@@ -69,6 +69,7 @@ class Sequencer:
         self.seq = resume.seq
         self.cut_seq = resume.seq  # where the batch began
         self.in_transaction = False
+        self.xid: int | None = None  # of the transaction being read
         self.types: dict[int, str] = {}  # names of types that are not built in
         # LSNs are plain numbers on the way of every transaction, and named where they are told.
         self._end_lsn: int = resume.end_lsn
@@ -282,6 +283,7 @@ class Sequencer:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
+        self.xid = xid
         if self.decoded is not None and xid is not None:
             self.decoded[xid] = commit_lsn
         self._times = times = TIMES % (us // 1000, us, us * 1000)

@@ -162,6 +162,7 @@ def played() -> Iterator[None]:
             ),
             "topics": _Current(admin=lambda _: None),
             "catalog": Nothing(),
+            "live_topic": _Current(load=lambda *_: []),
             "Watch": lambda *_: Nothing(),
             "LogWatch": lambda *_: Nothing(),
             "continuity": _Current(

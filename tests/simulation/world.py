@@ -63,8 +63,10 @@ class World:
         self.pipeline: Pipeline | None = None
         self.worker = Worker(self.scheduler)
         self.lanes = [Worker(self.scheduler) for _ in range(LANES)]
+        self.snapshots = Worker(self.scheduler)
         self.daemon: Any = SimpleNamespace(
-            config=config, worker=self.worker, lanes=self.lanes, stopping=False, reread=False,
+            config=config, worker=self.worker, lanes=self.lanes, snapshots=self.snapshots,
+            stopping=False, reread=False,
             stop_asked_at=0.0, to=lambda *_: None, metrics=Nothing(), health=Nothing(),
         )  # fmt: skip
         self.sessions = self.turns = 0

@@ -1,0 +1,145 @@
+"""What `cdc snapshot` and the signal table say to the daemon, in the stream itself. Pure.
+
+A command is a transactional logical message of the prefix `lockstep.snapshot`; a row of the signal
+table says the same in Debezium's words under `lockstep.signal` (`migrations/`). So a command has a
+place in the order like any change, waits for a daemon that is down, and is carried out once:
+whoever reads it twice knows its id. Marks are what the daemon itself writes around a chunk.
+
+Anybody who may write to the database may emit a message. One that can't be read is told in the log
+and left alone: it must not stop the stream.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from cdc.config.patterns import parse_table_pattern
+from cdc.log.message import OURS
+
+COMMAND: Final = f"{OURS}snapshot"
+SIGNAL: Final = f"{OURS}signal"
+MARK: Final = f"{OURS}window"
+
+Do = Literal["start", "pause", "resume", "stop"]
+_DOES: Final[dict[str, Do]] = {
+    "execute-snapshot": "start",
+    "pause-snapshot": "pause",
+    "resume-snapshot": "resume",
+    "stop-snapshot": "stop",
+}
+
+
+class CommandError(ValueError):
+    """What a message asks for can't be told from it."""
+
+
+class Of(msgspec.Struct, frozen=True):
+    """A table, by schema and name."""
+
+    schema: str
+    table: str
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be done; `id` names a new snapshot, or the one meant (None: every one)."""
+
+    do: Do
+    id: str | None = None
+    tables: tuple[Of, ...] = ()
+    where: str | None = None
+    keys: tuple[tuple[str, ...], ...] | None = None
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """One of the two marks around a chunk; of another session than the reader's it means nothing.
+
+    Its name is short because each chunk writes two into the WAL.
+    """
+
+    session: str
+    snapshot: str  # its id
+    chunk: int
+    relation_id: int
+    low: bool
+
+
+class _Condition(msgspec.Struct, frozen=True, rename={"collection": "data-collection"}):
+    collection: str
+    filter: str
+
+
+class _Data(
+    msgspec.Struct,
+    frozen=True,
+    rename={"collections": "data-collections", "conditions": "additional-conditions"},
+):
+    """What Debezium's signals carry, and `keys`."""
+
+    collections: tuple[str, ...] = ()
+    conditions: tuple[_Condition, ...] = ()
+    keys: tuple[tuple[str, ...], ...] | None = None
+
+
+class _Signal(msgspec.Struct, frozen=True):
+    id: str
+    type: str
+    data: _Data | None = None
+
+
+def encode(said: Command | Mark) -> bytes:
+    """Return the message's content."""
+    return msgspec.json.encode(said)
+
+
+def mark(content: bytes) -> Mark | None:
+    """Return the mark, or None where somebody else wrote it."""
+    try:
+        return msgspec.json.decode(content, type=Mark)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def commands(prefix: str, content: bytes) -> list[Command]:
+    """Return what a message of `COMMAND` or `SIGNAL` asks for; CommandError where that is unclear.
+
+    A signal of several tables with conditions of their own is several commands.
+    """
+    try:
+        if prefix == COMMAND:
+            return [msgspec.json.decode(content, type=Command)]
+        signal = msgspec.json.decode(content, type=_Signal)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CommandError(str(error)) from error
+    do = _DOES.get(signal.type)
+    if do is None:
+        return []  # Debezium's readers may have other words for the same table
+    data = signal.data or _Data()
+    tables = [_table(each) for each in data.collections]
+    if do != "start":
+        return [Command(do=do, tables=tuple(tables))]
+    if not tables:
+        raise CommandError("a signal execute-snapshot without data-collections")
+    where = {each.collection: each.filter for each in data.conditions}
+    alone = len(tables) == 1
+    return [
+        Command(
+            do=do,
+            id=signal.id if alone else f"{signal.id}-{number}",
+            tables=(table,),
+            where=where.get(name),
+            keys=data.keys,
+        )
+        for number, (name, table) in enumerate(zip(data.collections, tables, strict=True), 1)
+    ]
+
+
+def _table(text: str) -> Of:
+    try:
+        exact = parse_table_pattern(text).exact
+    except ValueError:
+        exact = None
+    if exact is None:
+        raise CommandError(f"{text} is not schema.table")
+    return Of(*exact)

@@ -1,0 +1,423 @@
+"""Live snapshots: tables read again, chunk by chunk, while the stream goes on.
+
+The loop's side: commands come with the stream (`hear`), chunks are read on a worker of their own
+(`turn`), and a chunk's rows go out as the changes of the transaction that wrote its high mark
+(`_pay`), in the same Kafka transaction as how far the snapshot is (`take`). What a chunk is worth
+by then, `cdc.snapshot.windows` tells.
+
+A session reads again what an earlier one did not finish: marks of other sessions mean nothing. What
+goes wrong with one snapshot ends that one, told in its record, and never the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from cdc.decode import messages
+from cdc.errors import CDCError, Policy
+from cdc.log import ddl, names, records
+from cdc.snapshot import commands, live_records
+from cdc.snapshot.fetching import Fetcher
+from cdc.snapshot.landing import alike, last_key, publish, relation
+from cdc.snapshot.live_job import MOST_AGAIN, Flight, Job
+from cdc.snapshot.live_records import LiveRecord
+from cdc.snapshot.settling import Settling
+from cdc.snapshot.watching import TableWatch
+from cdc.snapshot.windows import Snapshot, Window, still_unseen, unseen
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.sequence import Sequencer
+    from cdc.snapshot.live_records import Key
+    from cdc.worker import Worker
+
+log = logging.getLogger("cdc.snapshot.live")
+
+Record = tuple[str, bytes, bytes | None]
+
+# Chunks that wait for their high mark: one is read while others are on their way in the stream.
+_FLIGHTS: Final = 3
+# A chunk must go out whole, far below a batch's size.
+_BATCH_SHARE: Final = 4
+# Transactions decoded and not known to be visible; beyond it waiting begins anew.
+_MOST_DECODED: Final = 200_000
+_RECONNECT_SECONDS: Final = 1.0
+
+
+class Live:
+    """The live snapshots of one session."""
+
+    def __init__(self, config: Config, worker: Worker, sequencer: Sequencer) -> None:
+        """Begin with none; `adopt` takes over those of the log."""
+        self._config, self._worker, self._sequencer = config, worker, sequencer
+        self._session = uuid.uuid4().hex[:12]
+        self._jobs: dict[str, Job] = {}
+        self._turns: deque[str] = deque()
+        self._watches: dict[int, TableWatch] = {}
+        self._flights: dict[tuple[str, int], Flight] = {}
+        self._reading: Flight | None = None
+        self._number = 0
+        self._fetcher = Fetcher(config, self._session)
+        self._records: list[Record] = []
+        self._settling: Settling | None = None  # None: no snapshot runs, nothing is recorded
+        self._not_before = 0.0
+        sequencer.hear = self.hear
+
+    def adopt(self, known: list[LiveRecord]) -> None:
+        """Go on with what the log says is not finished."""
+        for record in known:
+            self._jobs[record.id] = Job(record)
+            if record.active:
+                log.info("going on with a live snapshot", extra={"fields": _told(record)})
+        self._see_to_it()
+
+    def progress(self) -> list[LiveRecord]:
+        """Return every snapshot that is not over, as it stands."""
+        return [job.record for job in list(self._jobs.values()) if job.record.active]
+
+    # -- for the pipeline --------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are records for the next Kafka transaction."""
+        return bool(self._records) or any(job.dirty for job in self._jobs.values())
+
+    def take(self) -> list[Record]:
+        """Return the records for the next Kafka transaction, once."""
+        taken, self._records = self._records, []
+        topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
+        for job in self._jobs.values():
+            if job.dirty:
+                key = live_records.live_key(pipeline, job.record.id)
+                taken.append((topic, key, records.encode(job.take())))
+        over = [number for number, job in self._jobs.items() if not job.record.active]
+        for number in over[: -live_records.KEPT]:
+            del self._jobs[number]
+            taken.append((topic, live_records.live_key(pipeline, number), None))
+        return taken
+
+    def close(self) -> None:
+        """Let go of the connection, whatever it waits for."""
+        self._fetcher.cancel()
+        self._worker.submit(self._fetcher.close)
+
+    def turn(self) -> None:
+        """Read the next chunk when it is its time; costs nothing while no snapshot runs."""
+        if self._settling is None and self._reading is None:
+            return
+        if self._reading is not None:
+            if not (self._reading.done and self._reading.done.done()):
+                return
+            flight, self._reading = self._reading, None
+            self._came(flight)
+        decoded = self._sequencer.decoded
+        if decoded is not None and len(decoded) > _MOST_DECODED:
+            self._start_recording()
+            for job in self._running():
+                job.redo("so many transactions committed that it waits anew")
+        if self._settling is None or time.monotonic() < self._not_before:
+            return
+        if not self._settled(self._settling) or len(self._flights) >= _FLIGHTS:
+            return
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            if (job := self._jobs[self._turns[0]]).runnable:
+                self._read(job)
+                return
+
+    def _settled(self, settling: Settling) -> bool:
+        try:
+            over = settling.turn(self._worker, self._fetcher, self._sequencer.decoded or {})
+        except CDCError as error:
+            self._disconnect(error)
+            return False
+        for job in () if over else self._running():
+            if settling.why != job.record.why:
+                job.change(replace(job.record, why=settling.why))
+        return over
+
+    # -- chunks as they are read -------------------------------------------------------------------
+
+    def _read(self, job: Job) -> None:
+        record = job.record
+        selection = self._config.selection.of((record.schema, record.table))
+        most_rows = max(1, self._config.batch.max_events // _BATCH_SHARE)
+        self._number += 1
+        flight = Flight(job, self._number, job.next(selection.key, most_rows))
+        job.flights.append(flight)
+        self._flights[record.id, flight.number] = self._reading = flight
+        flight.done = self._worker.submit(lambda: self._fetcher.fetch(flight))
+
+    def _came(self, flight: Flight) -> None:
+        """Take note of a chunk that was read, or of why it was not."""
+        assert flight.done is not None
+        job = flight.job
+        try:
+            flight.done.result()
+        except CDCError as error:
+            self._forget(flight)
+            if error.policy is Policy.BACKOFF:
+                self._disconnect(error)
+                job.redo()
+            elif not flight.void:
+                self._fail(job, error.what, error.hint)
+            return
+        chunk = flight.chunk
+        assert chunk is not None
+        if flight.estimate is not None:
+            job.change(replace(job.record, estimate=flight.estimate))
+        try:
+            job.was_read(flight, chunk, last_key(chunk))
+        except UnicodeDecodeError:
+            self._forget(flight)
+            self._fail(job, f"a key of {job.record.name} is no text", "see values.invalid.text")
+
+    def _disconnect(self, error: CDCError) -> None:
+        log.warning("live snapshots wait", extra={"fields": {"error": error.what}})
+        self._worker.submit(self._fetcher.disconnect)
+        self._not_before = time.monotonic() + _RECONNECT_SECONDS
+
+    # -- what comes with the stream ----------------------------------------------------------------
+
+    def hear(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | None:
+        """Take a message that is ours; may ask for a table to be described first."""
+        match message.prefix:
+            case commands.MARK:
+                return self._mark(message.content, lsn)
+            case commands.COMMAND | commands.SIGNAL:
+                self._command(message)
+            case ddl.PREFIX:
+                self._ddl(message)
+        return None
+
+    def _ddl(self, message: messages.LogicalMessage) -> None:
+        sequencer = self._sequencer
+        record = ddl.record(
+            self._config.prefix,
+            message.content,
+            lsn=message.lsn,
+            commit_lsn=sequencer.transaction_lsn,
+            ordinal=sequencer.ordinal,
+            seq=sequencer.seq,
+            committed_at_us=sequencer.committed_at_us,
+            tx_id=sequencer.xid,
+        )
+        if record is None:
+            log.warning("a DDL message that no event trigger of ours wrote is left out")
+        else:
+            self._records.append(record)
+
+    def _command(self, message: messages.LogicalMessage) -> None:
+        try:
+            for command in commands.commands(message.prefix, message.content):
+                self._obey(command)
+        except commands.CommandError as error:
+            fields = {"prefix": message.prefix, "lsn": str(message.lsn), "error": str(error)}
+            log.warning("a command that can't be read is left alone", extra={"fields": fields})
+        self._see_to_it()
+
+    def _obey(self, command: commands.Command) -> None:
+        if command.do == "start":
+            for of in command.tables:
+                self._begin(command, of)
+            return
+        for job in self._jobs.values():
+            record = job.record
+            meant = command.id in (None, record.id) and (
+                not command.tables or commands.Of(record.schema, record.table) in command.tables
+            )
+            if not meant or not record.active:
+                continue
+            if command.do == "stop":
+                self._end(job, "stopped", "by command")
+            elif record.state != ("paused" if command.do == "pause" else "running"):
+                job.to("paused" if command.do == "pause" else "running")
+                log.info("live snapshot", extra={"fields": _told(job.record)})
+
+    def _begin(self, command: commands.Command, of: commands.Of) -> None:
+        number = command.id or f"{self._sequencer.transaction_lsn}"
+        if len(command.tables) > 1:
+            number = f"{number}-{command.tables.index(of) + 1}"
+        if number in self._jobs:
+            return  # the same command, read again
+        now_us = time.time_ns() // 1_000
+        job = Job(
+            LiveRecord(
+                pipeline=self._config.pipeline, id=number, schema=of.schema, table=of.table,
+                state="running", where=command.where, keys=command.keys is not None,
+                again=command.keys or (), began_at_us=now_us, at_us=now_us,
+            )
+        )  # fmt: skip
+        job.dirty = True
+        self._jobs[number] = job
+        log.info("live snapshot begins", extra={"fields": _told(job.record)})
+
+    def _mark(self, content: bytes, lsn: int) -> messages.Relation | None:
+        mark = commands.mark(content)
+        if mark is None or mark.session != self._session:
+            return None
+        flight = self._flights.get((mark.snapshot, mark.chunk))
+        if flight is None:
+            return None
+        if mark.low:
+            self._open(flight, mark.relation_id)
+            return None
+        self._forget(flight)
+        return None if flight.void else self._high(flight, lsn)
+
+    def _open(self, flight: Flight, relation_id: int) -> None:
+        flight.relation_id = relation_id
+        if not flight.job.record.relation_id:
+            flight.job.change(replace(flight.job.record, relation_id=relation_id))
+        flight.window = Window(self._sequencer.transaction_lsn)
+        if table := self._sequencer.table(relation_id):
+            flight.schema_id = table.encoder.schema.schema_id
+        watch = self._watches.get(relation_id)
+        if watch is None:
+            watch = TableWatch(self._sequencer, relation_id, self._moved)
+            self._watches[relation_id] = watch
+        watch.windows.append(flight.window)
+        self._sequencer.watch(relation_id, watch)
+
+    def _forget(self, flight: Flight) -> None:
+        """Close the flight's window, and let it count no more."""
+        self._flights.pop((flight.job.record.id, flight.number), None)
+        watch = self._watches.get(flight.relation_id)
+        if watch and flight.window in watch.windows:
+            watch.windows.remove(flight.window)
+            self._sequencer.watch(flight.relation_id, watch)
+
+    def _high(self, flight: Flight, lsn: int) -> messages.Relation | None:
+        """Judge a chunk at its high mark; what is good is owed with the commit."""
+        job, chunk, window = flight.job, flight.chunk, flight.window
+        assert chunk is not None, "a high mark is written behind its chunk"
+        assert window is not None, "a high mark is written behind its low one"
+        sequencer = self._sequencer
+        snapshot, decoded = Snapshot.parse(chunk.snapshot), sequencer.decoded or {}
+        late = unseen(decoded, snapshot, window.low_lsn)
+        sequencer.decoded = still_unseen(decoded, snapshot)
+        table = sequencer.table(flight.relation_id)
+        version = table.encoder.schema if table else None
+        if late:
+            job.redo(
+                f"waits for transaction {late[0]}: its commit is in the log and not visible yet, as"
+                " while it waits for a synchronous standby"
+            )
+        elif window.overflown:
+            job.redo("too much changed while a chunk was read")
+        elif version is not None and alike(version, chunk):
+            self._owe(flight, lsn)
+        elif version is not None and flight.schema_id != version.schema_id:
+            job.redo("the table was changed while a chunk was read")
+        else:
+            sequencer.types.update(chunk.described.types)
+            self._owe(flight, lsn)
+            return relation(chunk)
+        return None
+
+    def _owe(self, flight: Flight, lsn: int) -> None:
+        self._sequencer.owed = lambda: self._pay(flight, lsn)
+
+    # -- what goes out -----------------------------------------------------------------------------
+
+    def _pay(self, flight: Flight, lsn: int) -> None:
+        """Publish a chunk's rows with the transaction that commits."""
+        job, chunk = flight.job, flight.chunk
+        table = self._sequencer.table(flight.relation_id)
+        assert chunk is not None
+        assert table is not None, "the table was described at the high mark"
+        version = table.encoder.schema
+        if set(version.key) != set(chunk.key):
+            self._fail(
+                job,
+                f"the key of {job.record.name} is {', '.join(version.key)} in the stream, and"
+                f" {', '.join(chunk.key)} in the catalog",
+                "run it again after the table's next change",
+            )
+            return
+        named = (chunk.described.schema, chunk.described.name)
+        if named != (job.record.schema, job.record.table) or job.key not in (None, chunk.key):
+            job.change(replace(job.record, schema=named[0], table=named[1]))
+            job.key = chunk.key
+            job.redo(
+                "the table was renamed, or its key is another: from the start", from_the_start=True
+            )
+            return
+        job.key = chunk.key
+        masks = {column.name: column.mask for column in version.columns}
+        job.secret = any(masks[name] for name in chunk.key)
+        job.flights.remove(flight)
+        rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
+        job.is_published(flight, rows, last_key(chunk))
+        if job.over:
+            self._end(job, "done")
+
+    def _moved(self, relation_id: int, old: Key | None, new: Key | None) -> None:
+        """Note that a row has left a key, or taken one without its TOAST."""
+        for job in self._running():
+            if job.record.relation_id != relation_id:
+                continue
+            if not job.moved(old, new) or () in job.again:
+                self._fail(
+                    job,
+                    f"more than {MOST_AGAIN} rows of {job.record.name} took another key while it"
+                    " was read, or keys that are no text",
+                    "run it again when that is over",
+                )
+
+    # -- beginning and ending ----------------------------------------------------------------------
+
+    def _running(self) -> list[Job]:
+        return [job for job in self._jobs.values() if job.record.active]
+
+    def _fail(self, job: Job, what: str, hint: str) -> None:
+        log.warning("live snapshot failed", extra={"fields": {**_told(job.record), "hint": hint}})
+        self._end(job, "failed", f"{what}; {hint}")
+
+    def _end(self, job: Job, state: live_records.State, why: str | None = None) -> None:
+        job.drop_flights()
+        job.to(state, why)
+        log.info("live snapshot ends", extra={"fields": _told(job.record)})
+        self._see_to_it()
+
+    def _see_to_it(self) -> None:
+        """Record and watch while a snapshot runs, and no longer."""
+        running = self._running()
+        self._turns = deque(job.record.id for job in running)
+        tables = {job.record.relation_id for job in running}
+        for relation_id, watch in list(self._watches.items()):
+            if relation_id not in tables and not watch.windows:
+                del self._watches[relation_id]
+                self._sequencer.watch(relation_id, None)
+        for relation_id in tables - {0} - self._watches.keys():
+            watch = TableWatch(self._sequencer, relation_id, self._moved)
+            self._watches[relation_id] = watch
+            self._sequencer.watch(relation_id, watch)
+        if running and self._settling is None:
+            self._start_recording()
+        elif not running:
+            self._sequencer.decoded = self._settling = None
+
+    def _start_recording(self) -> None:
+        sequencer = self._sequencer
+        sequencer.decoded = {}
+        if sequencer.in_transaction and sequencer.xid is not None:
+            sequencer.decoded[sequencer.xid] = sequencer.transaction_lsn
+        self._settling = Settling()
+
+
+def _told(record: LiveRecord) -> dict[str, object]:
+    """Return what the log line says; never a key."""
+    return {
+        "id": record.id,
+        "table": record.name,
+        "state": record.state,
+        "rows": record.rows,
+        "why": record.why,
+    }

@@ -1,0 +1,167 @@
+"""One live snapshot while it runs: how far it has been read, and how far it is in the log."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from cdc.source.chunks import Asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
+    from cdc.snapshot.live_records import Key, LiveRecord, State
+    from cdc.snapshot.windows import Window
+    from cdc.source.chunks import Chunk
+
+# A chunk is read in about so long, and in the loop it is encoded in less.
+_CHUNK_SECONDS: Final = 0.04
+_FIRST_ROWS, _LEAST_ROWS, MOST_ROWS = 500, 50, 4_000
+MOST_BYTES: Final = 1 << 20
+# So many keys are read at once where they are named.
+_KEYS: Final = 500
+# More rows than these have taken another key without their TOAST: it is given up.
+MOST_AGAIN: Final = 20_000
+# A chunk that was read in vain is read again after so long, and longer each time.
+_AGAIN_SECONDS: Final = (0.05, 2.0)
+
+
+class Flight:
+    """A chunk on its way: asked for, read, and between its marks in the stream."""
+
+    def __init__(self, job: Job, number: int, asked: Asked) -> None:
+        self.job, self.number, self.asked = job, number, asked
+        self.relation_id = asked.relation_id
+        self.estimate: int | None = None
+        self.window: Window | None = None  # open between the marks
+        self.schema_id: int | None = None  # the table's version at the low mark
+        self.chunk: Chunk | None = None  # set before the high mark is written
+        self.done: Future[None] | None = None
+        self.void = False  # whatever it brings is not wanted any more
+
+
+class Job:
+    """A live snapshot of this session."""
+
+    def __init__(self, record: LiveRecord) -> None:
+        self.record = record
+        self.dirty = False  # the log has an older record
+        self.key: tuple[str, ...] | None = None  # columns, once a chunk has told them
+        self.secret = False  # the key is masked: its values must not be in the log
+        self.again: dict[Key, None] = dict.fromkeys(record.again)
+        self.flights: list[Flight] = []  # not at their high mark yet
+        self.not_before = 0.0  # monotonic
+        self._ahead, self._to, self._read_all = record.last, record.to, record.swept
+        self._limit = _FIRST_ROWS
+        self._in_vain = 0
+
+    @property
+    def runnable(self) -> bool:
+        """Whether its next chunk may be read now."""
+        return (
+            self.record.state == "running"
+            and time.monotonic() >= self.not_before
+            and not (self._waits_for_key or (self._read_all and not self.again))
+        )
+
+    @property
+    def _waits_for_key(self) -> bool:
+        # Where the next chunk begins is known when the one before it has been read.
+        return any(not flight.asked.keys and flight.chunk is None for flight in self.flights)
+
+    @property
+    def over(self) -> bool:
+        """Whether all that there was to read is in the log."""
+        swept = self.record.swept or self.record.keys
+        return swept and not self.again and not self.flights
+
+    def next(self, configured: tuple[str, ...] | None, most_rows: int) -> Asked:
+        """Return the next chunk to read: keys where they are named, else where the last ended."""
+        keys: tuple[Key, ...] = ()
+        if self.again and (self._read_all or self.record.keys or len(self.again) >= _KEYS):
+            keys = tuple(list(self.again)[:_KEYS])
+            for key in keys:
+                del self.again[key]
+        return Asked(
+            relation_id=self.record.relation_id,
+            key=configured,
+            where=self.record.where,
+            after=None if keys else self._ahead,
+            to=None if keys else self._to,
+            keys=keys,
+            rows=_KEYS if keys else min(self._limit, most_rows),
+            bytes=MOST_BYTES,
+        )
+
+    def was_read(self, flight: Flight, chunk: Chunk, last: Key | None) -> None:
+        """Note where the next chunk begins, and how large it may be."""
+        if flight.void or flight.asked.keys:
+            return
+        self._ahead = last or self._ahead
+        self._to = chunk.to
+        self._read_all = chunk.ended
+        factor = min(2.0, max(0.5, _CHUNK_SECONDS / max(chunk.seconds, 0.001)))
+        self._limit = int(min(MOST_ROWS, max(_LEAST_ROWS, self._limit * factor)))
+
+    def is_published(self, flight: Flight, rows: int, last: Key | None) -> None:
+        """Note that a chunk goes out with the transaction at hand."""
+        self._in_vain = 0
+        chunk, record = flight.chunk, self.record
+        assert chunk is not None
+        record = replace(record, rows=record.rows + rows, why=None)
+        if not flight.asked.keys:
+            record = replace(
+                record, last=last or record.last, to=chunk.to, swept=chunk.ended or record.swept
+            )
+        self.change(record)
+
+    def moved(self, old: Key | None, new: Key | None) -> bool:
+        """Note that a row has left a key, and taken another without its TOAST; False: too many."""
+        before = len(self.again)
+        if old is not None:
+            self.again.pop(old, None)
+        if new is not None:
+            self.again[new] = None
+        self.dirty |= new is not None or len(self.again) != before
+        return len(self.again) <= MOST_AGAIN
+
+    def redo(self, why: str | None = None, *, from_the_start: bool = False) -> None:
+        """Read again what is on its way, or all, after a while."""
+        self.drop_flights()
+        record = self.record
+        if from_the_start:
+            record = replace(record, last=None, to=None, swept=record.keys)
+        if why != record.why or from_the_start:
+            self.change(replace(record, why=why))
+        self._ahead, self._to, self._read_all = record.last, record.to, record.swept
+        first, most = _AGAIN_SECONDS
+        self.not_before = time.monotonic() + min(most, first * 2**self._in_vain)
+        self._in_vain += 1
+
+    def drop_flights(self) -> None:
+        """Let nothing come of what is on its way."""
+        for flight in self.flights:
+            flight.void = True
+            self.again |= dict.fromkeys(flight.asked.keys)
+        self.flights.clear()
+        self._limit = max(_LEAST_ROWS, self._limit // 2)
+
+    def to(self, state: State, why: str | None = None) -> None:
+        """Enter a state."""
+        self.change(replace(self.record, state=state, why=why))
+
+    def change(self, record: LiveRecord) -> None:
+        """Have another record go into the log."""
+        self.record = replace(record, at_us=time.time_ns() // 1_000)
+        self.dirty = True
+
+    def take(self) -> LiveRecord:
+        """Return the record as the log is to have it now."""
+        self.dirty = False
+        if self.secret:  # another session begins anew
+            return replace(self.record, last=None, to=None, swept=False, again=())
+        flying: Iterable[Key] = (key for flight in self.flights for key in flight.asked.keys)
+        return replace(self.record, again=(*self.again, *flying))
