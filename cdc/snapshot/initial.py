@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from cdc import failpoints
-from cdc.errors import FencedError, GapError, RewrittenError
+from cdc.errors import FencedError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
 from cdc.log.publisher import Publisher
 from cdc.snapshot import copying, handover, planning, topic
@@ -53,6 +53,10 @@ log = logging.getLogger("cdc.snapshot")
 
 # The coordinator's writer; task k's is `snapshot.k`.
 LANE: Final = "snapshot"
+_STOPPED: Final = (
+    "its ranges in the log are of a moment that ends with this process: unless none is missing, the"
+    " next start begins a new generation, whose rows replace them"
+)
 # So often a table may be rewritten under the snapshot before a person is asked to let it be.
 _REWRITES: Final = 5
 
@@ -70,6 +74,12 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
     while state is not None and state.stage != "done":
         try:
             _Coordinator(config, host, aside, runner).run()
+        except StoppedError:
+            log.warning(
+                "stopped in the middle of the initial snapshot",
+                extra={"fields": {"hint": _STOPPED}},
+            )
+            raise
         except RewrittenError as error:
             rewrites += 1
             if rewrites >= _REWRITES:

@@ -15,7 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from cdc.errors import ConfigError, Exit, UnavailableError
+import msgspec
+
+from cdc import errors
+from cdc.errors import CDCError, ConfigError, Exit, UnavailableError
 from cdc.snapshot.topic import Following
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 # Spark's own end takes a while: tasks are interrupted, the JVM stops.
 _STOP_SECONDS: Final = 8.0
-_TOLD_CHARACTERS: Final = 2_000
+_TOLD_CHARACTERS: Final = 4_000
 # What ended for a reason that may pass.
 _PASSING: Final = {Exit.UNAVAILABLE, Exit.TEMPORARY}
 
@@ -57,12 +60,13 @@ class SparkRunner:
                 hint="install lockstep-cdc[spark]; or snapshot.runner: local",
             )
         self._following = Following(config, plan.generation)
+        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(  # noqa: S603 - our own job
-            [*_submit(), str(job), "--config", str(config_file.absolute())],
+            [*_submit(), str(job), "--json", "--config", str(config_file.absolute())],
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=subprocess.STDOUT,
+            stdout=self._answer,
+            stderr=self._said,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             start_new_session=True,
         )
@@ -87,18 +91,41 @@ class SparkRunner:
                 self._process.kill()
                 self._process.wait()
         self._following.close()
+        self._answer.close()
         self._said.close()
 
-    def _failed(self, code: int) -> UnavailableError | ConfigError:
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - _TOLD_CHARACTERS))
-        said = self._said.read().decode(errors="replace").strip()
+    def _failed(self, code: int) -> CDCError:
+        if error := _told(_end_of(self._answer)):
+            return error
+        said = _end_of(self._said)
         if code < 0 or code in _PASSING or code == Exit.FAILED:
             return UnavailableError(
                 f"the Spark job ended with code {code}",
                 hint=f"it is submitted again with the ranges that it has left; it said: {said}",
             )
         return ConfigError(f"the Spark job ended with code {code}", hint=f"it said: {said}")
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _TOLD_CHARACTERS))
+    return file.read().decode(errors="replace").strip()
+
+
+def _told(said: str) -> CDCError | None:
+    """Return the error that the job has answered with, as JSON; None where it has not."""
+    try:
+        told = msgspec.json.decode(said[max(0, said.rfind("{")) :], type=_Told)
+    except msgspec.MsgspecError:
+        return None
+    kind = getattr(errors, told.error, CDCError)
+    return kind(told.what, hint=told.hint)
+
+
+class _Told(msgspec.Struct):
+    error: str
+    what: str
+    hint: str
 
 
 def _submit() -> list[str]:
