@@ -18,9 +18,6 @@ FRONTIER_SECONDS: Final = 0.02
 # Otherwise it rides in a transaction of data, and not in each of a hundred a second: each partition
 # more costs a small transaction most of a millisecond, and a frontier covers all before it.
 FRONTIER_EVERY_SECONDS: Final = 0.05
-# A commit is answered before its markers are written. A transaction that begins sooner is refused
-# once (CONCURRENT_TRANSACTIONS), and librdkafka tries again only 20 ms later.
-MARKER_SECONDS: Final = 0.001
 # A Kafka transaction is ended by then, far from the broker's timeout, though its last source
 # transaction has not arrived whole.
 OPEN_SECONDS: Final = 10.0

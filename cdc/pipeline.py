@@ -204,32 +204,37 @@ class Pipeline:
 
     def _publish(self, *, idle: bool) -> None:
         """Hand what waits to the producer, and commit when the batch is due."""
-        if not self.lanes.free or not self._markers_written():
+        if not self.lanes.free:
             return
-        sequencer, limits, publisher = self.sequencer, self.config.batch, self.lanes.current
+        sequencer, publisher = self.sequencer, self.lanes.current
         if sequencer.events:
-            publisher.begin()
-            failpoints.reach("after_begin")
-            publisher.produce(self.batch)
-            failpoints.reach("after_produce")
-            full = sequencer.events >= limits.max_events or self.batch.bytes >= limits.max_bytes
-            age_seconds = time.monotonic() - self.batch_began_at
-            aged = age_seconds * 1_000 >= limits.max_wait_ms
-            # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
-            # cut; any other is let end, so that the batch ends on a boundary, with a frontier.
-            over = (
-                sequencer.events >= 2 * limits.max_events
-                or self.batch.bytes >= 2 * limits.max_bytes
-                or age_seconds >= pace.OPEN_SECONDS
-            )
-            if over or (not sequencer.place.open and (idle or full or aged)):
+            due = self._due(idle=idle)
+            # A small batch is handed over whole: a partition that joins its transaction later is
+            # one more round trip to the coordinator. A large one is sent while it arrives.
+            if due or self.batch.bytes >= pace.BACKLOG_BYTES:
+                publisher.begin()
+                failpoints.reach("after_begin")
+                publisher.produce(self.batch)
+                failpoints.reach("after_produce")
+            if due:
                 self._cut()
         elif idle and not sequencer.in_transaction and not self.lanes.in_flight:
             self._rest()
 
-    def _markers_written(self) -> bool:
-        """Whether the writer's last transaction has probably been finished by its coordinator."""
-        return time.monotonic() - self.lanes.current.ended_at >= pace.MARKER_SECONDS
+    def _due(self, *, idle: bool) -> bool:
+        """Whether the batch should end here."""
+        sequencer, batch, limits = self.sequencer, self.batch, self.config.batch
+        full = sequencer.events >= limits.max_events or batch.bytes >= limits.max_bytes
+        age_seconds = time.monotonic() - self.batch_began_at
+        aged = age_seconds * 1_000 >= limits.max_wait_ms
+        # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
+        # cut; any other is let end, so that the batch ends on a boundary, with a frontier.
+        over = (
+            sequencer.events >= 2 * limits.max_events
+            or batch.bytes >= 2 * limits.max_bytes
+            or age_seconds >= pace.OPEN_SECONDS
+        )
+        return over or (not sequencer.place.open and (idle or full or aged))
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
@@ -333,7 +338,7 @@ class Pipeline:
             # Nothing can go out before the batch is acknowledged, so nobody is woken row by row.
             self.stream.wait(pace.TURN_SECONDS if ahead else pace.GATHER_SECONDS, for_frames=False)
         elif self.sequencer.events:
-            self.stream.wait(pace.MARKER_SECONDS, for_frames=False)
+            self.stream.wait(pace.LAZY_SECONDS, for_frames=False)
         else:
             due = self.frontiers.due
             self.stream.wait(pace.FRONTIER_SECONDS if due else pace.TURN_SECONDS, for_frames=True)

@@ -1,10 +1,10 @@
-"""Two transactional producers in turn: one sends a batch while the other's commit is on its way.
+"""Transactional producers in turn: one sends a batch while the commits of others are on their way.
 
-A commit takes as long as sending what it commits. With one producer every change waits for both of
-the batch before; with two, a batch may be sent as soon as the one before it has been acknowledged.
-Not sooner: their records would mix within a partition. And the commits go out in order, each when
-the one before has ended, so what the log holds is at every moment the stream up to some point, as
-with one producer. A start fences both.
+With one producer every change waits for the batch before: sent, committed, its markers written.
+With several a batch may be sent as soon as the one before it has been acknowledged. Not sooner:
+their records would mix within a partition. And the commits go out in order, each when the one
+before has ended, so what the log holds is at every moment the stream up to some point, as with one
+producer. A start fences all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A daemon stopped between its lanes' steps, replaced, and woken: nothing of it is seen twice.
 
 It stops itself at a failpoint, where others die: at `in_turn` one batch has been committed and the
-next is acknowledged whole, so two writers of the zombie's go on where the heir has fenced both.
+next is acknowledged whole, so two writers of the zombie's go on where the heir has fenced them.
 """
 
 from __future__ import annotations

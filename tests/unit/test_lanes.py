@@ -1,4 +1,4 @@
-"""Two lanes: flushes in turn, commits in turn, and an error that takes along what follows it.
+"""Lanes: flushes in turn, commits in turn, and an error that takes along what follows it.
 
 Real workers with writers that wait where the test says: each step of each lane is let through by
 name, so that every order in which the two threads may run can be played.
@@ -16,6 +16,7 @@ from cdc.control.metrics import Cut
 from cdc.errors import CDCError, FencedError, InvariantError, UnavailableError
 from cdc.log import lanes as lanes_module
 from cdc.log.lanes import InFlight, Lanes
+from cdc.log.publisher import LANES
 from cdc.worker import Worker
 from tests.fixtures.daemon import wait_until
 from tests.property.stream import position
@@ -52,6 +53,9 @@ class World:
         self.done: list[str] = []
         self.gates: dict[str, Gate] = {}
         self.lanes: Lanes
+
+    def use(self, lanes: int) -> None:
+        self.lanes = Lanes(None, [Worker() for _ in range(lanes)])  # type: ignore[arg-type]
 
     def gate(self, name: str) -> Gate:
         return self.gates.setdefault(name, Gate())
@@ -97,7 +101,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     found = World()
     monkeypatch.setattr(FakePublisher, "world", found, raising=False)
     monkeypatch.setattr(lanes_module, "Publisher", FakePublisher)
-    found.lanes = Lanes(None, [Worker(), Worker()])  # type: ignore[arg-type]
+    found.use(2)
     yield found
     for gate in found.gates.values():
         gate.open(InvariantError("the test is over"))
@@ -193,9 +197,14 @@ def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None
     assert not lanes.in_flight
 
 
-def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(world: World) -> None:
-    """The loop's own order of calls, with both threads as free as they like to be."""
+@pytest.mark.parametrize("count", [2, LANES])
+def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
+    count: int, world: World
+) -> None:
+    """The loop's own order of calls, with all threads as free as they like to be."""
+    world.use(count)
     lanes, gates = world.lanes, world.gate
+    steps = [f"{what} {lane}" for lane in range(count) for what in ("flush", "commit")]
     noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
     seq = 0
 
@@ -203,20 +212,20 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(world: World)
         nonlocal seq
         noted["acknowledged"] += seqs(lanes.acknowledged())
         noted["committed"] += seqs(lanes.committed())
-        assert len(lanes.in_flight) <= 2
+        assert len(lanes.in_flight) <= count
         if free(lanes) and seq < 100:
             seq += 1
             world.cut(seq)
-        for name in ("flush 0", "commit 0", "flush 1", "commit 1"):
+        for name in steps:
             if gates(name).reached.is_set():
                 gates(name).open()
         return len(noted["committed"]) == 100
 
     wait_until(turn, "it does not end", 30, pause=0)
     assert noted["acknowledged"] == noted["committed"] == list(range(1, 101))
-    order = [f"{what} {lane}" for _ in range(50) for lane in (0, 1) for what in ("flush", "commit")]
     for what in ("flush", "commit"):
-        assert [s for s in world.done if what in s] == [s for s in order if what in s]
+        order = [f"{what} {batch % count}" for batch in range(100)]
+        assert [step for step in world.done if what in step] == order
 
 
 # -- what the loop has noted, whatever the threads do in between -----------------------------------
