@@ -99,13 +99,18 @@ class Copying:
         return b""
 
     def taken(self, chunk: bytes, at: int) -> None:
-        """Take what of a chunk lies behind `at`: the rest of a row, or what is no row."""
-        end = whole(chunk)
+        """Take what of a chunk lies behind `at`: the rest of a row, or what is no row.
+
+        Raises ProtocolError at a whole row: whoever stopped there could not take it.
+        """
+        end, stopped_at = whole(chunk), at
         while end - at >= HEADER_SIZE:
             stop = at + 1 + length(chunk, at)[0]
             if stop > end:
                 break
             if chunk[at] == COPY_DATA and self._begun and chunk[at:stop] != _TRAILER:
+                if at == stopped_at:
+                    raise ProtocolError(f"a message of {stop - at} bytes that is no row")
                 break
             at = self._other(chunk, at, stop)
         if rest := chunk[at:end]:
