@@ -1,8 +1,9 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
-Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load. Each
-prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats them. Ends
-with an exit code other than 0 as soon as one of them finds something.
+Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load,
+snapshots hurt while they are taken. Each prints its figures as one line of JSON; `--write FILE`
+keeps them all, with what repeats them. Ends with an exit code other than 0 as soon as one of them
+finds something.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ import orjson
 ROOT: Final = Path(__file__).parents[1]
 # How many of the fuzzed inputs go to each target: the readers of the stream's bytes get most.
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
-_PARTS: Final = ("simulation", "fuzz", "model", "faults")
+_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot")
 
 
 class FoundError(Exception):
@@ -94,6 +96,33 @@ def faults(chosen: argparse.Namespace) -> dict[str, Any]:
         return told
 
 
+def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Take snapshots by the local runner, and by Spark where asked for; add their figures up."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "snapshots.jsonl"
+        env = {
+            "LOCKSTEP_SNAPSHOTS": str(chosen.snapshots),
+            "LOCKSTEP_SEED": str(chosen.seed),
+            "LOCKSTEP_RESULT": str(result),
+        }
+        _run("pytest", "-q", "tests/faults", "-m", "snapshots", "-p", "no:randomly", **env)
+        told = [orjson.loads(line) for line in result.read_bytes().splitlines()]
+    injuries: Counter[str] = Counter()
+    for each in told:
+        injuries.update(each["injuries"])
+    summed = (
+        *("generations", "snapshot_rows", "gone", "changes"),
+        *("lost", "duplicate", "reordered", "seconds"),
+    )
+    return {
+        "rounds": len(told),
+        "first_seed": chosen.seed,
+        "injuries": injuries.total(),
+        "kinds": dict(injuries.most_common()),
+        **{name: round(sum(each[name] for each in told), 1) for name in summed},
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one attack")
@@ -102,6 +131,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="runs of the model on each major")
     parser.add_argument("--steps", type=int, default=600, help="operations in a run of the model")
     parser.add_argument("--kills", type=int, default=1_000, help="faults under load")
+    parser.add_argument("--snapshots", type=int, default=50, help="snapshots to be hurt")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
@@ -109,7 +139,13 @@ def main() -> int:
     if chosen.write and chosen.write.exists():
         figures = orjson.loads(chosen.write.read_bytes())
     figures["machine"] = {"processors": os.cpu_count(), "python": platform.python_version()}
-    attacks = {"simulation": simulation, "fuzz": fuzz, "model": model, "faults": faults}
+    attacks = {
+        "simulation": simulation,
+        "fuzz": fuzz,
+        "model": model,
+        "faults": faults,
+        "snapshot": snapshot,
+    }
     for name, attack in attacks.items():
         if chosen.only in (None, name):
             try:

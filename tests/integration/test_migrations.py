@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import signal
 from typing import Any, Final
 
-import orjson
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -17,38 +14,13 @@ from cdc.cli.main import cdc
 from cdc.control import migrations
 from cdc.control.setup import set_up, survey, tear_down
 from cdc.control.steps import Did
-from tests.fixtures.daemon import PipelineUnderTest
-from tests.fixtures.servers import (
-    Database,
-    KafkaServer,
-    fresh_database,
-    fresh_topic_prefix,
-)
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.fixtures.witness import data_records, records_of
 
 pytestmark = pytest.mark.majors
 
 _ALL: Final = {"signal_table": True, "heartbeat_table": True, "ddl_audit": True}
-_MESSAGE: Final = re.compile(
-    r"message: transactional: 1 prefix: ([\w.]+), sz: \d+ content:(.*)", re.DOTALL
-)
-
-
-@pytest.fixture
-def line(
-    case_major: int,
-    case_server: Callable[[int], str],
-    kafka_server: KafkaServer,
-    tmp_path: Path,
-) -> Iterator[PipelineUnderTest]:
-    """A pipeline that is not set up."""
-    with (
-        fresh_database(case_server(case_major)) as database,
-        fresh_topic_prefix(kafka_server.bootstrap) as prefix,
-    ):
-        database.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-        made = PipelineUnderTest(database, kafka_server.bootstrap, prefix, tmp_path)
-        yield made
-        made.close()
 
 
 def ask(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
@@ -88,43 +60,43 @@ def teardown(line: PipelineUnderTest) -> list[str]:
     return [step.what for step in steps if step.did is Did.DONE]
 
 
-def test_nothing_is_made_unless_it_is_asked_for(line: PipelineUnderTest) -> None:
-    line.set_up()
-    assert in_database(line) == set()
-    teardown(line)
+def test_nothing_is_made_unless_it_is_asked_for(bare: PipelineUnderTest) -> None:
+    bare.set_up()
+    assert in_database(bare) == set()
+    teardown(bare)
 
 
-def test_each_comes_and_goes_by_itself_and_twice_is_once(line: PipelineUnderTest) -> None:
+def test_each_comes_and_goes_by_itself_and_twice_is_once(bare: PipelineUnderTest) -> None:
     """And a user's own Alembic is not touched."""
-    line.database.execute("CREATE TABLE alembic_version (version_num text)")
-    ask(line, signal_table=True).set_up()
-    assert in_database(line) == _OWN | _PARTS["signal_table"]
-    ask(line, **_ALL)
-    did = [step for step in set_up(line.config) if "signal" in step.what or "DDL" in step.what]
+    bare.database.execute("CREATE TABLE alembic_version (version_num text)")
+    ask(bare, signal_table=True).set_up()
+    assert in_database(bare) == _OWN | _PARTS["signal_table"]
+    ask(bare, **_ALL)
+    did = [step for step in set_up(bare.config) if "signal" in step.what or "DDL" in step.what]
     assert [step.did for step in did] == [Did.LEFT, Did.DONE]
-    assert all(step.did is not Did.DONE for step in set_up(line.config))
-    assert in_database(line) == _OWN.union(*_PARTS.values())
+    assert all(step.did is not Did.DONE for step in set_up(bare.config))
+    assert in_database(bare) == _OWN.union(*_PARTS.values())
     for name in ("heartbeat_table", "signal_table"):
-        assert [step.did for step in migrations.down(line.config, [name])] == [Did.DONE]
-        assert [step.did for step in migrations.down(line.config, [name])] == [Did.LEFT]
-    assert in_database(line) == _OWN | _PARTS["ddl_audit"]
-    teardown(line)
-    assert in_database(line) == set()
-    assert line.query("SELECT count(*) FROM public.alembic_version") == (0,)
+        assert [step.did for step in migrations.down(bare.config, [name])] == [Did.DONE]
+        assert [step.did for step in migrations.down(bare.config, [name])] == [Did.LEFT]
+    assert in_database(bare) == _OWN | _PARTS["ddl_audit"]
+    teardown(bare)
+    assert in_database(bare) == set()
+    assert bare.query("SELECT count(*) FROM public.alembic_version") == (0,)
 
 
-def test_what_others_may_use_stays_behind_a_teardown(line: PipelineUnderTest) -> None:
+def test_what_others_may_use_stays_behind_a_teardown(bare: PipelineUnderTest) -> None:
     """Another pipeline's slot, and whatever a user keeps in the schema."""
-    ask(line, **_ALL).set_up()
-    other = f"other_{line.config.pipeline}"
-    line.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", other)
-    teardown(line)
-    assert there(line) == set(_ALL)
-    line.query("SELECT pg_drop_replication_slot(%s)::text", other)
-    line.database.execute("CREATE TABLE lockstep.mine (id int)")
-    steps = migrations.down(line.config, list(_ALL))
+    ask(bare, **_ALL).set_up()
+    other = f"other_{bare.config.pipeline}"
+    bare.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", other)
+    teardown(bare)
+    assert there(bare) == set(_ALL)
+    bare.query("SELECT pg_drop_replication_slot(%s)::text", other)
+    bare.database.execute("CREATE TABLE lockstep.mine (id int)")
+    steps = migrations.down(bare.config, list(_ALL))
     assert [step.did for step in steps] == [Did.DONE] * 3
-    assert in_database(line) == {"lockstep", "mine"}
+    assert in_database(bare) == {"lockstep", "mine"}
 
 
 def as_role(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
@@ -140,39 +112,39 @@ def as_role(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
     return ask(line, **given)
 
 
-def test_what_is_not_permitted_is_told_and_stops_nothing(line: PipelineUnderTest) -> None:
+def test_what_is_not_permitted_is_told_and_stops_nothing(bare: PipelineUnderTest) -> None:
     """And what an administrator ran in our stead is as good as made by us."""
-    as_role(line, **_ALL)
-    role = str(conninfo_to_dict(line.config.source.dsn)["user"])
+    as_role(bare, **_ALL)
+    role = str(conninfo_to_dict(bare.config.source.dsn)["user"])
     try:
-        warned = [step.what for step in set_up(line.config) if step.did is Did.WARN]
+        warned = [step.what for step in set_up(bare.config) if step.did is Did.WARN]
         assert len(warned) == 1
         assert "event trigger" in warned[0]
         assert "cdc migrations sql ddl_audit" in warned[0]
-        assert there(line) == {"signal_table", "heartbeat_table"}
-        list(migrations.down(line.config, ["signal_table", "heartbeat_table"]))
+        assert there(bare) == {"signal_table", "heartbeat_table"}
+        list(migrations.down(bare.config, ["signal_table", "heartbeat_table"]))
 
-        line.database.execute(f"REVOKE CREATE ON DATABASE {line.database.name} FROM {role}")
-        steps = [*migrations.up(line.config, list(_ALL))]
+        bare.database.execute(f"REVOKE CREATE ON DATABASE {bare.database.name} FROM {role}")
+        steps = [*migrations.up(bare.config, list(_ALL))]
         assert [step.did for step in steps] == [Did.WARN] * 3
-        assert in_database(line) == set()
+        assert in_database(bare) == set()
 
-        run(line, "sql")
-        assert there(line) == set(_ALL)
-        assert {step.did for step in migrations.up(line.config, list(_ALL))} == {Did.LEFT}
-        with psycopg.connect(line.config.source.dsn, autocommit=True) as connection:
+        run(bare, "sql")
+        assert there(bare) == set(_ALL)
+        assert {step.did for step in migrations.up(bare.config, list(_ALL))} == {Did.LEFT}
+        with psycopg.connect(bare.config.source.dsn, autocommit=True) as connection:
             connection.execute("INSERT INTO lockstep.heartbeat VALUES ('p', now(), 'me')")
-        steps = [*migrations.down(line.config, ["ddl_audit"])]
+        steps = [*migrations.down(bare.config, ["ddl_audit"])]
         assert [step.did for step in steps] == [Did.WARN]
-        run(line, "sql", "--down", "signal_table")
-        assert there(line) == {"heartbeat_table", "ddl_audit"}
-        run(line, "sql", "--down", "heartbeat_table", "ddl_audit")
-        assert there(line) == set()
+        run(bare, "sql", "--down", "signal_table")
+        assert there(bare) == {"heartbeat_table", "ddl_audit"}
+        run(bare, "sql", "--down", "heartbeat_table", "ddl_audit")
+        assert there(bare) == set()
     finally:
-        for daemon in line.daemons:
+        for daemon in bare.daemons:
             daemon.kill()
-        teardown(line)
-        line.database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
+        teardown(bare)
+        bare.database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
 def run(line: PipelineUnderTest, *arguments: str) -> None:
@@ -182,219 +154,105 @@ def run(line: PipelineUnderTest, *arguments: str) -> None:
     line.database.execute(result.stdout)
 
 
-class Wal:
-    """The logical messages of a database, as another reader of its WAL sees them."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self._slot = f"wal_{database.name}"
-        self._ask("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')::text")
-
-    def _ask(self, query: str) -> list[tuple[Any, ...]]:
-        with self.database.connect() as connection:
-            return connection.execute(query.encode(), [self._slot]).fetchall()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """Return what was said since the last call."""
-        rows = self._ask("SELECT data FROM pg_logical_slot_get_changes(%s, NULL, NULL)")
-        found = [_MESSAGE.fullmatch(row[0]) for row in rows]
-        return [{"prefix": one[1], **orjson.loads(one[2])} for one in found if one]
+def statements(line: PipelineUnderTest) -> list[dict[str, Any]]:
+    """Return the DDL records in the schema topic, each once, in their order."""
+    topic = f"{line.config.prefix}.cdc.schema"
+    found: dict[bytes, dict[str, Any]] = {}
+    for record in records_of(line, lambda name: name == topic):
+        assert record.key is not None
+        if b"ddl" in record.key:
+            again = found.setdefault(record.key, record.event)
+            assert again == record.event, "said twice, and not the same"
+    return list(found.values())
 
 
-def told(wal: Wal, *statements: str) -> list[tuple[str, str, list[str]]]:
-    """Run the statements; return event, tag and identities of each message."""
-    notices: list[str] = []
-    with wal.database.connect() as connection:
-        connection.add_notice_handler(lambda notice: notices.append(str(notice.message_primary)))
-        for statement in statements:
-            connection.execute(statement.encode())
-    assert not [notice for notice in notices if "lockstep" in notice]
-    return [
-        (each["event"], each["tag"], [one["identity"] for one in each["objects"]])
-        for each in wal.messages()
-    ]
-
-
-END, DROP = "ddl_command_end", "sql_drop"
-
-
-@pytest.fixture
-def audited(line: PipelineUnderTest) -> Wal:
-    list(migrations.up(line.config, ["ddl_audit"]))
-    return Wal(line.database)
-
-
-def test_each_kind_of_statement_is_told_and_none_fails(audited: Wal) -> None:
-    assert told(
-        audited,
-        "CREATE TABLE a (id int PRIMARY KEY, b text)",
-        "ALTER TABLE a ADD COLUMN c int, DROP COLUMN b",
-        "CREATE TEMP TABLE gone (id serial PRIMARY KEY)",
-        "DROP TABLE gone",
-        "CREATE TABLE asked AS SELECT 1 AS one",
-        "GRANT SELECT ON a TO PUBLIC",
-        "COMMENT ON TABLE a IS 'x'",
-    ) == [
-        (END, "CREATE TABLE", ["public.a", "public.a_pkey"]),
-        (DROP, "ALTER TABLE", ["public.a.b"]),
-        (END, "ALTER TABLE", ["public.a"]),
-        (END, "CREATE TABLE AS", ["public.asked"]),
-        (END, "GRANT", [None]),
-        (END, "COMMENT", ["public.a"]),
-    ]
-
-
-def test_what_may_not_run_in_a_transaction_block_runs_as_before(audited: Wal) -> None:
-    """Concurrent builds commit in between; a transaction that has written stops some of them."""
-    told(
-        audited,
-        "CREATE TABLE a (id int PRIMARY KEY)",
-        "CREATE TABLE p (id int) PARTITION BY RANGE (id)",
-        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)",
-    )
-    seen = told(
-        audited,
-        "CREATE INDEX CONCURRENTLY a_again ON a (id)",
-        "REINDEX INDEX CONCURRENTLY a_again",
-        "REINDEX TABLE CONCURRENTLY a",
-        "DROP INDEX CONCURRENTLY a_again",
-        "ALTER TABLE p DETACH PARTITION p1 CONCURRENTLY",
-        "VACUUM FULL a",
-        "CLUSTER a USING a_pkey",
-    )
-    assert (END, "CREATE INDEX", ["public.a_again"]) in seen
-    assert (DROP, "DROP INDEX", ["public.a_again"]) in seen
-    with audited.database.connect() as connection:
-        assert connection.execute("SELECT count(*) FROM p").fetchone() == (0,)
-
-
-def test_a_statement_is_told_as_part_of_its_transaction(audited: Wal) -> None:
-    """Rolled back with it, or with the savepoint; from a function as the statement that called."""
-    seen = told(
-        audited,
-        "BEGIN; CREATE TABLE never (id int); ROLLBACK",
-        "BEGIN; CREATE TABLE a (id int); SAVEPOINT s; CREATE TABLE b (id int);"
-        " ROLLBACK TO s; CREATE TABLE c (id int); COMMIT",
-        "CREATE SCHEMA s CREATE TABLE t (id int) CREATE VIEW v AS SELECT id FROM t",
-        "CREATE FUNCTION make() RETURNS void LANGUAGE plpgsql AS"
-        " $$ BEGIN EXECUTE 'CREATE TABLE made (id int)'; END $$",
-        "SELECT make()",
-        "DROP SCHEMA s CASCADE",
-    )
-    assert seen == [
-        (END, "CREATE TABLE", ["public.a"]),
-        (END, "CREATE TABLE", ["public.c"]),
-        (END, "CREATE SCHEMA", ["s", "s.t", "s.v"]),
-        (END, "CREATE FUNCTION", ["public.make()"]),
-        (END, "CREATE TABLE", ["public.made"]),
-        (DROP, "DROP SCHEMA", ["s", "s.t", "s.v", '"_RETURN" on s.v']),
-    ]
-
-
-def test_a_statement_keeps_within_its_limits_and_keeps_secrets(audited: Wal) -> None:
-    """The text is the client's, with whoever ran it; a thousand objects are counted, not listed."""
-    long, many = "x" * 200_000, 300
-    with audited.database.connect() as connection:
-        connection.execute(f"CREATE TABLE t (id int DEFAULT length('{long}'))".encode())
-        connection.execute("CREATE ROLE auditor")
-        try:
-            connection.execute("GRANT CREATE ON SCHEMA public TO auditor")
-            connection.execute("SET ROLE auditor")
-            connection.execute('CREATE TABLE "Ünïcode \x07" (id int)')
-            connection.execute("RESET ROLE")
-        finally:
-            connection.execute("DROP OWNED BY auditor CASCADE")
-            connection.execute("DROP ROLE auditor")
-        connection.execute("CREATE FOREIGN DATA WRAPPER w OPTIONS (secret 'hidden')")
-        connection.execute("COMMENT ON TABLE t IS 'the PassWord is hidden'")
-        parts = " ".join(f"CREATE TABLE t{number} (id int)" for number in range(many))
-        connection.execute(f"CREATE SCHEMA s {parts}".encode())
-    table, granted, named, *_, wrapper, comment, schema = audited.messages()
-    assert (len(table["statement"]), table["statement_characters"]) == (50_000, 200_042)
-    assert granted["tag"] == "GRANT"
-    assert named["statement"] == 'CREATE TABLE "Ünïcode \x07" (id int)'
-    assert (named["role"], named["session_role"]) == ("auditor", "postgres")
-    for hidden in (wrapper, comment):
-        assert hidden["withheld"]
-        assert hidden["statement"] is None
-    assert (len(schema["objects"]), schema["object_count"]) == (200, many + 1)
-
-
-def test_nobody_can_make_the_audit_run_their_own_or_fail(audited: Wal) -> None:
-    """A search path full of impostors, a role that may not speak, a function that is broken."""
-    database = audited.database
-    database.execute(
-        "CREATE SCHEMA trap",
-        *(
-            f"CREATE FUNCTION trap.{name}({kinds}) RETURNS {back} LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE EXCEPTION 'trapped'; END $$"
-            for name, kinds, back in (
-                ("current_query", "", "text"),
-                ("getdatabaseencoding", "", "name"),
-                ("convert_to", "text, text", "bytea"),
-                ("left", "text, int", "text"),
-                ("pg_logical_emit_message", "boolean, text, bytea", "pg_lsn"),
-            )
-        ),
-    )
-    audited.messages()
-    path = "SET search_path = trap, public, pg_catalog"
-    assert told(audited, path, "CREATE TABLE public.a (id int)") == [
-        (END, "CREATE TABLE", ["public.a"])
-    ]
-    said: list[str] = []
-    with database.connect() as connection:
-        connection.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
-        connection.execute(
-            "REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC"
-            if connection.info.server_version < 170_000
-            else "REVOKE EXECUTE ON FUNCTION"
-            " pg_logical_emit_message(boolean, text, bytea, boolean) FROM PUBLIC"
-        )
-        connection.execute("CREATE ROLE mute")
-        try:
-            connection.execute("GRANT CREATE ON SCHEMA public TO mute")
-            connection.execute("SET ROLE mute")
-            connection.execute("CREATE TABLE public.unheard (id int)")
-            connection.execute("RESET ROLE")
-            connection.execute("DROP SCHEMA lockstep CASCADE")
-            connection.execute("CREATE TABLE public.alone (id int)")
-        finally:
-            connection.execute("RESET ROLE")
-            connection.execute("DROP OWNED BY mute CASCADE")
-            connection.execute("DROP ROLE mute")
-    assert [each for each in said if "lockstep" in each] == [
-        "lockstep: this statement is not in the log (42501)"
-    ]
-
-
-@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_what_is_told_is_utf8_whatever_the_databases_encoding(
-    line: PipelineUnderTest, encoding: str
+def test_each_statement_stands_in_its_place_among_the_changes(
+    bare: PipelineUnderTest,
 ) -> None:
-    name = f"{line.database.name}_{encoding.lower()}"
-    line.database.execute(
-        f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+    """Also where a transaction is larger than a batch, and where the daemon is killed in it."""
+    bare.settings["batch"] = {"max_events": 5, "max_wait_ms": 10}
+    ask(bare, ddl_audit=True).set_up()
+    run_all(
+        bare,
+        "INSERT INTO users VALUES (1, 'one')",
+        "BEGIN; INSERT INTO users VALUES (2, 'two'); ALTER TABLE users ADD COLUMN age int;"
+        " INSERT INTO users VALUES (3, 'three', 3); CREATE INDEX by_age ON users (age);"
+        " INSERT INTO users VALUES (4, 'four', 4); COMMIT",
+        "DROP INDEX by_age",
+        "BEGIN; INSERT INTO users SELECT i FROM generate_series(100, 140) i;"
+        " COMMENT ON TABLE users IS 'in the middle';"
+        " INSERT INTO users SELECT i FROM generate_series(200, 240) i; COMMIT",
     )
-    try:
-        other = Database(make_conninfo(line.database.dsn, dbname=name), name)
-        line.settings["source"] = {**line.settings["source"], "dsn": other.dsn}
-        ask(line, **_ALL)
-        list(migrations.up(line.config, list(_ALL)))
-        slot = f"wal_{name}"
-        with other.connect(client_encoding="utf8") as connection:
-            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-            connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
-            connection.execute("CREATE TABLE münze (id int)")
-            connection.execute("INSERT INTO lockstep.signal VALUES ('ü', 'stop-snapshot', '[1]')")
-            rows = connection.execute(
-                "SELECT data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL,"
-                " 'proto_version', '1', 'publication_names', 'p', 'messages', 'true')",
-                [slot],
-            ).fetchall()
-            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-        said = b"".join(row[0] for row in rows if row[0][:1] == b"M")
-        assert '"statement" : "CREATE TABLE münze (id int)"'.encode() in said
-        assert '"id" : "ü", "type" : "stop-snapshot", "data" : [1]'.encode() in said
-    finally:
-        line.database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    killed = bare.start("after_commit:2")
+    assert killed.wait_exit() == -signal.SIGKILL
+    bare.start().wait_ready()
+    run_all(bare, "COMMENT ON TABLE users IS 'alone'")
+    # Nothing but a statement: it does not wait for a change to come along.
+    wait_until(lambda: len(statements(bare)) == 5, "the statements are not all there")
+    seqs = {event["after"]["id"]: event["source"]["seq"] for event in rows(bare)}
+    assert sorted(seqs.values()) == list(range(1, len(seqs) + 1)), "they take no seq of their own"
+    found = statements(bare)
+    assert [(each["tag"], each["seq"], each["ordinal"]) for each in found] == [
+        ("ALTER TABLE", seqs[2], 1),
+        ("CREATE INDEX", seqs[3], 2),
+        ("DROP INDEX", seqs[4], 0),
+        ("COMMENT", seqs[140], 41),
+        ("COMMENT", seqs[240], 0),
+    ]
+    assert found[0]["commit_lsn"] == found[1]["commit_lsn"] != found[2]["commit_lsn"]
+    bare.daemon.term()
+    assert bare.start().wait_ready().term() == 0, "its own records are not in its way"
+    converge(bare.config)
+
+
+def test_a_message_of_our_prefix_that_is_not_ours_harms_nothing(
+    bare: PipelineUnderTest,
+) -> None:
+    ask(bare, ddl_audit=True).set_up()
+    bare.start().wait_ready()
+    run_all(
+        bare,
+        *(
+            f"SELECT pg_logical_emit_message({transactional}, 'lockstep.{what}', '{said}')"
+            for transactional in ("true", "false")
+            for what in ("ddl", "signal", "snapshot", "unheard", "")
+            for said in ("", "{}", '{"id": 1}', "[", '{"id": "x", "type": "halt", "data": 3}')
+        ),
+        "INSERT INTO users VALUES (1, 'one')",
+    )
+    wait_until(lambda: len(rows(bare)) == 1, "the daemon stopped over it")
+    assert statements(bare) == []
+    assert bare.daemon.health()["status"] == 200
+    assert [event["source"]["seq"] for event in rows(bare)] == [1]
+
+
+def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
+    """And goes on where the table is away, saying so."""
+    ask(bare, heartbeat_table=True, heartbeat_seconds=5).set_up()
+    bare.start().wait_ready()
+    beats = "SELECT count(*), max(beat_at) FROM lockstep.heartbeat WHERE pipeline = %s"
+    seen: set[object] = set()
+
+    def twice() -> bool:
+        count, at = bare.query(beats, bare.config.pipeline)
+        seen.add(at)
+        return bool(count == 1 and len(seen - {None}) >= 2)
+
+    wait_until(twice, "no second heartbeat")
+    list(migrations.down(bare.config, ["heartbeat_table"]))
+
+    def told() -> bool:
+        return any("heartbeat" in each for each in bare.daemon.health().get("warnings", []))
+
+    wait_until(told, "nobody is told that there is no heartbeat")
+    assert bare.daemon.health()["status"] == 200
+
+
+def run_all(line: PipelineUnderTest, *sql: str) -> None:
+    with line.database.connect() as connection:
+        for each in sql:
+            connection.execute(each.encode())
+
+
+def rows(line: PipelineUnderTest) -> list[dict[str, Any]]:
+    return [record.event for record in data_records(line) if record.value]

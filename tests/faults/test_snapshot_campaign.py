@@ -1,0 +1,60 @@
+"""Initial snapshots under constant writes, hurt at random: one in every test run, fifty when asked.
+
+LOCKSTEP_SNAPSHOTS says how many, LOCKSTEP_SEED where they begin, LOCKSTEP_RUNNER who copies
+(`local`, or `spark`), LOCKSTEP_RESULT names a file for their figures; `make campaign` runs fifty.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cdc.local.stack import LocalStack
+from tests.faults.snapshot_campaign import Round
+from tests.fixtures.servers import Database
+
+_COUNT = int(os.environ.get("LOCKSTEP_SNAPSHOTS", "1"))
+_SEED = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
+_RUNNER = os.environ.get("LOCKSTEP_RUNNER", "local")
+_RESULT = os.environ.get("LOCKSTEP_RESULT")
+
+
+@pytest.mark.snapshots
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(_COUNT))
+def test_a_snapshot_and_the_stream_behind_it_are_the_source_whatever_is_killed(
+    number: int,
+    killable_stack: LocalStack,
+    killable_database: Database,
+    killable_topic_prefix: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seed = _SEED + number
+    print(f"snapshot: LOCKSTEP_SEED={seed} LOCKSTEP_RUNNER={_RUNNER}")  # noqa: T201 - on failure
+    bootstrap = killable_stack.endpoints().kafka_bootstrap
+    assert bootstrap is not None
+    snapshot = Round(
+        killable_stack,
+        killable_database,
+        bootstrap,
+        killable_topic_prefix,
+        tmp_path,
+        seed=seed,
+        runner=_RUNNER,
+    )
+    try:
+        snapshot.run()
+        line = orjson.dumps(snapshot.report())
+    finally:
+        snapshot.close()
+    with capsys.disabled():
+        print(f"\nsnapshot: {line.decode()}", flush=True)  # noqa: T201 - its progress
+    if _RESULT:
+        with Path(_RESULT).open("ab") as file:
+            file.write(line + b"\n")
