@@ -38,6 +38,7 @@ from cdc.snapshot.gone import Deleting
 from cdc.snapshot.host import Aside
 from cdc.snapshot.records import SnapshotState
 from cdc.source.connection import connect
+from cdc.source.export import raise_if_held
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -59,6 +60,7 @@ _STOPPED: Final = (
 )
 # So often a table may be rewritten under the snapshot before a person is asked to let it be.
 _REWRITES: Final = 5
+_REWRITTEN_SECONDS: Final = 0.5  # more of a pause after each
 
 
 def take(config: Config, host: Host, runner: Start | None = None) -> None:
@@ -89,6 +91,7 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
                     " taken; it begins anew by itself",
                 ) from error
             log.warning("beginning a new generation", extra={"fields": {"reason": error.what}})
+            aside.pause(_REWRITTEN_SECONDS * rewrites)
         state = aside(lambda: topic.read_state(config))
 
 
@@ -103,8 +106,9 @@ class _Coordinator:
     def run(self) -> None:
         """Take the snapshot, whole; or finish the generation that lacks nothing but its end."""
         config, aside = self._config, self._aside
-        self._host.snapshotting("looking at the source")
         with ExitStack() as closing:
+            aside(lambda: raise_if_held(config))
+            self._host.snapshotting("looking at the source")
             primary = closing.enter_context(aside(lambda: connect(config)))
             resume = aside(lambda: _resume(config))
             system = aside(lambda: prove(config, primary, resume))

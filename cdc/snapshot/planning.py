@@ -60,7 +60,8 @@ def plan(
     truncated = [(schema, seqs.take(1)) for schema in keyless(older, every)]
     pages = Pages.of(config, shown.moment.block_size)
     tables: list[PlannedTable] = []
-    for table, schema, _ in found:
+    # The small ones first: what is truncated every minute is small, and then soon copied.
+    for table, schema, _ in sorted(found, key=lambda each: sum(h.bytes for h in each[0].heaps)):
         tables += cut(config, table, schema, partitions[schema.topic], pages, seqs)
     deleted = gone(older, every, seqs)
     used = {t.schema_id for t in tables} | {g.schema_id for g in deleted}

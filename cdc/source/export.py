@@ -115,10 +115,7 @@ class Export:
         try:
             row = self._connection.execute(f"{command} EXPORT_SNAPSHOT".encode()).fetchone()
         except errors.DuplicateObject as error:
-            raise SlotBusyError(
-                f"another process takes the initial snapshot: the slot {self.slot} exists",
-                hint="it goes on by itself, and this one waits; pg_replication_slots has its pid",
-            ) from error
+            raise _busy(self._config) from error
         except errors.ConfigurationLimitExceeded as error:
             raise ConfigError(
                 f"cannot create the temporary slot {self.slot}: {error.diag.message_primary}",
@@ -178,3 +175,17 @@ def log_standby_snapshot(primary: Connection) -> None:
     """
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         primary.execute("SELECT pg_log_standby_snapshot()")
+
+
+def raise_if_held(config: Config) -> None:
+    """Raise SlotBusyError where some process takes the snapshot. Blocks."""
+    with connect(where_read(config)) as connection:
+        if held(connection, config):
+            raise _busy(config)
+
+
+def _busy(config: Config) -> SlotBusyError:
+    return SlotBusyError(
+        f"another process takes the initial snapshot: the slot {slot_name(config)} exists",
+        hint="it goes on by itself, and this one waits; pg_replication_slots has its pid",
+    )

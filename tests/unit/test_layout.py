@@ -41,7 +41,7 @@ OWNERS = {
     "requests": {"cdc/local/artifacts.py"},
     "maven_artifact": {"cdc/local/artifacts.py"},
     "click": {"cdc/cli"},
-    "rich": {"cdc/cli/demo.py", "cdc/demo/view.py"},
+    "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/demo/view.py"},
     "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a configuration of its own
 }
 

@@ -1,0 +1,116 @@
+"""`cdc snapshot --initial`: take the initial snapshot without streaming, and show how it goes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import click
+
+from cdc.cli.options import next_step, print_json
+from cdc.errors import CDCError, Exit, Policy, SlotBusyError, StoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+    from rich.progress import Progress, TaskID
+
+    from cdc.config import Config
+    from cdc.snapshot.progress import Report
+
+# Where nobody watches a bar, a line so often.
+_LINE_SECONDS: Final = 5.0
+# A server that restarts is back by then; the daemon would try for ever.
+_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 3.0
+
+
+def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
+    """Take the snapshot where one is due; return the exit code."""
+    from cdc.snapshot import initial as coordinator  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.snapshot import topic  # noqa: PLC0415
+
+    state = topic.read_state(config)
+    if state is not None and state.stage != "done":
+        with _Terminal(config_file) as host:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, host.stop)
+            try:
+                _taken(lambda: coordinator.take(config, host), host)
+            except StoppedError:
+                click.echo("stopped: the next one begins a new generation", err=True)
+                return Exit.TEMPORARY
+        state = topic.read_state(config)
+    if as_json:
+        keep = ("stage", "generation", "rows", "bytes", "seconds")
+        print_json(state and {name: getattr(state, name) for name in keep})
+    elif state is None:
+        click.echo("this pipeline begins without an initial snapshot")
+    else:
+        click.echo(f"the initial snapshot is {state.stage}: {state.rows:,} rows")
+    next_step("cdc run")
+    return Exit.OK
+
+
+def _taken(take: Callable[[], None], host: _Terminal) -> None:
+    """Take it; try again on what passes by itself, as the daemon does."""
+    left = _TRIES
+    while True:
+        try:
+            take()
+        except CDCError as error:
+            # Another process that takes it may need hours: for that one it waits without an end.
+            left -= not isinstance(error, SlotBusyError)
+            if error.policy is not Policy.BACKOFF or not left:
+                raise
+            host.snapshotting(error.what)
+            time.sleep(_PAUSE_SECONDS)
+            if host.stopping:
+                raise StoppedError from error
+        else:
+            return
+
+
+class _Terminal:
+    """The process as a host: a bar on a terminal, else lines."""
+
+    def __init__(self, config_file: Path) -> None:
+        self.config_file: Path | None = config_file
+        self.stopping = False
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._said = ("", 0.0)
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console  # noqa: PLC0415 - not for --help
+            from rich.progress import Progress  # noqa: PLC0415
+
+            self._bar = Progress(console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("snapshot", total=100)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def beat(self) -> None:
+        """Nobody asks for the health of a command."""
+
+    def snapshotting(self, reason: str, report: Report | None = None) -> None:
+        if self._bar and self._task is not None:
+            done = None if report is None else report.percent
+            self._bar.update(self._task, description=reason, completed=done)
+            return
+        said, at = self._said
+        if (report is None and reason != said) or time.monotonic() - at >= _LINE_SECONDS:
+            self._said = (reason, time.monotonic())
+            click.echo(reason, err=True)
