@@ -1,0 +1,169 @@
+"""The snapshot job on a cluster: standalone master and worker, an executor killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import psutil
+import pyspark
+import pytest
+from psycopg import conninfo
+
+from cdc.local import ports
+from cdc.local import spark as files
+from cdc.local.java import system_java
+from cdc.log import reader
+from cdc.snapshot import topic
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, wait_until
+
+HOME: Final = Path(pyspark.__file__).parent
+SECRET: Final = "correct-horse-battery"
+ROWS: Final = 30_000
+START_SECONDS: Final = 120.0
+COPY_SECONDS: Final = 240.0
+
+
+@dataclass
+class Cluster:
+    """A master and a worker, which starts executors of its own."""
+
+    master: str
+    worker: psutil.Process
+    folder: Path
+    env: dict[str, str]
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors that run."""
+        return [
+            process
+            for process in self.worker.children(recursive=True)
+            if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+        ]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    if system_java() is None:
+        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    taken = {ports.choose()}
+    for _ in range(2):
+        taken.add(ports.choose(taken))
+    port, *pages = sorted(taken)
+    env = {
+        **os.environ,
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    master = f"spark://127.0.0.1:{port}"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(role: str, said: str, *arguments: str) -> None:
+        log = tmp_path / f"{role}.log"
+        command = [
+            str(HOME / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{role.lower()}.{role}",
+        ]
+        with log.open("wb") as out:
+            started.append(
+                subprocess.Popen([*command, *arguments], stdout=out, stderr=out, env=env)
+            )
+        wait_until(lambda: said in log.read_text(), f"{role}: {said}", START_SECONDS)
+
+    try:
+        start(
+            "Master", "elected leader",
+            *("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(pages[0])),
+        )  # fmt: skip
+        start(
+            "Worker", "Successfully registered", master,
+            *("--host", "127.0.0.1", "--cores", "2", "--memory", "2g"),
+            *("--work-dir", str(tmp_path / "work"), "--webui-port", str(pages[1])),
+        )  # fmt: skip
+        yield Cluster(master, psutil.Process(started[1].pid), tmp_path, env)
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+def submit(cluster: Cluster, out: IO[bytes], config_file: Path) -> subprocess.Popen[bytes]:
+    """Submit the job as a user of the cluster would, with an executor a core."""
+    packed, events = cluster.folder / "lockstep.zip", cluster.folder / "events"
+    files.pack(packed)
+    events.mkdir()
+    settings = {
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    confs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command = [str(HOME / "bin" / "spark-submit"), "--master", cluster.master, *confs]
+    command += ["--py-files", str(packed), str(files.job("snapshot"))]
+    command += ["--config", str(config_file), "--json"]
+    return subprocess.Popen(command, stdout=out, stderr=out, env=cluster.env)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_executor_costs_no_row_and_doubles_none(
+    cluster: Cluster, pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    made = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, {ROWS}) i",
+        snapshot={
+            "mode": "initial",
+            "range_bytes": 256 << 10,
+            "max_parallel": 2,
+            "rows_per_second": 2_000,  # so that there is a middle to be killed in
+        },
+    )
+    config = made.config
+    dsn = conninfo.make_conninfo(config.source.dsn, password=SECRET)
+    config_file = made.write("secret.yaml", source__dsn=dsn)
+    with (tmp_path / "submit.log").open("wb") as out:
+        job = submit(cluster, out, config_file)
+    try:
+        wait_until(
+            lambda: topic.read(config).ranges or job.poll() is not None, "a range", START_SECONDS
+        )
+        victim = cluster.executors()[0]
+        victim.kill()
+        wait_until(lambda: job.poll() is not None, "the job's end", COPY_SECONDS)
+    finally:
+        job.kill()
+        job.wait()
+        said = (tmp_path / "submit.log").read_text()
+        print(said[-6_000:])  # noqa: T201 - pytest shows it where the test failed
+    assert job.returncode == 0
+    assert '"outcome": "taken"' in said
+    assert not victim.is_running()
+    keys = Counter(
+        message.key() for message in reader.read_to_end(config, made.resume()[0].partitions)
+    )
+    assert len(keys) == ROWS
+    assert set(keys.values()) == {1}
+    made.database.execute("UPDATE t SET a = 'y' WHERE id % 100 = 0")
+    made.start().wait_ready()
+    converge(config)
+    # What Spark writes about it all holds no secret.
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != config_file]
+    assert {path.name for path in written} >= {"stderr", "Master.log", "submit.log"}
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
