@@ -9,7 +9,8 @@ returns the tables and every broken promise as a sentence:
   has rules of its own: `cdc.log.fold_snapshot`);
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone follows each delete of a key at once, and stands nowhere else;
-- rows are created once, changed and deleted only while they exist;
+- rows are created once, changed and deleted only while they exist, unless a live snapshot of their
+  table comes behind: then the log did not hold the table before;
 - each cut between two frontiers holds the events it counts, and whole source transactions only;
 - the last frontier is the newest commit;
 - an event that points to a dead letter differs from it in nothing but the values it leaves out, and
@@ -48,6 +49,13 @@ class _Arrival(NamedTuple):
     offset: int
     key: bytes | None
     event: Event
+
+    def says(self, what: str) -> str:
+        """Return the sentence on this event."""
+        return (
+            f"{self.topic}/{self.partition} offset {self.offset}, seq {self.event.source.seq}, op"
+            f" {self.event.op}, key {key_hash(self.key)} {what}"
+        )
 
 
 class Folded(NamedTuple):
@@ -140,6 +148,8 @@ class Fold:
     def finish(self) -> Folded:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""
         self._apply_past_gaps()
+        for table in self.tables.values():
+            self.findings.include(table.doubts)
         for letter in self._letters.left():
             self.findings.add(f"no event points to dead letter {letter}")
         if self._position is not _START:
@@ -340,15 +350,17 @@ class Fold:
         row = table.rows.get(key)
         if event.op == "d":
             if row is None:
-                self._tell(arrival, "deletes a row that is not there")
+                self._doubt(table, arrival, "deletes a row that is not there")
             self._moved = table.rows.pop(key, None)
             return
         if event.op == "c" and row is not None:
             self._tell(arrival, "creates a row that is there already")
         if event.op == "u" and row is None:
-            self._tell(arrival, "updates a row that is not there")
+            self._doubt(table, arrival, "updates a row that is not there")
         earlier = moved if event.op == "c" else row
-        table.rows[key] = self._complete(arrival, event, earlier)
+        table.rows[key] = self._complete(table, arrival, event, earlier)
+        if event.op == "r" and not event.initial:
+            table.doubts = Findings()
 
     def _apply_keyless(self, table: TableState, arrival: _Arrival, event: Event) -> None:
         if event.op in {"u", "d"}:
@@ -363,23 +375,26 @@ class Fold:
             else:
                 table.keyless[old] -= 1
         if event.op != "d":
-            table.keyless[canonical(self._complete(arrival, event, event.before))] += 1
+            table.keyless[canonical(self._complete(table, arrival, event, event.before))] += 1
 
-    def _complete(self, arrival: _Arrival, event: Event, earlier: Row | None) -> Row:
+    def _complete(
+        self, table: TableState, arrival: _Arrival, event: Event, earlier: Row | None
+    ) -> Row:
         """Return the new row with its unchanged columns taken from the `earlier` one."""
         if event.after is None:
             self._tell(arrival, "has no new row")
             return {}
         for column in event.source.unchanged:
             if earlier is None or column not in earlier:
-                self._tell(arrival, f"leaves column {column} unchanged, but no value was told yet")
+                what = f"leaves column {column} unchanged, but no value was told yet"
+                self._doubt(table, arrival, what)
             else:
                 event.after[column] = earlier[column]
         return event.after
 
     def _tell(self, arrival: _Arrival, what: str) -> None:
-        topic, partition, offset, key, event = arrival
-        self.findings.add(
-            f"{topic}/{partition} offset {offset}, seq {event.source.seq}, op {event.op}, key"
-            f" {key_hash(key)} {what}"
-        )
+        self.findings.add(arrival.says(what))
+
+    def _doubt(self, table: TableState, arrival: _Arrival, what: str) -> None:
+        """Tell it in the end, unless a live snapshot reads the table behind this."""
+        table.doubts.add(arrival.says(what))

@@ -33,6 +33,12 @@ class Findings:
         if self.count <= MAX_FINDINGS:
             self.sentences.append(sentence)
 
+    def include(self, others: Findings) -> None:
+        """Add those of another."""
+        for sentence in others.sentences:
+            self.add(sentence)
+        self.count += others.count - len(others.sentences)
+
     def told(self) -> tuple[str, ...]:
         """Return the sentences, with a last one for those that were only counted."""
         more = self.count - len(self.sentences)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from cdc.log.fold_cuts import Findings
+
 if TYPE_CHECKING:
     from cdc.log.fold_events import Row
 
@@ -23,6 +25,8 @@ class TableState:
     rows: dict[bytes, Row] = field(default_factory=dict)
     keyless: Counter[bytes] = field(default_factory=Counter)
     events: int = 0
+    # What would be wrong if the log had held the table from its first row on.
+    doubts: Findings = field(default_factory=Findings)
 
     @property
     def name(self) -> str:

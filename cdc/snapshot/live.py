@@ -74,7 +74,7 @@ class Live:
         for record in known:
             self._jobs[record.id] = Job(record)
             if record.active:
-                log.info("going on with a live snapshot", extra={"fields": _told(record)})
+                log.info("going on with a live snapshot", extra={"fields": record.told})
         self._see_to_it()
 
     def progress(self) -> list[LiveRecord]:
@@ -116,22 +116,29 @@ class Live:
                 return
             flight, self._reading = self._reading, None
             self._came(flight)
-        decoded = self._sequencer.decoded
-        if decoded is not None and len(decoded) > _MOST_DECODED:
+        if len(self._sequencer.decoded or ()) > _MOST_DECODED:
             self._start_recording()
             for job in self._running():
                 job.redo("so many transactions committed that it waits anew")
-        if self._settling is None or time.monotonic() < self._not_before:
-            return
-        if not self._settled(self._settling) or len(self._flights) >= _FLIGHTS:
+        if time.monotonic() >= self._not_before and self._settled():
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Have the next chunk read, of each snapshot in turn."""
+        if len(self._flights) >= _FLIGHTS:
             return
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             if (job := self._jobs[self._turns[0]]).runnable:
                 self._read(job)
                 return
+            if job.over:  # the last rows to be read again were deleted
+                self._end(job, "done")
+                return
 
-    def _settled(self, settling: Settling) -> bool:
+    def _settled(self) -> bool:
+        if (settling := self._settling) is None:
+            return False
         try:
             over = settling.turn(self._worker, self._fetcher, self._sequencer.decoded or {})
         except CDCError as error:
@@ -141,8 +148,6 @@ class Live:
             if settling.why != job.record.why:
                 job.change(replace(job.record, why=settling.why))
         return over
-
-    # -- chunks as they are read -------------------------------------------------------------------
 
     def _read(self, job: Job) -> None:
         record = job.record
@@ -197,17 +202,11 @@ class Live:
         return None
 
     def _ddl(self, message: messages.LogicalMessage) -> None:
-        sequencer = self._sequencer
+        at = self._sequencer
         record = ddl.record(
-            self._config.prefix,
-            message.content,
-            lsn=message.lsn,
-            commit_lsn=sequencer.transaction_lsn,
-            ordinal=sequencer.ordinal,
-            seq=sequencer.seq,
-            committed_at_us=sequencer.committed_at_us,
-            tx_id=sequencer.xid,
-        )
+            self._config.prefix, message.content, lsn=message.lsn, commit_lsn=at.transaction_lsn,
+            ordinal=at.ordinal, seq=at.seq, committed_at_us=at.committed_at_us, tx_id=at.xid,
+        )  # fmt: skip
         if record is None:
             log.warning("a DDL message that no event trigger of ours wrote is left out")
         else:
@@ -238,7 +237,7 @@ class Live:
                 self._end(job, "stopped", "by command")
             elif record.state != ("paused" if command.do == "pause" else "running"):
                 job.to("paused" if command.do == "pause" else "running")
-                log.info("live snapshot", extra={"fields": _told(job.record)})
+                log.info("live snapshot", extra={"fields": job.record.told})
 
     def _begin(self, command: commands.Command, of: commands.Of) -> None:
         number = command.id or f"{self._sequencer.transaction_lsn}"
@@ -246,17 +245,9 @@ class Live:
             number = f"{number}-{command.tables.index(of) + 1}"
         if number in self._jobs:
             return  # the same command, read again
-        now_us = time.time_ns() // 1_000
-        job = Job(
-            LiveRecord(
-                pipeline=self._config.pipeline, id=number, schema=of.schema, table=of.table,
-                state="running", where=command.where, keys=command.keys is not None,
-                again=command.keys or (), began_at_us=now_us, at_us=now_us,
-            )
-        )  # fmt: skip
-        job.dirty = True
+        job = Job.begun(self._config.pipeline, number, command, of)
         self._jobs[number] = job
-        log.info("live snapshot begins", extra={"fields": _told(job.record)})
+        log.info("live snapshot begins", extra={"fields": job.record.told})
 
     def _mark(self, content: bytes, lsn: int) -> messages.Relation | None:
         mark = commands.mark(content)
@@ -324,8 +315,6 @@ class Live:
     def _owe(self, flight: Flight, lsn: int) -> None:
         self._sequencer.owed = lambda: self._pay(flight, lsn)
 
-    # -- what goes out -----------------------------------------------------------------------------
-
     def _pay(self, flight: Flight, lsn: int) -> None:
         """Publish a chunk's rows with the transaction that commits."""
         job, chunk = flight.job, flight.chunk
@@ -371,19 +360,17 @@ class Live:
                     "run it again when that is over",
                 )
 
-    # -- beginning and ending ----------------------------------------------------------------------
-
     def _running(self) -> list[Job]:
         return [job for job in self._jobs.values() if job.record.active]
 
     def _fail(self, job: Job, what: str, hint: str) -> None:
-        log.warning("live snapshot failed", extra={"fields": {**_told(job.record), "hint": hint}})
+        log.warning("live snapshot failed", extra={"fields": {**job.record.told, "hint": hint}})
         self._end(job, "failed", f"{what}; {hint}")
 
     def _end(self, job: Job, state: live_records.State, why: str | None = None) -> None:
         job.drop_flights()
         job.to(state, why)
-        log.info("live snapshot ends", extra={"fields": _told(job.record)})
+        log.info("live snapshot ends", extra={"fields": job.record.told})
         self._see_to_it()
 
     def _see_to_it(self) -> None:
@@ -410,14 +397,3 @@ class Live:
         if sequencer.in_transaction and sequencer.xid is not None:
             sequencer.decoded[sequencer.xid] = sequencer.transaction_lsn
         self._settling = Settling()
-
-
-def _told(record: LiveRecord) -> dict[str, object]:
-    """Return what the log line says; never a key."""
-    return {
-        "id": record.id,
-        "table": record.name,
-        "state": record.state,
-        "rows": record.rows,
-        "why": record.why,
-    }

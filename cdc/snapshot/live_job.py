@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from cdc.snapshot.live_records import LiveRecord
 from cdc.source.chunks import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
+    from typing import Self
 
-    from cdc.snapshot.live_records import Key, LiveRecord, State
+    from cdc.snapshot.commands import Command, Of
+    from cdc.snapshot.live_records import Key, State
     from cdc.snapshot.windows import Window
     from cdc.source.chunks import Chunk
 
@@ -57,6 +60,20 @@ class Job:
         self._ahead, self._to, self._read_all = record.last, record.to, record.swept
         self._limit = _FIRST_ROWS
         self._in_vain = 0
+
+    @classmethod
+    def begun(cls, pipeline: str, number: str, command: Command, of: Of) -> Self:
+        """Return one that a command asks for."""
+        now_us = time.time_ns() // 1_000
+        job = cls(
+            LiveRecord(
+                pipeline=pipeline, id=number, schema=of.schema, table=of.table,
+                state="running", where=command.where, keys=command.keys is not None,
+                again=command.keys or (), began_at_us=now_us, at_us=now_us,
+            )
+        )  # fmt: skip
+        job.dirty = True
+        return job
 
     @property
     def runnable(self) -> bool:

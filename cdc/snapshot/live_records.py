@@ -47,6 +47,17 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.schema}.{self.table}"
 
     @property
+    def told(self) -> dict[str, object]:
+        """What a log line says of it; never a key."""
+        return {
+            "id": self.id,
+            "table": self.name,
+            "state": self.state,
+            "rows": self.rows,
+            "why": self.why,
+        }
+
+    @property
     def active(self) -> bool:
         """Whether it is still to be worked on."""
         return self.state in ACTIVE

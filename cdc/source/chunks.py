@@ -43,6 +43,10 @@ _TRAILER: Final = b"\xff\xff"
 _MOVED: Final = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
+class _EnoughError(Exception):
+    """The chunk has as many bytes as it may have."""
+
+
 class Asked(NamedTuple):
     """A chunk: rows behind `after` up to `to`, or those that `keys` names."""
 
@@ -225,7 +229,7 @@ class Reader:
     def _query(
         self, table: Described, key: tuple[str, ...], source: sql.Composed, asked: Asked
     ) -> str:
-        types = dict(self._sql.execute(_CASTS, (table.oid, list(key))).fetchall())
+        types: dict[str, str] = dict(self._sql.execute(_CASTS, (table.oid, list(key))).fetchall())
         names = sql.SQL(", ").join(map(sql.Identifier, key))
         wanted: list[sql.Composable] = []
         if asked.keys:
@@ -254,7 +258,12 @@ class Reader:
     def _copy(self, query: str, limit: int) -> tuple[list[bytes], int]:
         rows: list[bytes] = []
         size, skip = 0, _HEADER_SIZE
-        with self._sql.cursor() as cursor, cursor.copy(query.encode()) as copy:
+        # An exception is what makes psycopg cancel a COPY that has more to come.
+        with (
+            suppress(_EnoughError),
+            self._sql.cursor() as cursor,
+            cursor.copy(query.encode()) as copy,
+        ):
             for data in copy:
                 row, skip = bytes(data)[skip:], 0
                 if not row or row[:2] == _TRAILER:
@@ -262,7 +271,7 @@ class Reader:
                 rows.append(row)
                 size += len(row)
                 if size >= limit:
-                    break  # what still comes is cancelled
+                    raise _EnoughError
         return rows, size
 
 

@@ -42,7 +42,7 @@ from cdc.source.published import Published
 from tests.property.stream import begin, commit, frame
 
 TABLE: Final = 7
-KEYS: Final = {TABLE: ("id",)}
+KEYS: Final[dict[int, tuple[str, ...]]] = {TABLE: ("id",)}
 RELATION: Final = Relation(
     TABLE,
     "public",
@@ -64,7 +64,7 @@ _DESCRIBED: Final = described.Described(
     published=Published((), None),
     heaps=(),
 )
-_SPAN: Final = 30  # keys
+_SPAN: Final = 50  # keys
 
 Row = tuple[int, str | None]
 Op = tuple[int, Row | None]  # a key and its row from here on
@@ -309,7 +309,7 @@ def played(database: Database) -> Iterator[None]:
         mock.patch.object(live_job, "_FIRST_ROWS", 4),
         mock.patch.object(live_job, "_LEAST_ROWS", 2),
         mock.patch.object(live_job, "MOST_ROWS", 5),
-        mock.patch.object(live_job, "_KEYS", 3),
+        mock.patch.object(live_job, "_KEYS", 4),
         mock.patch.object(live, "Fetcher", lambda _, session: Fetcher(database, session)),
     ):
         yield

@@ -17,7 +17,7 @@ from tests.property.stream import MANY, Session, frame
 from tests.property.test_sequencer_histories import Log
 from tests.simulation.run import config
 
-_STEPS = 60
+_STEPS = 120
 _PATIENCE = 5_000
 
 

@@ -78,6 +78,15 @@ def test_a_create_after_a_delete_in_another_change_does_not_inherit() -> None:
     assert any("no value was told yet" in each for each in findings(fold))
 
 
+def test_a_row_not_told_yet_is_no_finding_once_a_live_snapshot_has_told_it() -> None:
+    """The table was there before the log held it, and a snapshot reads it behind the change."""
+    fold = Fold()
+    fold.add(T, 0, 0, b'{"id":1}', event("u", 1, {"id": 1, "body": "?"}, unchanged=["body"]))
+    fold.add(T, 0, 1, b'{"id":1}', event("r", 2, {"id": 1, "body": "whole"}))
+    assert findings(fold) == []
+    assert fold.tables[T].rows == {b'{"id":1}': {"id": 1, "body": "whole"}}
+
+
 def test_a_truncate_empties_partitions_that_were_read_later() -> None:
     """Only `seq` orders a truncate against the other partitions of its table."""
     fold = Fold()
