@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,6 +44,16 @@ def status(config: Config, *, as_json: bool) -> int:
     return found.exit_code
 
 
+def _snapshot(fields: dict[str, Any]) -> str:
+    """Return how far the initial snapshot is, as the daemon tells it, or the log alone."""
+    if fields["stage"] == "done":
+        return f"{fields['rows']:,} rows, done in {fields['seconds']:.0f} s"
+    if "percent" not in fields:
+        return str(fields["stage"])
+    left = "" if fields["seconds_left"] is None else f", {fields['seconds_left']:.0f} s left"
+    return f"{fields['percent']:.0f} %, {fields['rows']:,} rows{left}"
+
+
 def _print(found: Status) -> None:
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
     from cdc.control.retention import spell  # noqa: PLC0415
@@ -60,6 +70,8 @@ def _print(found: Status) -> None:
         rows.append(("written", age))
     if frontier:
         rows.append(("frontier", f"{frontier.lsn}, seq {frontier.seq}"))
+    if snapshot := fields["snapshot"]:
+        rows.append(("snapshot", _snapshot(snapshot)))
     if found.lag_bytes is not None:
         seconds = fields["lag_seconds"]
         late = f", {seconds:.1f} s" if seconds is not None else ""

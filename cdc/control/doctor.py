@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.config import mask_dsn
-from cdc.control import doctor_failover, doctor_meeting, doctor_tables
+from cdc.control import doctor_failover, doctor_meeting, doctor_snapshot, doctor_tables
 from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, error
@@ -37,6 +37,7 @@ def examine(config: Config) -> list[Finding]:
         findings += check_source(config, source)
         findings += _tables(config, source)
         findings += doctor_failover.examine(config, source.server, source.slot)
+        findings += doctor_snapshot.examine(config, source.server, source.slot, source.tables)
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:

@@ -17,12 +17,14 @@ from cdc.control.retention import Retention, judge_holders, judge_idle, judge_sl
 from cdc.errors import CDCError, Exit
 from cdc.log import reader
 from cdc.log.inspection import newest_frontier
+from cdc.snapshot import topic
 from cdc.source import inspection
 from cdc.source.connection import connect
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
+    from cdc.snapshot.records import SnapshotState
 
 _HTTP_TIMEOUT_SECONDS = 2.0
 # A daemon at work moves its resume record every few seconds, also when nothing happens.
@@ -50,6 +52,7 @@ class Status(NamedTuple):
     daemon: dict[str, Any] | None  # the body of /readyz
     problems: list[Problem]
     warnings: list[str]  # what will hurt some day
+    snapshot: SnapshotState | None = None
 
     @property
     def retention(self) -> Retention | None:
@@ -91,6 +94,7 @@ class Status(NamedTuple):
             "frontier": None,
             "source": None,
             "slot": None,
+            "snapshot": None,
             "daemon": self.daemon,
             "problems": [each._asdict() for each in self.problems],
             "warnings": self.warnings,
@@ -111,6 +115,10 @@ class Status(NamedTuple):
                 "age_seconds": round(max(0, now_us - position.at_us) / 1e6, 3),
                 "owner": position.owner,
             }
+        if self.snapshot:
+            told = ("stage", "generation", "rows", "bytes", "seconds", "owner")
+            at_work = (self.daemon or {}).get("snapshot") or {}
+            fields["snapshot"] = {name: getattr(self.snapshot, name) for name in told} | at_work
         if self.frontier:
             fields["frontier"] = {
                 "lsn": self.frontier.lsn,
@@ -132,11 +140,11 @@ def read_status(config: Config) -> Status:
     problems: list[Problem] = []
     # The slot first: what it confirms was in the log before, so the log read later must hold it.
     server, slot, holders = _source(config, problems)
-    resume, frontier = _log(config, problems)
+    resume, frontier, snapshot = _log(config, problems)
     daemon = _daemon(config.http.listen)
     if not problems:
-        problems += _judge(config, resume, slot, daemon)
-    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems, [])
+        problems += _judge(config, resume, slot, daemon, snapshot)
+    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems, [], snapshot)
     threats = list(judge_slot(status.retention)) if status.retention else []
     threats += judge_holders(holders)
     if server and slot:
@@ -154,13 +162,16 @@ def read_status(config: Config) -> Status:
 
 def _log(
     config: Config, problems: list[Problem]
-) -> tuple[tuple[ResumeIdentity, ResumePosition] | None, FrontierRecord | None]:
+) -> tuple[
+    tuple[ResumeIdentity, ResumePosition] | None, FrontierRecord | None, SnapshotState | None
+]:
     try:
         resume = reader.read_resume(config)
-        return resume, newest_frontier(config) if resume else None
+        newest = newest_frontier(config) if resume else None
+        return resume, newest, topic.read_state(config)
     except CDCError as error:
         problems.append(Problem(error.what, error.hint, error.exit_code))
-        return None, None
+        return None, None, None
 
 
 def _source(
@@ -201,6 +212,7 @@ def _judge(
     resume: tuple[ResumeIdentity, ResumePosition] | None,
     slot: inspection.Slot | None,
     daemon: dict[str, Any] | None,
+    snapshot: SnapshotState | None,
 ) -> list[Problem]:
     """Return what is wrong with a pipeline whose servers all answered."""
     anew = "`cdc doctor` says what can be done"
@@ -220,6 +232,9 @@ def _judge(
         problems.append(Problem(what, anew, Exit.CONFIG))
     elif slot.wal_status == "unreserved":
         problems.append(Problem(f"the slot {slot.name} is about to be lost", "cdc run, at once"))
+    copying = snapshot is not None and snapshot.stage != "done"
+    if copying and daemon is not None and daemon.get("ready"):
+        return problems
     if slot.active_pid is None:
         kept = size(slot.retained_bytes or 0)
         what = f"no daemon reads from the slot, which keeps {kept} of WAL"
