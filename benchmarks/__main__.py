@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from benchmarks import costs, costs_page, latency, memory_bigtx, result
+from benchmarks import (
+    costs,
+    costs_page,
+    latency,
+    memory_bigtx,
+    result,
+    snapshot_delta,
+    snapshot_log,
+)
 from benchmarks.drain_bigtx import BigTransaction
 from benchmarks.drain_inserts import Inserts
 from benchmarks.drain_tpcb import TpcB
@@ -48,7 +56,9 @@ BENCHMARKS = {
     BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4.5),
     Wide.name: Benchmark(partial(run, Wide()), 3.5, 2),
     memory_bigtx.NAME: Benchmark(memory_bigtx.run, 7, 7),
+    snapshot_log.NAME: Benchmark(snapshot_log.run, 15, 8),
     latency.NAME: Benchmark(latency.run, 6, 3),
+    snapshot_delta.NAME: Benchmark(snapshot_delta.run, 5, 5),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

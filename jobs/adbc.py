@@ -25,33 +25,30 @@ if TYPE_CHECKING:
 BATCH_BYTES: Final = 4 << 20
 
 
-class Rows:
-    """A connection whose transaction sees an exported snapshot."""
+class Reading:
+    """A connection that reads as of an exported snapshot, a transaction a range."""
 
-    def __init__(self, connection: dbapi.Connection) -> None:
-        self._connection = connection
+    def __init__(self, conninfo: str) -> None:
+        with _translated():
+            # Connecting reads the types' catalog: once for all ranges.
+            self._connection = dbapi.connect(conninfo, autocommit=True)
 
-    def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a query."""
+    def batches(self, query: str, snapshot: str) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a query that sees what `snapshot` does."""
+        name = snapshot.replace("'", "''")
         with _translated(), self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(
                 **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
             )
-            cursor.execute(query)
-            yield from cursor.fetch_record_batch()
-
-
-@contextmanager
-def pinned(conninfo: str, snapshot: str) -> Iterator[Rows]:
-    """Connect, and see what `snapshot` does until the block ends."""
-    name = snapshot.replace("'", "''")
-    with _translated(), dbapi.connect(conninfo, autocommit=True) as connection:
-        with connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
-        yield Rows(connection)
-        with connection.cursor() as cursor:
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
             cursor.execute("COMMIT")
+
+    def close(self) -> None:
+        """Disconnect; what is open is rolled back."""
+        self._connection.close()
 
 
 @contextmanager

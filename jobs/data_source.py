@@ -172,19 +172,18 @@ class SnapshotReader(DataSourceReader):
             at_us=table.taken_at_us,
         )
         pace = Pace(config.snapshot, table.tasks)
-        with closing(connect_for_rows(config)) as connection:
-            where = for_others(connection)
+        with (
+            closing(connect_for_rows(config)) as connection,
+            closing(adbc.Reading(for_others(connection))) as reading,
+        ):
             for each in partition.ranges:
                 planned = table.tables[each.table]
                 rows.seq = each.first_seq
                 # The lock of the one connection holds for what the other reads.
-                with (
-                    pinned(connection, table.snapshot),
-                    adbc.pinned(where, table.snapshot) as reading,
-                ):
+                with pinned(connection, table.snapshot):
                     prove(connection, planned)
                     query = rows.query(planned.outputs, range_rows(planned, each))
-                    for batch in reading.batches(query):
+                    for batch in reading.batches(query, table.snapshot):
                         pace.wait(batch.num_rows, batch.nbytes)
                         yield rows.batch(batch)
                 assert rows.seq <= each.first_seq + each.capacity, "a range's block holds its rows"

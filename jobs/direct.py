@@ -80,17 +80,17 @@ def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> 
         ]
 
 
-def groups(ranges: Sequence[Range], bytes_per_group: int = _GROUP_BYTES) -> list[Group]:
+def groups(ranges: Sequence[Range]) -> list[Group]:
     """Return the ranges in groups: the same for the same plan, whatever is done of it."""
     found: list[list[Range]] = []
-    pages = 0
+    total = 0
     for each in ranges:
         size = ((each.end_page or 1) - (each.first_page or 0)) * 8_192
-        if not found or pages + size > bytes_per_group:
+        if not found or total + size > _GROUP_BYTES:
             found.append([])
-            pages = 0
+            total = 0
         found[-1].append(each)
-        pages += size
+        total += size
     return [Group(number, len(found), tuple(each)) for number, each in enumerate(found)]
 
 

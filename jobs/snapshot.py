@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json
 from cdc.config import load
-from cdc.errors import CDCError
+from cdc.errors import CDCError, StoppedError
 from cdc.local import spark as files
 from cdc.local.progress import Progress as Quiet
 from cdc.snapshot import initial, topic
@@ -90,7 +90,7 @@ def main(path: Path, *, as_json: bool) -> None:
             print_json({"error": type(error).__name__, "what": error.what, "hint": error.hint})
         click.echo(f"snapshot: {error.what}\nwhat to do: {error.hint}", err=True)
         sys.exit(error.exit_code)
-    if driver.stopping:
+    except StoppedError:
         sys.exit(_TERMINATED)
     told["seconds"] = round(time.monotonic() - began, 1)
     if as_json:
@@ -160,6 +160,8 @@ def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.Known) -> di
         while not driver.stopping and not running.runner.turn(_LOOK_SECONDS, progress):
             report = progress.report(time.monotonic())
             driver.snapshotting(report.words(), report)
+    if driver.stopping:
+        raise StoppedError
     report = progress.report(time.monotonic())
     return {"outcome": f"joined: {report.words()}", **report.body()}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -93,17 +94,16 @@ def _planned(told: Described, version: SchemaRecord, pages_per_range: int) -> Pl
 
 
 @pytest.fixture
-def mirror(decoded: Decoded, database: Database) -> Iterator[type[Mirror]]:
-    made: list[Mirror] = []
+def mirror(decoded: Decoded, database: Database) -> Iterator[Callable[[], Mirror]]:
+    """Return what makes the mirror, once the test has written its rows."""
+    with ExitStack() as closing:
 
-    class Closing(Mirror):
-        def __init__(self) -> None:
-            super().__init__(decoded, database)
-            made.append(self)
+        def make() -> Mirror:
+            made = Mirror(decoded, database)
+            closing.callback(made.exporting.close)
+            return made
 
-    yield Closing  # made when the test has written its rows
-    for each in made:
-        each.exporting.close()
+        yield make
 
 
 def text_of(value: Any, kind: pa.DataType, comma: str = ",") -> str | None:  # noqa: ANN401 - any type's
@@ -126,7 +126,7 @@ def text_of(value: Any, kind: pa.DataType, comma: str = ",") -> str | None:  # n
 
 
 def test_every_value_of_every_built_in_type_comes_back(
-    decoded: Decoded, mirror: type[Mirror]
+    decoded: Decoded, mirror: Callable[[], Mirror]
 ) -> None:
     decoded.sql.execute('CREATE SCHEMA other CREATE TABLE "odd.Table" (id int)')
     decoded.sql.execute("CREATE TYPE other.\"Odd\" AS ENUM ('x')")
@@ -145,18 +145,27 @@ def test_every_value_of_every_built_in_type_comes_back(
         ).fetchall()
         found = sorted(rows.to_pylist(), key=lambda row: int(row["id"]))
         assert [row["id"] for row in found] == [row[0] for row in wanted]
-        for row, truth in zip(found, wanted, strict=True):
-            exact = dict(row[delta_layout.EXACT] or ())
-            for column, declared, expected in (("v", kind, truth[1]), ("a", f"{kind}[]", truth[2])):
-                comma = ";" if kind == "box" else ","
-                text = exact.get(column) or text_of(row[column], types[column], comma)
-                assert (column in exact) <= (row[column] is None)
-                back = decoded.sql.execute(
-                    sql.SQL("SELECT {}").format(
-                        _written(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(declared)))
-                    )
-                ).fetchone()
-                assert back == (expected,), (declared, row[column], exact)
+        for column, declared, truths in (
+            ("v", kind, [row[1] for row in wanted]),
+            ("a", f"{kind}[]", [row[2] for row in wanted]),
+        ):
+            exact = [dict(row[delta_layout.EXACT] or ()) for row in found]
+            values = [row[column] for row in found]
+            for value, odd in zip(values, exact, strict=True):
+                assert (column in odd) <= (value is None)
+            comma = ";" if kind == "box" else ","
+            texts = [
+                odd.get(column) or text_of(value, types[column], comma)
+                for value, odd in zip(values, exact, strict=True)
+            ]
+            read = [
+                _written(sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(declared)))
+                for text in texts
+            ]
+            back = decoded.sql.execute(
+                sql.SQL("SELECT {}").format(sql.SQL(", ").join(read))
+            ).fetchone()
+            assert list(back or ()) == truths, (declared, values, exact)
 
 
 def _written(value: sql.Composable) -> sql.Composable:
@@ -164,7 +173,7 @@ def _written(value: sql.Composable) -> sql.Composable:
 
 
 def test_types_are_natural_where_values_are_exact_and_text_where_not(
-    decoded: Decoded, mirror: type[Mirror]
+    decoded: Decoded, mirror: Callable[[], Mirror]
 ) -> None:
     decoded.write("CREATE DOMAIN public.amount AS numeric(10,2)")
     decoded.write("CREATE TYPE public.mood AS ENUM ('a', 'b')")
@@ -212,7 +221,7 @@ def test_types_are_natural_where_values_are_exact_and_text_where_not(
 
 
 def test_each_row_has_its_place_and_masks_hide_here_too(
-    decoded: Decoded, mirror: type[Mirror]
+    decoded: Decoded, mirror: Callable[[], Mirror]
 ) -> None:
     decoded.write("CREATE TABLE m (id int PRIMARY KEY, a text, b text, c int, d text)")
     decoded.write(

@@ -1,0 +1,252 @@
+"""snapshot-delta: a table straight into its Delta mirror, against its rows read into nothing.
+
+Both read the same ranges in the same Spark session with the same data source, in turns; the floor
+ends in Spark's `noop` sink, ours in a mirror, with its commit and the record of its ranges in the
+log. The reader is also tried over few large ranges and many small ones. A mirror's rows are counted
+and summed afterwards.
+
+What Spark takes to start is in no figure: the first run of each warms it up and is left out. Memory
+is the JVM's, which is driver and executor here, and the largest Python worker's: an executor has
+one of these a core.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+import yaml
+from msgspec.structs import replace as changed
+from pyspark.sql import SparkSession
+
+from benchmarks import drains, measure, result, rows, servers
+from benchmarks.failure import BenchmarkError
+from benchmarks.progress import say
+from cdc.config import load
+from cdc.control.setup import set_up
+from cdc.local import spark as files
+from cdc.local.progress import Terminal
+from cdc.snapshot import initial
+from cdc.snapshot.task import masks
+from cdc.source.pinned import connect_for_rows
+from jobs.data_source import NAME as SOURCE
+from jobs.data_source import SnapshotSource, Table, as_option, spark_schema, table_of
+from jobs.driving import InSession
+from jobs.session import session
+from jobs.snapshot import Driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.options import Options
+    from benchmarks.servers import Servers
+    from cdc.config import Config
+    from cdc.snapshot.records import Plan
+
+NAME: Final = "snapshot-delta"
+
+_ROWS: Final = 5_000_000
+_CORES: Final = 2
+_FEW, _MANY = 4, 40
+_WARM_UPS: Final = 1
+
+
+@dataclass
+class Runs:
+    """Rows a second of each run, by what was read into what."""
+
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: list[float] = field(default_factory=list)
+    jvm_mb: float = 0.0
+    worker_mb: float = 0.0
+
+    def note(self, what: str, count: int, seconds: float) -> None:
+        rate = count / seconds
+        self.rates.setdefault(what, []).append(rate)
+        say(f"{what}: {rate:,.0f} rows/s")
+
+    def median(self, what: str) -> float:
+        """Return the median without what warmed up."""
+        found = result.median(self.rates[what][_WARM_UPS:])
+        assert found is not None
+        return found
+
+    def look(self) -> None:
+        """Take the peaks of memory so far."""
+        for process in psutil.Process().children(recursive=True):
+            peak = measure.peak_rss_mb(process.pid)
+            if _is_spark(process):
+                self.jvm_mb = max(self.jvm_mb, peak)
+            elif _is_worker(process):
+                self.worker_mb = max(self.worker_mb, peak)
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run it and return the result."""
+    count = options.rows or _ROWS
+    runs = Runs()
+    with servers.running(NAME, drains.POSTGRES, keep=options.keep) as up, up.connect() as sql:
+        sql.execute(rows.CREATE_TABLE)
+        say(f"filling a table with {count:,} rows")
+        rows.insert_at_once(sql, rows.TABLE, rows.VALUES, count)
+        sql.execute("VACUUM (ANALYZE, FREEZE) bench")
+        sql.execute("CHECKPOINT")
+        spark = session("benchmark", cores=_CORES, jars=files.jars(Terminal()))
+        try:
+            for turn in range(options.runs + _WARM_UPS):
+                measure.settle(5.0)
+                _turn(spark, up, runs, count, turn)
+        finally:
+            spark.stop()
+        value, floor = runs.median("direct"), runs.median("noop")
+        cpu = result.median(runs.cpu_s[_WARM_UPS:])
+        assert cpu is not None
+        return result.build(
+            name=NAME,
+            unit="rows/s",
+            value=value,
+            limit=None,
+            floor=floor,
+            peer=None,
+            cpu_s_per_million=cpu / count * 1e6,
+            peak_rss_mb=runs.jvm_mb + _CORES * runs.worker_mb,
+            versions=up.versions | {"spark": spark.version},
+            details={
+                "rows": count,
+                "cores": _CORES,
+                "jvm_mb": round(runs.jvm_mb),
+                "python_worker_mb": round(runs.worker_mb),
+                "ranges": {
+                    str(number): round(runs.median(f"noop in {number} ranges"))
+                    for number in (_FEW, _MANY)
+                },
+                "servers": up.settings,
+                "runs": {what: list(map(round, rates)) for what, rates in runs.rates.items()},
+            },
+        )
+
+
+def _turn(spark: SparkSession, up: Servers, runs: Runs, count: int, turn: int) -> None:
+    """Take a snapshot of its own; measure where it would be copied."""
+    folder = up.place.folder / f"turn_{turn}"
+    folder.mkdir()
+    path = folder / "lockstep.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "pipeline": f"turn_{turn}",
+                "source": {
+                    "dsn": f"postgresql://postgres@127.0.0.1:{up.postgres_port}/bench",
+                    "tables": ["public.bench"],
+                },
+                "log": {"bootstrap_servers": up.bootstrap},
+                "http": {"listen": ""},
+                "snapshot": {"mode": "initial", "max_parallel": _CORES, "runner": "spark"},
+                "delta": {"path": str(folder / "lake")},
+                "tables": {"public.bench": {"snapshot": "direct"}},
+            }
+        )
+    )
+    config = load(path)
+    for _ in set_up(config):
+        pass
+
+    def measuring(plan: Plan, _: object, left: list[int]) -> InSession:
+        _read(spark, config, path, plan, runs, count)
+        return _Measured(spark, config, path, plan, left, runs)
+
+    initial.take(config, Driver(path), measuring)
+    lake = folder / "lake" / "public.bench"
+    _check(spark, lake, count)
+    with up.connect() as sql:
+        sql.execute(f"SELECT pg_drop_replication_slot('{config.slot}')".encode())
+
+
+class _Measured(InSession):
+    """The job's own runner, timed."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        path: Path,
+        plan: Plan,
+        left: list[int],
+        runs: Runs,
+    ) -> None:
+        self._runs = runs
+        super().__init__(spark, config, path, plan, left)
+
+    def _run(self, left: list[int]) -> None:
+        began, cpu = time.monotonic(), _cpu_seconds()
+        super()._run(left)
+        seconds = time.monotonic() - began
+        self._runs.cpu_s.append(_cpu_seconds() - cpu)
+        self._runs.look()
+        copied = sum(table.rows for table in self._plan.tables)
+        self._runs.note("direct", copied, seconds)
+
+
+def _read(
+    spark: SparkSession, config: Config, path: Path, plan: Plan, runs: Runs, count: int
+) -> None:
+    """Read the plan's rows into nothing: as they are cut, and in few and in many ranges."""
+    spark.dataSource.register(SnapshotSource)
+    table = table_of(plan, "public.bench")
+    for what, cut in (
+        ("noop", table),
+        *((f"noop in {number} ranges", _cut(table, number)) for number in (_FEW, _MANY)),
+    ):
+        with closing(connect_for_rows(config)) as connection:
+            schema = spark_schema(config, table.version, masks(config, connection, table.version))
+        began = time.monotonic()
+        frame = spark.read.format(SOURCE).schema(schema)
+        frame = frame.options(config=str(path), planned=as_option(cut))
+        frame.load().write.format("noop").mode("overwrite").save()
+        runs.note(what, count, time.monotonic() - began)
+
+
+def _cut(table: Table, ranges: int) -> Table:
+    """Return the table in about so many ranges."""
+    [(index, planned)] = table.tables.items()
+    assert planned.pages is not None
+    planned = changed(planned, pages_per_range=-(-planned.pages // ranges))
+    return replace(table, tables={index: planned}, ranges=tuple(planned.ranges(index)))
+
+
+def _check(spark: SparkSession, mirror: Path, count: int) -> None:
+    """Fail unless the mirror holds every row once."""
+    found = spark.read.format("delta").load(str(mirror))
+    [row] = found.selectExpr("count(*)", "sum(id)", "count(DISTINCT _seq)").collect()
+    if tuple(row) != (count, count * (count + 1) // 2, count):
+        raise BenchmarkError(
+            f"the mirror does not hold {count:,} rows once: {tuple(row)}",
+            hint="look at the mirror in the folder that --keep leaves",
+        )
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of Spark's, workers that have ended included."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        if _is_spark(process) or _is_worker(process):
+            total += sum(process.cpu_times()[:4])
+    return total + sum(psutil.Process().cpu_times()[:2])
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    return "org.apache.spark.deploy.SparkSubmit" in _command(process)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    return "pyspark.daemon" in _command(process)
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
