@@ -38,6 +38,8 @@ _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 _FEEDBACK_SECONDS: Final = 10.0
 # Where the server sets no timeout; its own default.
 _SILENCE_SECONDS: Final = 60.0
+# Nobody has read for so long: more than the while between two reads of a loop that is at work.
+_UNREAD_SECONDS: Final = 0.25
 
 
 # What each kind of streaming asks of the protocol.
@@ -68,7 +70,7 @@ class Stream:
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
         self.reply_requested = False
         self.confirmed_lsn = LSN(0)
-        self.feedback_at = self._heard_at = time.monotonic()
+        self.feedback_at = self._heard_at = self._read_at = time.monotonic()
         self._wire = wire(self._connection, self._notice)
 
     def identify(self) -> System:
@@ -149,11 +151,13 @@ class Stream:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
         if not for_frames:
             self._heard_at = time.monotonic()  # silence counts only while we listen
+            if self._heard_at - self._read_at > _UNREAD_SECONDS:
+                self._wire.make_room()
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 
     def _listen(self, *, heard: bool) -> None:
         """Notice a peer that is gone though the connection stands, as behind a dead proxy."""
-        now = time.monotonic()
+        now = self._read_at = time.monotonic()
         if heard:
             self._heard_at = now
         elif now - self._heard_at > self._silence_seconds:

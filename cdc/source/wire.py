@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from contextlib import suppress
 from struct import pack
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
@@ -34,6 +35,8 @@ READ_BYTES: Final = 256 << 10
 # A walsender that finds the socket full waits and then sends much at once, which costs it half as
 # much a row as to send each as it comes. A larger buffer would seldom be full.
 BUFFER_BYTES: Final = 128 << 10
+# Linux' SO_BUF_LOCK, which Python has no name for: 0 lets the kernel see to a buffer's size again.
+_BUF_LOCK: Final = 72
 # How long the server may take to answer the command that starts the stream.
 _START_SECONDS: Final = 60.0
 
@@ -55,6 +58,9 @@ class Wire(Protocol):
 
     def send(self, data: bytes) -> None:
         """Send a CopyData message, or as much of it as the socket takes; the rest goes next."""
+
+    def make_room(self) -> None:
+        """Let what comes pile up in the kernel: for now nobody reads."""
 
     def other(self, message: bytes) -> None:
         """Take a message that is not CopyData. Raises what ended the stream."""
@@ -79,6 +85,7 @@ class _Socket:
         self._socket = socket.socket(fileno=os.dup(pgconn.socket))
         self._socket.settimeout(0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._roomy = False
         self._notice = notice
         self._unsent = b""
         self._begun = b""  # what came right behind the answer to the command
@@ -117,7 +124,20 @@ class _Socket:
             raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
         if not came:
             raise psycopg.OperationalError("server closed the connection unexpectedly")
+        if self._roomy and len(came) < READ_BYTES:  # what had piled up has been read
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            self._roomy = False
         return came
+
+    def make_room(self) -> None:
+        # Linux 6.6 and later drop what a buffer of a fixed size has no room for, and with it the
+        # other end's acknowledgements until somebody reads: what we send then does not go out, and
+        # a walsender that hears nothing from us gives up. A buffer that may grow drops nothing.
+        if not self._roomy:
+            self._roomy = True
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * BUFFER_BYTES)
+            with suppress(OSError):  # Linux before 5.14 knows no such option
+                self._socket.setsockopt(socket.SOL_SOCKET, _BUF_LOCK, 0)
 
     def send(self, data: bytes) -> None:
         self._put(b"d" + pack(">I", 4 + len(data)) + data)
@@ -182,6 +202,9 @@ class _Libpq:
             else:
                 self._end()
         return b"".join(parts)
+
+    def make_room(self) -> None:
+        """Its buffer is the kernel's to size."""
 
     def send(self, data: bytes) -> None:
         self._pgconn.put_copy_data(data)

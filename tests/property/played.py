@@ -33,6 +33,9 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.sent.append(data)
 
+    def make_room(self) -> None:
+        """There is room."""
+
     def other(self, message: bytes) -> None:
         socket: Any = _Socket.__new__(_Socket)
         socket._notice = self.notice
@@ -61,7 +64,7 @@ class PlayedStream(Stream):
         self._feedback_seconds, self._silence_seconds = 10.0, 60.0
         self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
         self.reply_requested = False
-        self.feedback_at = self._heard_at = _now()
+        self.feedback_at = self._heard_at = self._read_at = _now()
 
 
 def keepalive(wal_end: int, *, reply: bool = False) -> bytes:
