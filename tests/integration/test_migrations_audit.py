@@ -36,7 +36,7 @@ class Wal:
         """Return what was said since the last call."""
         rows = self._ask("SELECT data FROM pg_logical_slot_get_changes(%s, NULL, NULL)")
         found = [_MESSAGE.fullmatch(row[0]) for row in rows]
-        return [{"prefix": one[1], **orjson.loads(one[2])} for one in found if one]
+        return [{"prefix": one[1], **orjson.loads(one[2])} for one in found if one and one[2]]
 
 
 def told(wal: Wal, *statements: str) -> list[tuple[str, str, list[str]]]:
