@@ -77,7 +77,7 @@ class Sequencer:
         self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
         self._epoch = epoch
         self._resume = resume
-        self._batch, self._max_events = batch, max_events
+        self._batch, self.max_events = batch, max_events
         self._logical = logical
         self._parallel = parallel
         self.decoded: dict[int, int] | None = None  # commit LSNs by xid, while somebody asks
@@ -151,9 +151,10 @@ class Sequencer:
         if table := self.table(relation_id):
             self.describe(relation_id, table)
 
-    def copied_format(self, table: Table, lsn: int) -> bytes:
-        """Return the format of the events of a snapshot's rows in this transaction."""
-        return table.encoder.copied_format(lsn, self._tx, self._times)
+    @property
+    def said(self) -> tuple[bytes, bytes]:
+        """What every event of the transaction says of it, and its times."""
+        return self._tx, self._times
 
     def publish(self, table: Table, key: bytes | None, value: bytes) -> None:
         """Publish an event that was made with the next `seq` and `ordinal`, as a change here."""
@@ -199,7 +200,7 @@ class Sequencer:
                     message = self._other(chunk, at, stop, lsn, tag, xid)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
                     known, tx, times = self._known(plain=plain), self._tx, self._times
-                    if message or (tag == _COMMIT and self.events >= self._max_events):
+                    if message or (tag == _COMMIT and self.events >= self.max_events):
                         return stop, message or Pause.FULL
                 elif ordinal <= skip:
                     ordinal += 1

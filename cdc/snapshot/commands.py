@@ -50,6 +50,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tables: tuple[Of, ...] = ()
     where: str | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
+    anew: bool = False  # what the log has of the table is emptied first
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):

@@ -56,15 +56,22 @@ def last_key(chunk: Chunk) -> Key | None:
 
 
 def publish(sequencer: Sequencer, table: Table, flight: Flight, lsn: int) -> Iterator[None]:
-    """Publish a chunk's rows as changes of the transaction at hand; yield after each."""
+    """Publish a chunk's rows as changes of the transaction at hand; yield after each.
+
+    Before the first of a snapshot that begins anew, the table is emptied: what the followers have
+    of it, the source may have no more.
+    """
     chunk, window = flight.chunk, flight.window
     assert chunk is not None
     assert window is not None
+    if flight.empties:
+        place = (sequencer.seq + 1, sequencer.ordinal + 1, *sequencer.said)
+        sequencer.publish(table, None, table.encoder.truncate(lsn, *place))
     snapshot = Snapshot.parse(chunk.snapshot)
     if window.emptied(snapshot):
         return
     encoder, keys = table.encoder, window.keys
-    event = sequencer.copied_format(table, lsn)
+    event = encoder.copied_format(lsn, *sequencer.said)
     touched = {}
     for row in chunk.rows:
         seq, ordinal = sequencer.seq + 1, sequencer.ordinal + 1

@@ -43,6 +43,7 @@ class Flight:
         self.schema_id: int | None = None  # the table's version at the low mark
         self.chunk: Chunk | None = None  # set before the high mark is written
         self.done: Future[None] | None = None
+        self.empties = asked.rows == 0  # reads nothing: a place in the stream, to begin anew at
         self.void = False  # whatever it brings is not wanted any more
 
 
@@ -69,7 +70,7 @@ class Job:
             LiveRecord(
                 pipeline=pipeline, id=number, schema=of.schema, table=of.table,
                 state="running", where=command.where, keys=command.keys is not None,
-                again=command.keys or (), began_at_us=now_us, at_us=now_us,
+                again=command.keys or (), anew=command.anew, began_at_us=now_us, at_us=now_us,
             )
         )  # fmt: skip
         job.dirty = True
@@ -87,18 +88,23 @@ class Job:
     @property
     def _waits_for_key(self) -> bool:
         # Where the next chunk begins is known when the one before it has been read.
-        return any(not flight.asked.keys and flight.chunk is None for flight in self.flights)
+        # What begins anew must see all that the stream has told by then.
+        return any(
+            not flight.asked.keys and (flight.chunk is None or flight.empties)
+            for flight in self.flights
+        )
 
     @property
     def over(self) -> bool:
         """Whether all that there was to read is in the log."""
-        swept = self.record.swept or self.record.keys
+        swept = (self.record.swept or self.record.keys) and not self.record.anew
         return swept and not self.again and not self.flights
 
     def next(self, configured: tuple[str, ...] | None, most_rows: int) -> Asked:
         """Return the next chunk to read: keys where they are named, else where the last ended."""
         keys: tuple[Key, ...] = ()
-        if self.again and (self._read_all or self.record.keys or len(self.again) >= _KEYS):
+        rows = 0 if self.record.anew else min(self._limit, most_rows)
+        if rows and self.again and (self._read_all or self.record.keys or len(self.again) >= _KEYS):
             keys = tuple(list(self.again)[:_KEYS])
             for key in keys:
                 del self.again[key]
@@ -109,13 +115,13 @@ class Job:
             after=None if keys else self._ahead,
             to=None if keys else self._to,
             keys=keys,
-            rows=_KEYS if keys else min(self._limit, most_rows),
+            rows=_KEYS if keys else rows,
             bytes=MOST_BYTES,
         )
 
     def was_read(self, flight: Flight, chunk: Chunk, last: Key | None) -> None:
         """Note where the next chunk begins, and how large it may be."""
-        if flight.void or flight.asked.keys:
+        if flight.void or flight.asked.keys or flight.empties:
             return
         self._ahead = last or self._ahead
         self._to = chunk.to
@@ -129,7 +135,9 @@ class Job:
         chunk, record = flight.chunk, self.record
         assert chunk is not None
         record = replace(record, rows=record.rows + rows, why=None)
-        if not flight.asked.keys:
+        if flight.empties:
+            record = replace(record, anew=False)
+        elif not flight.asked.keys:
             record = replace(
                 record, last=last or record.last, to=chunk.to, swept=chunk.ended or record.swept
             )

@@ -32,6 +32,7 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     relation_id: int = 0  # 0: not looked up yet
     where: str | None = None
     keys: bool = False  # only rows by their keys, those that `again` names
+    anew: bool = False  # the table is still to be emptied in the log
     last: Key | None = None  # up to here, in the key's order, the log has the rows
     to: Key | None = None  # the greatest key when it began
     again: tuple[Key, ...] = ()  # to be read by key, whatever comes before

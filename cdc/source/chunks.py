@@ -176,7 +176,7 @@ class Reader:
         self._check_key(table, key)
         source = sql.SQL("{}{}").format(sql.SQL("" if kind == "p" else "ONLY "), name)
         to = asked.to
-        if to is None and not asked.keys:
+        if to is None and not asked.keys and asked.rows:
             to = self._greatest(table, key, source)
             if to is None:
                 return Chunk(table, key, snapshot, [], None, True, 0, _since(began_at))  # noqa: FBT003 - an empty table
@@ -232,6 +232,8 @@ class Reader:
         types: dict[str, str] = dict(self._sql.execute(_CASTS, (table.oid, list(key))).fetchall())
         names = sql.SQL(", ").join(map(sql.Identifier, key))
         wanted: list[sql.Composable] = []
+        if not asked.rows:
+            wanted.append(sql.SQL("false"))
         if asked.keys:
             listed = (_row(each, key, types) for each in asked.keys)
             wanted.append(sql.SQL("({}) IN ({})").format(names, sql.SQL(", ").join(listed)))

@@ -251,6 +251,7 @@ class Fetcher:
             for k, (n, body) in ((key, rows[key]) for key in found)
         ]
         ended = len(found) < asked.rows
+        to = to if asked.rows else None
         snapshot = self._database.snapshot()
         return Chunk(_DESCRIBED, ("id",), snapshot, copied, to, ended, len(copied), 0.04)
 

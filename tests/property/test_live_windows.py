@@ -101,7 +101,8 @@ def test_the_log_ends_as_the_table(seed: int) -> None:
         daemon = Daemon(chance, database)
         for _ in range(chance.randint(0, 20)):
             daemon.step("wrc")
-        start = commands.Command(do="start", id="one", tables=(commands.Of("public", "wide"),))
+        of, anew = commands.Of("public", "wide"), chance.random() < 0.3
+        start = commands.Command(do="start", id="one", tables=(of,), anew=anew)
         emit(database, commands.COMMAND, commands.encode(start))
         deadly = "x" if chance.random() < 0.5 else ""
         for _ in range(_STEPS):
