@@ -23,6 +23,12 @@ IMPORTED_BY = {
     "prometheus_client": ("cdc/control", "tests", "benchmarks"),
     "requests": ("cdc/local", "tests"),
     "rich": ("cdc/demo", "cdc/cli", "tests"),
+    "pyspark": ("jobs", "tests", "benchmarks"),
+    "delta": ("jobs", "tests", "benchmarks"),
+    "deltalake": ("sinks", "jobs", "tests", "benchmarks"),
+    "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
+    "adbc_driver_postgresql": ("jobs/adbc.py",),
+    "adbc_driver_manager": ("jobs/adbc.py",),
     "sinks": ("sinks", "jobs", "tests", "benchmarks"),
     "jobs": ("jobs", "tests", "benchmarks"),
 }
@@ -65,6 +71,13 @@ def test_imports_go_one_way(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     for imported in imports(path) & IMPORTED_BY.keys():
         assert name.startswith(IMPORTED_BY[imported]), f"{name} imports {imported}"
+
+
+def test_sinks_know_the_event_types_alone() -> None:
+    for path in (ROOT / "sinks").rglob("*.py"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cdc"):
+                assert node.module in {"cdc.events", "cdc.errors"}, path.name
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(PURE)])
