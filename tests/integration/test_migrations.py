@@ -200,9 +200,9 @@ def test_each_statement_stands_in_its_place_among_the_changes(
         ("COMMENT", seqs[240], 0),
     ]
     assert found[0]["commit_lsn"] == found[1]["commit_lsn"] != found[2]["commit_lsn"]
+    converge(bare.config)
     bare.daemon.term()
     assert bare.start().wait_ready().term() == 0, "its own records are not in its way"
-    converge(bare.config)
 
 
 def test_a_message_of_our_prefix_that_is_not_ours_harms_nothing(
