@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 _SETUP_SECONDS = 120.0
 # The console script's own entry point, with this interpreter whatever is on PATH.
-_CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
+CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
 
 
 def config_path(place: Place, run: str) -> Path:
@@ -73,7 +73,7 @@ class Daemon:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        command = [*_CDC, "setup", "--config", str(write_config(place, run, tables, self.source))]
+        command = [*CDC, "setup", "--config", str(write_config(place, run, tables, self.source))]
         command.append("--adopt-slot")
         try:
             done = subprocess.run(
@@ -94,7 +94,7 @@ class Daemon:
         folder = place.folder / run
         return Program(
             self.name,
-            [*_CDC, "run", "--config", str(config_path(place, run))],
+            [*CDC, "run", "--config", str(config_path(place, run))],
             folder / "log",
             # What it sets aside on disk lies where it is measured.
             environment={**os.environ, "TMPDIR": str(folder)},

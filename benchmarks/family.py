@@ -1,0 +1,71 @@
+"""A program with all its children, theirs, and those that have ended: CPU time, peak memory.
+
+Looked at now and then, since an ended process tells nothing: what it used after the last look is
+missing, and peaks are the kernel's own. A task of Spark's is a fork of its Python daemon, so what
+one of those shares with its parent counts for both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import measure
+
+_PROC = Path("/proc")
+
+
+class Family:
+    """The processes below one, by id."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu: dict[int, float] = {}
+        self._peaks: dict[int, tuple[str, float]] = {}
+
+    def look(self) -> None:
+        """Take note of everybody who lives."""
+        for pid in _below(self._pid):
+            self._cpu[pid] = max(self._cpu.get(pid, 0.0), measure.cpu_seconds(pid))
+            peak = measure.peak_rss_mb(pid)
+            if peak:
+                self._peaks[pid] = (_kind(pid), peak)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What all of them have used, as far as was seen."""
+        return sum(self._cpu.values())
+
+    @property
+    def peaks_mb(self) -> dict[str, float]:
+        """The most memory that a process of each kind has held; the program itself is `main`."""
+        found: dict[str, float] = {}
+        for pid, (kind, peak) in self._peaks.items():
+            name = "main" if pid == self._pid else kind
+            found[name] = max(found.get(name, 0.0), round(peak, 1))
+        return found
+
+
+def _below(pid: int) -> list[int]:
+    found, asked = [], [pid]
+    while asked:
+        one = asked.pop()
+        found.append(one)
+        for children in _PROC.glob(f"{one}/task/*/children"):
+            try:
+                asked += [int(child) for child in children.read_text().split()]
+            except OSError:
+                continue  # the thread or the process has ended
+    return found
+
+
+def _kind(pid: int) -> str:
+    """Return what a process is: `java`, or one of Python's."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    if Path(words[0].decode(errors="replace")).name == "java":
+        return "java"
+    if b"pyspark.daemon" in words or b"--multiprocessing-fork" in words:
+        return "worker"
+    return "python"
