@@ -197,15 +197,16 @@ def same_plugin(config: Config, slot: Slot) -> None:
 def same_publication(old: Publication, new: Publication, existing: frozenset[str]) -> None:
     """Raise GapError where a table has left the publication since `old`, even if it came back.
 
-    A table that was dropped (not in `existing`) or renamed (its membership goes on under another
-    name) has lost no change.
+    One that `cdc table remove` took out was meant to leave. One that was dropped (not in
+    `existing`) or renamed (its membership goes on under another name) has lost no change.
     """
     if old.oid != new.oid:
         raise GapError(
             f'publication "{new.name}" was dropped and created again',
             hint=f"changes made in between were not streamed; {_ANEW}",
         )
-    back = sorted(t for t, member in old.tables.items() if new.tables.get(t, member) != member)
+    known = {table: member for table, member in old.tables.items() if member not in new.removed}
+    back = sorted(t for t, member in known.items() if new.tables.get(t, member) != member)
     if back:
         raise GapError(
             f'{", ".join(back)} left the publication "{new.name}" and came back',
@@ -214,12 +215,13 @@ def same_publication(old: Publication, new: Publication, existing: frozenset[str
     members = set(new.tables.values()) - {0}
     gone = sorted(
         table
-        for table, member in old.tables.items()
+        for table, member in known.items()
         if table not in new.tables and member not in members and table in existing
     )
     if gone:
         raise GapError(
             f'publication "{new.name}" no longer has {", ".join(gone)}',
-            hint="changes of a table are lost while it is out; put it back and re-snapshot it, or"
-            " run `cdc setup` to accept that it is no longer captured",
+            hint="changes of a table are lost while it is out; put it back with `cdc"
+            " table add`, which reads it again, or accept that it is no longer captured:"
+            " `cdc setup`; `cdc table remove` takes one out without a gap",
         )

@@ -34,6 +34,10 @@ COMMANDS = {
     "doctor": Entry("cdc.cli.doctor", "doctor", "Find what would stop the pipeline."),
     "setup": Entry("cdc.cli.setup", "setup", "Create publication, slot and topics."),
     "run": Entry("cdc.cli.run", "run", "Run the daemon: from the slot into the log."),
+    "snapshot": Entry(
+        "cdc.cli.snapshot", "snapshot", "Read tables again while everything goes on."
+    ),
+    "table": Entry("cdc.cli.table", "table", "Add a table, take one out, or list them."),
     "status": Entry(
         "cdc.cli.status", "status", "Tell how far the log is, and whether all is well."
     ),

@@ -28,6 +28,7 @@ class Publication(msgspec.Struct, frozen=True):
     name: str
     oid: int
     tables: dict[str, int]
+    removed: tuple[int, ...] = ()  # memberships that `cdc table remove` has ended
 
 
 class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,11 +88,12 @@ class Publication(NamedTuple):
     all_tables: bool
     members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
     memberships: dict[str, int]  # by the table's name as the resume record has it, the oid of each
+    removed: frozenset[int] = frozenset()  # memberships that ended on purpose
 
     @property
     def pinned(self) -> PinnedPublication:
         """What of it the resume record holds on to."""
-        return PinnedPublication(self.name, self.oid, self.memberships)
+        return PinnedPublication(self.name, self.oid, self.memberships, tuple(sorted(self.removed)))
 
 
 class Table(NamedTuple):
@@ -276,6 +277,7 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
         fields, oid, owner = row
         members = connection.execute(_MEMBERS, (oid, name)).fetchall()
     operations = ("insert", "update", "delete", "truncate")
+    told, removed = continued(connection, oid, {name: oid for *_, name, oid in members})
     return Publication(
         name=name,
         oid=oid,
@@ -287,7 +289,8 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
             f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
             for schema, table, rel, _, _ in members
         },
-        memberships=continued(connection, oid, {name: oid for *_, name, oid in members}),
+        memberships=told,
+        removed=removed,
     )
 
 

@@ -35,6 +35,8 @@ class Note(NamedTuple):
     first: dict[int, int]  # by membership, the one that it continues
     # By each membership that it narrowed, the row filter as the configuration writes it, or "".
     where: dict[int, str]
+    # Memberships that were ended on purpose: what is in no stream since then nobody misses.
+    removed: frozenset[int] = frozenset()
 
 
 class Entry(NamedTuple):
@@ -137,11 +139,15 @@ def state(connection: psycopg.Connection, name: str) -> State | None:
 
 def continued(
     connection: psycopg.Connection, publication_oid: int, memberships: Mapping[str, int]
-) -> dict[str, int]:
-    """Return `memberships` with the first one of each in place of what continues it."""
+) -> tuple[dict[str, int], frozenset[int]]:
+    """Return `memberships` with the first one of each in place of what continues it.
+
+    And those that were ended on purpose.
+    """
     with translated("reading the publication's comment"):
-        first = _note(_comment(connection, publication_oid)).first
-    return {table: first.get(member, member) for table, member in memberships.items()}
+        note = _note(_comment(connection, publication_oid))
+    first = note.first
+    return {table: first.get(member, member) for table, member in memberships.items()}, note.removed
 
 
 def _comment(connection: psycopg.Connection, oid: int) -> str:
@@ -157,7 +163,8 @@ def _note(comment: str) -> Note:
             try:
                 told: dict[str, dict[str, Any]] = json.loads(line.removeprefix(_MARK))
                 first = {int(new): int(old) for new, old in told["continues"].items()}
-                return Note(first, {int(at): str(text) for at, text in told["where"].items()})
+                where = {int(at): str(text) for at, text in told["where"].items()}
+                return Note(first, where, frozenset(map(int, told.get("removed", ()))))
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
     return Note({}, {})
@@ -283,10 +290,14 @@ def create(connection: psycopg.Connection, name: str, wanted: Plan) -> None:
 
 
 def alter(
-    connection: psycopg.Connection, name: str, change: Change, wanted: Plan, before: State
-) -> None:
-    """Change the publication in one transaction, with a note of what each membership continues."""
-    _run(connection, name, list(alterations(name, change)), wanted, before.published)
+    connection: psycopg.Connection, name: str, change: Change, wanted: Plan, before: State,
+    removed: frozenset[int] = frozenset(),
+) -> None:  # fmt: skip
+    """Change the publication in one transaction, with a note of what each membership continues.
+
+    `removed` are memberships that end on purpose, so that the daemon goes on without them.
+    """
+    _run(connection, name, list(alterations(name, change)), wanted, before.published, removed)
 
 
 def _run(
@@ -295,12 +306,13 @@ def _run(
     statements: list[sql.Composed],
     wanted: Plan,
     before: Mapping[int, int],
+    removed: frozenset[int] = frozenset(),
 ) -> None:
     try:
         with connection.transaction():
             for statement in statements:
                 connection.execute(statement)
-            _leave_note(connection, name, wanted, before)
+            _leave_note(connection, name, wanted, before, removed)
     except errors.InsufficientPrivilege as error:
         foreign = [str(m.table) for m in wanted.members if not m.table.owned]
         why = f"; our role does not own {', '.join(foreign)}" if foreign else ""
@@ -324,8 +336,9 @@ def _run(
 
 
 def _leave_note(
-    connection: psycopg.Connection, name: str, wanted: Plan, before: Mapping[int, int]
-) -> None:
+    connection: psycopg.Connection, name: str, wanted: Plan, before: Mapping[int, int],
+    removed: frozenset[int],
+) -> None:  # fmt: skip
     now = state(connection, name)
     assert now is not None
     ours = {
@@ -340,11 +353,13 @@ def _leave_note(
             continues[entry.membership] = old
         if table in ours:
             where[entry.membership] = ours[table]
-    if Note(continues, where) == now.note:
+    removed |= now.note.removed
+    if Note(continues, where, removed) == now.note:
         return
     kept = [e for e in _comment(connection, now.oid).splitlines() if not e.startswith(_MARK)]
-    if continues or where:
-        kept.append(_MARK + json.dumps({"continues": continues, "where": where}))
+    if continues or where or removed:
+        note = {"continues": continues, "where": where, "removed": sorted(removed)}
+        kept.append(_MARK + json.dumps(note))
     text = sql.Literal("\n".join(kept) or None)
     connection.execute(
         sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), text)

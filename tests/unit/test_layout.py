@@ -56,8 +56,11 @@ LAYERS = {
     "cdc/decode": {"cdc.decode", "cdc.errors", "cdc.events"},
     "cdc/log": {"cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events", "cdc.failpoints"},
     "cdc/source": {"cdc.source", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames"},
-    "cdc/sequence.py": {"cdc.decode", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames"},
-    "cdc/inprogress.py": {"cdc.decode", "cdc.sequence", "cdc.errors", "cdc.frames"},
+    "cdc/places.py": {"cdc.decode", "cdc.errors", "cdc.events"},
+    "cdc/sequence.py": {
+        *("cdc.decode", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.places")
+    },
+    "cdc/inprogress.py": {"cdc.decode", "cdc.places", "cdc.errors", "cdc.frames"},
     "cdc/relations.py": {"cdc.config", "cdc.decode", "cdc.errors", "cdc.log"},
     "cdc/continuity.py": {"cdc.errors"},
 }

@@ -1,0 +1,208 @@
+"""`cdc snapshot`: read tables again while the daemon streams, or take the initial snapshot."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    did,
+    example,
+    left,
+    next_step,
+    print_json,
+    warn,
+    with_config,
+)
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.snapshot.commands import Do
+    from cdc.snapshot.live_records import Key, LiveRecord
+
+
+class DefaultCommand(click.Group):
+    """A group whose first member needs not be named: `cdc snapshot TABLE` is `… start TABLE`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = {*self.commands, *ctx.help_option_names}
+        if not args or args[0] not in known:
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+_EXAMPLES = (
+    "cdc snapshot public.orders",
+    "cdc snapshot 'public.*' --wait",
+    "cdc snapshot public.orders --where \"region = 'eu'\"",
+    "cdc snapshot public.orders --keys '[1, 2, 3]'",
+    "cdc snapshot list",
+)
+
+
+@click.group(cls=DefaultCommand, epilog=example(*_EXAMPLES))
+def snapshot() -> None:
+    """Read tables again while everything goes on: `cdc snapshot TABLE`.
+
+    The daemon reads each in chunks by its key, between two marks in the stream, and publishes the
+    rows as `op r`. What changes meanwhile wins. Nothing is locked, no transaction stays open, and
+    a daemon that stops goes on where it was.
+    """
+
+
+@snapshot.command(epilog=example("cdc snapshot start public.orders", *_EXAMPLES))
+@with_config
+@click.argument("tables", metavar="[TABLE]...", nargs=-1)
+@click.option("--where", metavar="SQL", help="Only rows for which this holds.")
+@click.option(
+    "--keys",
+    metavar="JSON",
+    help="Only rows with these keys: a list of values, or of lists where the key has more columns.",
+)
+@click.option(
+    "--anew",
+    is_flag=True,
+    help="Empty the table in the log first (`op t`), so that rows which only the log has go away.",
+)
+@click.option("--wait", is_flag=True, help="Return when it is done.")
+@click.option(
+    "--initial", is_flag=True, help="Take a new pipeline's initial snapshot, and do not stream."
+)
+@as_json
+def start(
+    config: Config,
+    tables: tuple[str, ...],
+    *,
+    where: str | None,
+    keys: str | None,
+    anew: bool,
+    wait: bool,
+    initial: bool,
+    as_json: bool,
+) -> int:
+    """Read TABLEs again (`schema.table`, `*` for any text); the word `start` may be left out."""
+    if initial:
+        if tables or where or keys or anew:
+            raise click.UsageError("--initial takes every table as the configuration says")
+        from cdc.cli.initial import initial as take  # noqa: PLC0415 - not for --help
+
+        path = click.get_current_context().params["config_path"]
+        return take(config, path, as_json=as_json)
+    if not tables:
+        raise click.UsageError("name a table, or --initial; `cdc snapshot list` shows what runs")
+    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+
+    if anew and (where or keys):
+        raise click.UsageError("--anew empties the whole table, so it takes no --where, no --keys")
+    streams = snapshots.daemon_streams(config)
+    asked = snapshots.start(config, tables, where=where, keys=_keys(keys), anew=anew)
+    if wait:
+        return _finished(snapshots.wait(config, list(asked)), as_json=as_json)
+    if as_json:
+        print_json([{"id": number, "table": name} for number, name in asked.items()])
+        return 0
+    for number, name in asked.items():
+        did(f"asked for {name}: snapshot {number}")
+    if not streams:
+        warn("no daemon streams: it begins when one does")
+    next_step("cdc snapshot list")
+    return 0
+
+
+def _finished(records: list[LiveRecord], *, as_json: bool) -> int:
+    _print(records, as_json=as_json)
+    return int(any(record.state != "done" for record in records))
+
+
+def _keys(text: str | None) -> tuple[Key, ...] | None:
+    if text is None:
+        return None
+    try:
+        given = json.loads(text, parse_float=str, parse_int=str)
+    except ValueError as error:
+        raise click.UsageError(f"--keys is no JSON: {error}") from error
+    if not isinstance(given, list) or not given:
+        raise click.UsageError('--keys takes a list of keys, as [1, 2] or [[1, "a"]]')
+    rows = [each if isinstance(each, list) else [each] for each in given]
+    if any(isinstance(value, (dict, list)) or value is None for row in rows for value in row):
+        raise click.UsageError("a key's values are numbers, texts and booleans")
+    return tuple(tuple(str(value) for value in row) for row in rows)
+
+
+def _told(config: Config, do: Do, number: str | None, *, as_json: bool) -> None:
+    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+
+    meant = snapshots.tell(config, do, number)
+    if as_json:
+        print_json({"asked": do, "ids": meant})
+        return
+    did(f"asked to {do} {', '.join(meant)}")
+    next_step("cdc snapshot list")
+
+
+@snapshot.command(epilog=example("cdc snapshot pause", "cdc snapshot pause 3f9a1c20"))
+@with_config
+@click.argument("number", metavar="[ID]", required=False)
+@as_json
+def pause(config: Config, number: str | None, *, as_json: bool) -> None:
+    """Let a live snapshot rest, or every one; what is on its way is finished."""
+    _told(config, "pause", number, as_json=as_json)
+
+
+@snapshot.command(epilog=example("cdc snapshot resume"))
+@with_config
+@click.argument("number", metavar="[ID]", required=False)
+@as_json
+def resume(config: Config, number: str | None, *, as_json: bool) -> None:
+    """Go on with a live snapshot that rests, or with every one."""
+    _told(config, "resume", number, as_json=as_json)
+
+
+@snapshot.command(epilog=example("cdc snapshot stop 3f9a1c20"))
+@with_config
+@click.argument("number", metavar="[ID]", required=False)
+@as_json
+def stop(config: Config, number: str | None, *, as_json: bool) -> None:
+    """End a live snapshot, or every one; the rows that are in the log stay."""
+    _told(config, "stop", number, as_json=as_json)
+
+
+@snapshot.command("list", epilog=example("cdc snapshot list", "cdc snapshot list --json"))
+@with_config
+@as_json
+def list_(config: Config, *, as_json: bool) -> None:
+    """List live snapshots: id, table, state, rows, of about how many, and what they wait for."""
+    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+
+    _print(snapshots.listing(config), as_json=as_json)
+
+
+def _print(records: list[LiveRecord], *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                record.told
+                | {
+                    "estimate": record.estimate,
+                    "where": record.where,
+                    "began_at_us": record.began_at_us,
+                    "at_us": record.at_us,
+                }
+                for record in records
+            ]
+        )
+        return
+    for record in records:
+        of = f" of about {record.estimate:,}" if record.active and record.estimate else ""
+        seconds = max(0.0, (record.at_us - record.began_at_us) / 1e6)
+        click.echo(
+            f"{click.style(record.id, bold=True)}  {record.name}  {record.state}"
+            f"  {record.rows:,} rows{of} in {seconds:.1f} s"
+            + (f"  {click.style(record.why, dim=True)}" if record.why else "")
+        )
+    if not records:
+        left("the log knows of no live snapshot")
+        next_step("cdc snapshot TABLE")

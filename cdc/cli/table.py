@@ -1,0 +1,78 @@
+"""`cdc table add|remove|list`: what a running pipeline captures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json, did, example, next_step, print_json, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.group(epilog=example("cdc table add public.orders", "cdc table list"))
+def table() -> None:
+    """Add a table to a running pipeline, take one out, or list what is captured."""
+
+
+@table.command(epilog=example("cdc table add public.orders"))
+@with_config
+@click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
+@click.option("--no-snapshot", is_flag=True, help="Capture changes only, not the rows there are.")
+@as_json
+def add(config: Config, tables: tuple[str, ...], *, no_snapshot: bool, as_json: bool) -> None:
+    """Add TABLEs to the publication, and have the daemon read the rows that they have.
+
+    source.tables must take them. Publication and command are one transaction, so the rows are read
+    as of the place from which on changes are streamed: nothing is missing and nothing comes twice.
+    """
+    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
+
+    added = control.add(config, tables, read=not no_snapshot)
+    if as_json:
+        print_json([{"table": each.table, "snapshot": each.snapshot} for each in added])
+        return
+    for each in added:
+        did(f"added {each.table}" + (f": snapshot {each.snapshot}" if each.snapshot else ""))
+    next_step("cdc snapshot list" if not no_snapshot else "cdc status")
+
+
+@table.command(epilog=example("cdc table remove public.orders"))
+@with_config
+@click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
+@as_json
+def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
+    """Take TABLEs out of the publication; their topics stay as they are.
+
+    source.exclude must leave them out. The daemon may go on: it is told that they were meant to
+    leave, and calls it no gap.
+    """
+    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
+
+    gone = control.remove(config, tables)
+    if as_json:
+        print_json(gone)
+        return
+    for each in gone:
+        did(f"took {each} out; the log goes on without")
+    next_step("cdc table list")
+
+
+@table.command("list", epilog=example("cdc table list", "cdc table list --json"))
+@with_config
+@as_json
+def list_(config: Config, *, as_json: bool) -> None:
+    """List the captured tables, with their size and about how many rows they have."""
+    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
+    from cdc.control.findings import size  # noqa: PLC0415
+
+    found = control.captured(config)
+    if as_json:
+        keep = ("schema", "table", "rows", "bytes")
+        print_json([{name: getattr(each, name) for name in keep} for each in found])
+        return
+    for each in found:
+        click.echo(f"{each}  about {each.rows:,} rows, {size(each.bytes)}")
+    next_step("cdc snapshot TABLE reads one again")

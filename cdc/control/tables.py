@@ -1,0 +1,136 @@
+"""Tables added to a running pipeline, and taken out of one: `cdc table add|remove|list`.
+
+The publication is changed and, in the same transaction, the daemon told: so what it is to read
+again begins at the very place in the stream from which on the table's changes are in it. A table
+that leaves is noted as meant to leave (`cdc.source.membership`), so that nobody calls it a gap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdc.config.patterns import parse_table_pattern
+from cdc.control import setup_publication
+from cdc.control.findings import listed
+from cdc.control.snapshots import new_id
+from cdc.errors import ConfigError, GapError
+from cdc.snapshot import commands
+from cdc.source import inspection, membership
+from cdc.source import setup as source_setup
+from cdc.source.connection import connect
+from cdc.source.members import Member, emit, members
+from cdc.source.membership import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.config import Config
+    from cdc.source.catalog import Connection
+    from cdc.source.membership import State
+    from cdc.source.plan import Plan
+
+_NOTHING = Change([], [], [], [], [], {}, [])
+
+
+class Added(NamedTuple):
+    """What a table's adding came to."""
+
+    table: str
+    snapshot: str | None  # its id, where it is read
+
+
+def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Added]:
+    """Add tables that the configuration captures, and have them read; tell the snapshots' ids.
+
+    A table that was captured before is emptied in the log first: what it lost meanwhile is in no
+    stream.
+    """
+    with connect(config) as connection:
+        wanted, state = _standing(connection, config)
+        by_name = {str(each.table): each for each in wanted.members}
+        chosen = [by_name[name] for name in _named(tables, list(by_name), config)]
+        there = [str(each.table) for each in chosen if each.table.oid in state.published]
+        if there:
+            raise ConfigError(
+                f"{listed(there)} is captured already",
+                hint="`cdc snapshot` reads a table again",
+            )
+        ids = {}
+        with connection.transaction():
+            change = _NOTHING._replace(add=chosen)
+            membership.alter(connection, config.publication, change, wanted, state)
+            known = {str(each): each for each in members(connection, config.publication)}
+            for member in chosen if read else ():
+                name = str(member.table)
+                leaves = [each for each in known.values() if each.root == name]
+                for each in [known[name]] if name in known else leaves:
+                    number = ids[str(each)] = new_id()
+                    of = commands.Of(each.schema, each.table)
+                    start = commands.Command(do="start", id=number, tables=(of,), anew=True)
+                    emit(connection, commands.COMMAND, commands.encode(start))
+    return [Added(name, number) for name, number in ids.items()] or [
+        Added(str(each.table), None) for each in chosen
+    ]
+
+
+def remove(config: Config, tables: Sequence[str]) -> list[str]:
+    """Take tables out of the publication; the log goes on without. Beside a running daemon."""
+    with connect(config) as connection:
+        wanted, state = _standing(connection, config)
+        entries = {
+            entry.name.replace('"', ""): (oid, entry) for oid, entry in state.entries.items()
+        }
+        gone = _named(tables, list(entries), config)
+        kept = [each for each in gone if config.selection.takes(*each.split(".", 1))]
+        if kept:
+            raise ConfigError(
+                f"the configuration captures {listed(kept)}, so `cdc setup` would add it again",
+                hint="name it below source.exclude first, then `cdc table remove`",
+            )
+        change = _NOTHING._replace(drop=[entries[each][1] for each in gone])
+        ended = frozenset(
+            state.published.get(entries[each][0], entries[each][1].membership) for each in gone
+        )
+        membership.alter(connection, config.publication, change, wanted, state, ended)
+    return gone
+
+
+def captured(config: Config) -> list[Member]:
+    """Return every table that is captured."""
+    with connect(config) as connection:
+        return members(connection, config.publication)
+
+
+def _standing(connection: Connection, config: Config) -> tuple[Plan, State]:
+    state = membership.state(connection, config.publication)
+    if state is None:
+        raise GapError(
+            f"there is no publication {config.publication}", hint="`cdc setup` creates it"
+        )
+    if state.all_tables:
+        raise ConfigError(
+            f"the publication {config.publication} is FOR ALL TABLES",
+            hint="every table is captured already, and none can be taken out",
+        )
+    server = inspection.server(connection)
+    tables = source_setup.matched_tables(connection, config)
+    return setup_publication.planned(connection, config, server, tables), state
+
+
+def _named(wanted: Sequence[str], known: list[str], config: Config) -> list[str]:
+    """Return those of `known` that the patterns match; ConfigError where one matches none."""
+    chosen: list[str] = []
+    for text in wanted:
+        try:
+            pattern = parse_table_pattern(text)
+        except ValueError as error:
+            raise ConfigError(f"{text} is not schema.table", hint="public.orders") from error
+        found = [name for name in known if pattern.matches(*name.split(".", 1))]
+        if not found:
+            raise ConfigError(
+                f"{text} names no table that could be meant",
+                hint="to add one, source.tables must take it: it takes"
+                f" {listed(list(config.source.tables))}; `cdc table list` shows what is captured",
+            )
+        chosen += [name for name in found if name not in chosen]
+    return chosen
