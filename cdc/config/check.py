@@ -197,7 +197,8 @@ def _either(info: inspect.UnionType) -> str:
         str(word) for kind in kinds if isinstance(kind, inspect.LiteralType) for word in kind.values
     ]
     if words:
-        return ", ".join([*words, "true or false"])
+        either = any(isinstance(kind, inspect.BoolType) for kind in kinds)
+        return ", ".join([*words, *(["true or false"] if either else [])])
     return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from cdc.errors import (
     CDCError,
     ConfigError,
-    FencedError,
     GapError,
     InvariantError,
     Policy,
@@ -22,6 +21,7 @@ from cdc.errors import (
     SnapshotLostError,
 )
 from cdc.snapshot import topic
+from cdc.snapshot.handover import check_mine
 from cdc.snapshot.local import LocalRunner
 from cdc.snapshot.progress import Progress
 from cdc.snapshot.spark import SparkRunner, installed
@@ -130,7 +130,7 @@ def copy(
     vain, found = 0, -1
     while True:
         known = aside(lambda: topic.read(config))
-        _check_mine(plan, known)
+        check_mine(known.state, "running", plan.token)
         progress.know(known.ranges)
         if progress.complete:
             host.snapshotting("every range is copied", progress.report(time.monotonic()))
@@ -173,6 +173,8 @@ def _judge(error: CDCError, aside: Aside, watch: Watch, vain: int) -> None:
     if isinstance(error, RewrittenError) or error.policy is not Policy.BACKOFF:
         raise error
     aside(watch.look)
+    if vain + 1 >= _VAIN_STARTS:
+        raise error
     if isinstance(error, SnapshotLostError) and vain:
         # It is there, and yet a task that was told its name does not find it.
         raise ConfigError(
@@ -187,12 +189,3 @@ def _left(plan: Plan, known: topic.Known) -> list[int]:
     done = known.done(plan)
     ranges = enumerate(plan.ranges())
     return sorted({n % plan.tasks for n, r in ranges if ("rows", r.table, r.number) not in done})
-
-
-def _check_mine(plan: Plan, known: topic.Known) -> None:
-    state = known.state
-    if state is None or (state.stage, state.token) != ("running", plan.token):
-        raise FencedError(
-            "another process has taken over the initial snapshot",
-            hint="this one starts over and finds what there is to do",
-        )

@@ -23,7 +23,7 @@ from cdc.snapshot import topic
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity
-    from cdc.snapshot.records import Plan, SnapshotState
+    from cdc.snapshot.records import Plan, SnapshotState, Stage
 
 
 def write(config: Config, plan: Plan, token: str) -> SnapshotState:
@@ -36,12 +36,7 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         publisher.open()
     known = topic.read(config)
     resumed = reader.read_resume(config)
-    state = known.state
-    if state is None or (state.stage, state.token) != ("running", token):
-        raise FencedError(
-            "another process has taken over the initial snapshot",
-            hint="this one starts over and finds what there is to do",
-        )
+    state = check_mine(known.state, "running", token)
     if resumed is None:
         raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
     now_us = time.time_ns() // 1_000
@@ -64,6 +59,16 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         publisher.add(*record)
     publisher.commit()
     return done
+
+
+def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> SnapshotState:
+    """Return the state; raise FencedError where it is not the one that `token` wrote."""
+    if state is None or (state.stage, state.token) != (stage, token):
+        raise FencedError(
+            "another process has taken over the initial snapshot",
+            hint="this one starts over and finds what there is to do",
+        )
+    return state
 
 
 def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIdentity:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import time
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from cdc.errors import StoppedError
@@ -15,6 +16,7 @@ from cdc.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from pathlib import Path
 
     from cdc.snapshot.progress import Report
@@ -47,6 +49,7 @@ class Aside:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._worker = Worker()
+        self._call: Future[object] | None = None
         self._poll = select.poll()
         self._poll.register(self._worker.wake_fd, select.POLLIN)
 
@@ -56,6 +59,7 @@ class Aside:
         `meanwhile` is called at every turn.
         """
         future = self._worker.submit(call)
+        self._call = future  # type: ignore[assignment]  # whatever it returns
         while not future.done():
             self.turn()
             if meanwhile:
@@ -67,6 +71,10 @@ class Aside:
         self.check()
         self._poll.poll(_TURN_SECONDS * 1_000)
         self._worker.drain()
+
+    def rests(self, seconds: float) -> bool:
+        """Wait for a call that was left to itself; return whether it has ended."""
+        return self._call is None or not wait([self._call], seconds).not_done
 
     def check(self) -> None:
         """Note that the process turns; raise StoppedError where it is to stop."""

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from cdc import failpoints
-from cdc.errors import FencedError, GapError, RewrittenError, StoppedError
+from cdc.errors import GapError, RewrittenError, StoppedError
 from cdc.log import reader
-from cdc.log.publisher import Publisher
+from cdc.log.publisher import LANES, Publisher
 from cdc.snapshot import copying, handover, planning, topic
 from cdc.snapshot.export import Exporting, prove
 from cdc.snapshot.gone import Deleting
@@ -54,6 +54,8 @@ log = logging.getLogger("cdc.snapshot")
 
 # The coordinator's writer; task k's is `snapshot.k`.
 LANE: Final = "snapshot"
+# How long a call that a stop left behind may take to end.
+_REST_SECONDS: Final = 5.0
 _STOPPED: Final = (
     "its ranges in the log are of a moment that ends with this process: unless none is missing, the"
     " next start begins a new generation, whose rows replace them"
@@ -105,31 +107,39 @@ class _Coordinator:
 
     def run(self) -> None:
         """Take the snapshot, whole; or finish the generation that lacks nothing but its end."""
-        config, aside = self._config, self._aside
         with ExitStack() as closing:
-            aside(lambda: raise_if_held(config))
-            self._host.snapshotting("looking at the source")
-            primary = closing.enter_context(aside(lambda: connect(config)))
-            resume = aside(lambda: _resume(config))
-            system = aside(lambda: prove(config, primary, resume))
-            exporting = Exporting(config, self._host, aside, primary)
-            export = closing.enter_context(exporting.lock())
-            exporting.create(export, system, resume[1])
-            failpoints.reach("after_export")
-            known = self._begin()
-            if known is None:
-                return
-            plan = self._unfinished(known)
-            if plan is None:
-                plan = self._plan(export, known, resume)
-                failpoints.reach("after_plan")
-                watch = copying.Watch(config, export, primary)
-                closing.callback(watch.close)
-                copying.copy(config, plan, self._host, aside, watch, self._runner)
-            self._delete_gone(plan)
-            failpoints.reach("before_handover")
-            self._hand_over(plan)
-            failpoints.reach("after_handover")
+            try:
+                self._run(closing)
+            except StoppedError:
+                if not self._aside.rests(_REST_SECONDS):
+                    closing.pop_all()  # a connection must not be closed under who is using it
+                raise
+
+    def _run(self, closing: ExitStack) -> None:
+        config, aside = self._config, self._aside
+        aside(lambda: raise_if_held(config))
+        self._host.snapshotting("looking at the source")
+        primary = closing.enter_context(aside(lambda: connect(config)))
+        resume = aside(lambda: _resume(config))
+        system = aside(lambda: prove(config, primary, resume))
+        exporting = Exporting(config, self._host, aside, primary)
+        export = closing.enter_context(exporting.lock())
+        exporting.create(export, system, resume[1])
+        failpoints.reach("after_export")
+        known = self._begin()
+        if known is None:
+            return
+        plan = self._unfinished(known)
+        if plan is None:
+            plan = self._plan(export, known, resume)
+            failpoints.reach("after_plan")
+            watch = copying.Watch(config, export, primary)
+            closing.callback(watch.close)
+            copying.copy(config, plan, self._host, aside, watch, self._runner)
+        self._delete_gone(plan)
+        failpoints.reach("before_handover")
+        self._hand_over(plan)
+        failpoints.reach("after_handover")
 
     def _begin(self) -> topic.Known | None:
         """Fence older coordinators and return what the log knows; None where all is done."""
@@ -149,7 +159,9 @@ class _Coordinator:
             return None
         log.info("finishing the snapshot", extra={"fields": {"generation": plan.generation}})
         plan = replace(plan, token=self._token)
-        self._write_state(replace(state, token=self._token, **_signed()), plan)
+        state = replace(state, token=self._token, **_signed())
+        self._write_state(state, plan)
+        self._fence(state, 0)
         return plan
 
     def _plan(self, export: Export, known: topic.Known, resume: Resume) -> Plan:
@@ -165,8 +177,7 @@ class _Coordinator:
             **_signed(),
         )  # fmt: skip
         self._write_state(state)
-        self._aside(lambda: _fence(config, old.tasks))
-        known = self._aside(lambda: topic.read(config))  # what the fenced have written last
+        known = self._fence(state, old.tasks)
         planned = self._aside(lambda: planning.plan(config, export, state, known, resume))
         running = replace(state, stage="running", next_seq=planned.plan.next_seq, **_signed())
         self._aside(lambda: planning.write(config, self._publisher, running, planned))
@@ -183,6 +194,18 @@ class _Coordinator:
             },
         )
         return planned.plan
+
+    def _fence(self, state: SnapshotState, tasks: int) -> topic.Known:
+        """Let nobody of before write any more; return what the log knows then.
+
+        Raises FencedError where it is not `state`: somebody has handed over meanwhile, or taken
+        over. From here on nobody can who read an older state: neither a task nor a hand-over.
+        """
+        config = self._config
+        self._aside(lambda: _fence(config, tasks))
+        known = self._aside(lambda: topic.read(config))
+        handover.check_mine(known.state, state.stage, self._token)
+        return known
 
     def _delete_gone(self, plan: Plan) -> None:
         """Delete the keys that older generations left behind."""
@@ -206,7 +229,7 @@ class _Coordinator:
         config = self._config
         self._host.snapshotting("handing over to the stream")
         known = self._aside(lambda: topic.read(config))
-        _check_mine(known.state, self._token)
+        handover.check_mine(known.state, "running", self._token)
         state = self._aside(lambda: handover.write(config, plan, self._token))
         fields = {"generation": state.generation, "rows": state.rows, "lsn": plan.lsn}
         log.info("the snapshot is done", extra={"fields": fields})
@@ -244,14 +267,6 @@ def _ranges_done(known: topic.Known, plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _fence(config: Config, tasks: int) -> None:
-    """End what tasks of older generations have open, and have them write no more."""
-    for number in range(tasks):
-        Publisher(config, f"{LANE}.{number}").open()
-
-
-def _check_mine(state: SnapshotState | None, token: str) -> None:
-    if state is None or (state.stage, state.token) != ("running", token):
-        raise FencedError(
-            "another process has taken over the initial snapshot",
-            hint="this one starts over and finds what there is to do",
-        )
+    """End what older tasks, and older hand-overs by the daemon's writers, have open."""
+    for lane in (*(f"{LANE}.{number}" for number in range(tasks)), *range(LANES)):
+        Publisher(config, lane).open()

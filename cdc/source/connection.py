@@ -76,6 +76,11 @@ _REFUSALS: Final = {
     "database ": "3D000",  # does not exist
 }
 _LOST_CONNECTION: Final = "08006"
+_DENIED: Final = "42501"
+_POLICY: Final = (
+    "rows that a policy hides would be missing, so none are read: ALTER ROLE … BYPASSRLS, or let the"
+    " role own the table; or leave the table out of the snapshot (`snapshot: none`)"
+)
 
 # By SQLSTATE or its class, the first that fits: what may be done about it. What may pass by itself
 # is tried again; everything else is an answer that trying again will not change.
@@ -221,6 +226,8 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
     text = str(error).strip().split("\n")[0] or type(error).__name__
     state = error.sqlstate or _state_of(text)
     kind, hint = next((kind, hint) for states, kind, hint in _ANSWERS if state.startswith(states))
+    if state == _DENIED and "row-level security" in text:
+        hint = _POLICY
     return kind(f"{doing}: {text}", hint=hint)
 
 

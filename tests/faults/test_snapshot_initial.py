@@ -1,0 +1,199 @@
+"""What befalls an initial snapshot: kills between any two steps, rewrites, a zombie, a lost server.
+
+Writers are at work all the while, and in the end the folded log equals the database.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import psycopg
+
+from cdc.errors import Exit
+from cdc.local.stack import LocalStack
+from cdc.snapshot import topic
+from cdc.snapshot.records import SnapshotState
+from cdc.source.export import slot_name
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.load import TABLES as LOADED
+from tests.fixtures.load import Load
+
+# Room for a loaded machine: processes are started again and again here.
+_SECONDS = 120.0
+_RANGES: dict[str, object] = {
+    "mode": "initial",
+    "runner": "local",
+    "range_bytes": 65_536,
+    "max_parallel": 2,
+}
+_FULL = (
+    *LOADED,
+    "INSERT INTO users SELECT i, 0, 'old', repeat('x', 300) FROM generate_series(100, 4000) i",
+    "INSERT INTO lines SELECT i, 0, 'old', NULL FROM generate_series(1, 500) i",
+)
+
+
+def state(line: PipelineUnderTest) -> SnapshotState:
+    found = topic.read_state(line.config)
+    assert found is not None
+    return found
+
+
+def rows(daemon: Daemon) -> int:
+    return int((daemon.health().get("snapshot") or {}).get("rows", 0))
+
+
+def _copies(line: PipelineUnderTest, daemon: Daemon, generation: int) -> bool:
+    return state(line).generation >= generation and rows(daemon) > 200
+
+
+def _begun_after(line: PipelineUnderTest, generation: int) -> bool:
+    return state(line).generation > generation
+
+
+def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPipeline) -> None:
+    """One kill after another on one pipeline, each somewhere else."""
+    line = pipeline(*_FULL, source={"tables": ["public.*"]}, snapshot=_RANGES)
+    with Load(line.database.dsn, seed=3, truncates=0) as load:
+        wait_until(lambda: load.commits > 10, "nothing is written")
+        for point in ("after_export", "after_plan"):
+            line.start(point).wait_exit(_SECONDS)
+        assert (state(line).stage, state(line).generation) == ("running", 1)
+        # Tasks that die again and again get on all the same, range by range.
+        daemon = line.start("after_range_commit:4")
+        wait_until(lambda: "copying again" in daemon.log, "no task was killed", _SECONDS)
+        daemon.kill()
+        assert state(line).generation == 2
+        line.database.execute("DELETE FROM users WHERE id BETWEEN 200 AND 300")
+        line.start("after_gone").wait_exit(_SECONDS)
+        copied = state(line)
+        assert (copied.stage, copied.generation) == ("running", 3)
+        # Nothing is missing but the end: no new generation is needed.
+        line.start("before_handover").wait_exit(_SECONDS)
+        line.start("after_handover").wait_exit(_SECONDS)
+        assert (state(line).stage, state(line).generation) == ("done", 3)
+        line.start().wait_ready(_SECONDS)
+        after = load.commits
+        wait_until(lambda: load.commits > after + 20, "nothing is written")
+    converge(line.config)
+
+
+def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> None:
+    """TRUNCATE, VACUUM FULL, another type, DROP: an old snapshot would see too few rows."""
+    slow = {**_RANGES, "rows_per_second": 1500, "max_parallel": 1}
+    line = pipeline(
+        "CREATE TABLE big (id int PRIMARY KEY, v varchar(200))",
+        "CREATE TABLE dropped (id int PRIMARY KEY, v text)",
+        *(f"INSERT INTO {t} SELECT i, 'v' FROM generate_series(1, 4000) i"
+          for t in ("big", "dropped")),
+        source={"tables": ["public.*"]},
+        snapshot=slow,
+    )  # fmt: skip
+    daemon = line.start()
+    for number, statement in enumerate(
+        (
+            "TRUNCATE dropped",
+            "VACUUM FULL big",
+            "ALTER TABLE big ALTER v TYPE int USING length(v)",
+            "ALTER TABLE big RENAME v TO w; ALTER TABLE big ADD v int",
+        ),
+        start=1,
+    ):
+        wait_until(partial(_copies, line, daemon, number), "no rows", _SECONDS)
+        with line.database.connect() as connection:
+            connection.execute(statement.encode())
+        wait_until(partial(_begun_after, line, number), statement, _SECONDS)
+    file = line.write("fast.yaml", snapshot=_RANGES)
+    assert daemon.term() == Exit.OK
+    assert "since the snapshot was taken" in daemon.log
+    line.start(config_file=file).wait_ready(_SECONDS)
+    line.database.execute("UPDATE big SET v = 1 WHERE id < 10")
+    converge(line.config)
+
+
+def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) -> None:
+    """Its export is ended from outside, another takes over; what thaws writes nothing more."""
+    line = pipeline(
+        *_FULL,
+        source={"tables": ["public.*"]},
+        snapshot={**_RANGES, "rows_per_second": 1500},
+    )
+    fast = line.write("fast.yaml", snapshot=_RANGES)
+    with Load(line.database.dsn, seed=4, truncates=0):
+        zombie = line.start()
+        wait_until(lambda: rows(zombie) > 200, "no rows", _SECONDS)
+        zombie.freeze()
+        ended = (
+            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
+            " WHERE slot_name = %s"
+        )
+        line.query(ended, slot_name(line.config))
+        heir = line.start(config_file=fast)
+        heir.wait_ready(_SECONDS)
+        assert (state(line).stage, state(line).generation) == ("done", 2)
+        zombie.thaw()
+        zombie.wait_state("standby", _SECONDS)
+        heir.wait_ready(_SECONDS)
+    converge(line.config)
+    assert state(line).generation == 2
+
+
+def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
+    killable_pipeline: NewPipeline, killable_stack: LocalStack
+) -> None:
+    line = killable_pipeline(
+        *_FULL,
+        source={"tables": ["public.*"]},
+        snapshot={**_RANGES, "rows_per_second": 1500},
+    )
+    with Load(line.database.dsn, seed=6, truncates=0):
+        daemon = line.start()
+        wait_until(lambda: rows(daemon) > 500, "no rows", _SECONDS)
+        killable_stack["postgres"].kill()
+        killable_stack.start("postgres")
+        # By hand, so that rows of the first generation are surely gone.
+        line.database.execute("DELETE FROM users WHERE id > 1000", "TRUNCATE lines")
+        wait_until(lambda: state(line).generation > 1, "no new generation", _SECONDS)
+        daemon.wait_ready(_SECONDS)
+    converge(line.config)
+    assert "a new generation" in daemon.log
+
+
+def test_what_would_hide_rows_or_lose_the_slot_stops_it_in_words(
+    killable_pipeline: NewPipeline, killable_stack: LocalStack
+) -> None:
+    """A policy; a role that may not read; and a slot that nears what it may keep."""
+    line = killable_pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE t OWNER TO pg_database_owner",
+        "CREATE POLICY few ON t USING (id < 10)",
+        snapshot={**_RANGES, "rows_per_second": 300},
+    )
+    role = f"reader_{line.database.name}"
+    line.database.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
+    try:
+        dsn = psycopg.conninfo.make_conninfo(line.database.dsn, user=role)
+        file = line.write("reader.yaml", source__dsn=dsn)
+        line.refused(Exit.PERMISSION, "permission denied for table t", config_file=file)
+        line.database.execute(f"GRANT SELECT ON t TO {role}")
+        line.refused(Exit.PERMISSION, "row-level security policy", "BYPASSRLS", config_file=file)
+    finally:
+        line.database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    daemon = line.start()
+    wait_until(lambda: rows(daemon) > 200, "no rows", _SECONDS)
+    line.database.execute(
+        "ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'", "SELECT pg_reload_conf()"
+    )
+    try:
+        line.database.execute(
+            "CREATE TABLE filler (v text)",
+            "INSERT INTO filler SELECT repeat('y', 1000) FROM generate_series(1, 100000)",
+        )
+        line.ends(daemon, Exit.CONFIG, "nears max_slot_wal_keep_size", seconds=_SECONDS)
+    finally:
+        line.database.execute(
+            "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()"
+        )
