@@ -32,14 +32,14 @@ _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-# Without spark-submit. The C1 compiler alone halves the CPU time of short sessions.
+# Without spark-submit.
 _SMALL: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xss2m",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",

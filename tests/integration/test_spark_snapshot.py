@@ -1,0 +1,161 @@
+"""The initial snapshot on Spark: by the log, and straight into Delta Lake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc.errors import GapError, StoppedError, UnavailableError
+from cdc.log import reader
+from cdc.snapshot.task import masks
+from cdc.source.pinned import connect_for_rows
+from jobs import direct, snapshot
+from jobs.data_source import SnapshotSource, spark_schema, table_of
+from sinks import delta_layout
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc.snapshot.records import Plan, RangeRecord
+
+TABLES = (
+    "CREATE TABLE big (id int PRIMARY KEY, a text, n numeric(10,2), at timestamptz)",
+    "INSERT INTO big SELECT i, repeat('x', 100), i / 7.0, now() FROM generate_series(1, 5000) i",
+    "INSERT INTO big VALUES (0, NULL, 'NaN', 'infinity')",
+    'CREATE TABLE parts (id int PRIMARY KEY, "a b" text) PARTITION BY RANGE (id)',
+    "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200)",
+    "INSERT INTO parts SELECT i, 'p' || i FROM generate_series(1, 150) i",
+    "CREATE TABLE nothing (id int PRIMARY KEY)",
+    "CREATE TABLE small (id int PRIMARY KEY, a text)",
+    "INSERT INTO small SELECT i, 's' || i FROM generate_series(1, 300) i",
+)
+DIRECT = {f"public.{name}": {"snapshot": "direct"} for name in ("big", "parts", "nothing")}
+
+
+def on_spark(pipeline: PipelineUnderTest) -> dict[str, Any]:
+    """Run the job in this process, in the tests' session."""
+    return snapshot.run(snapshot.Driver(pipeline.config_file), pipeline.config_file)
+
+
+def mirror(lake: Path, table: str) -> DeltaTable:
+    return DeltaTable(lake / f"public.{table}")
+
+
+def facts(table: DeltaTable) -> list[dict[str, object]]:
+    """Return what each commit says of itself, oldest first."""
+    commits = reversed(table.history())
+    return [delta_layout.facts(commit.get("userMetadata")) for commit in commits]
+
+
+class Stumbling:
+    """What records a mirror's groups: it fails where told, behind Delta's commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fail: list[Callable[[], None]] = []  # one a call
+        self.plans: list[Plan] = []
+        record, copy = direct._Log.record, direct.copy
+
+        def recording(log: direct._Log, records: list[RangeRecord]) -> None:
+            if self.fail:
+                self.fail.pop(0)()
+            record(log, records)
+
+        def copying(spark: SparkSession, *given: Any) -> list[RangeRecord]:  # noqa: ANN401
+            self.plans.append(given[-1])
+            return copy(spark, *given)
+
+        monkeypatch.setattr(direct._Log, "record", recording)
+        monkeypatch.setattr(direct, "copy", copying)
+
+
+def stumble() -> None:
+    raise UnavailableError("stumbled", hint="it goes on by itself")
+
+
+def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
+    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / "lake"
+    made = pipeline(
+        *TABLES,
+        snapshot={"mode": "initial", "range_bytes": 65_536},
+        delta={"path": str(lake)},
+        tables=DIRECT,
+    )
+    config = made.config
+    monkeypatch.setattr(direct, "_GROUP_BYTES", 8 * 65_536)
+    stumbling = Stumbling(monkeypatch)
+
+    # Generation 1 commits a group twice in vain, and its driver is stopped behind the second.
+    driver = snapshot.Driver(made.config_file)
+
+    def stop() -> None:
+        driver.stopping = True
+        stumble()
+
+    stumbling.fail = [stumble, stop]
+    with pytest.raises(StoppedError):
+        snapshot.run(driver, made.config_file)
+    old = facts(mirror(lake, "big"))
+    assert [(each["generation"], each["group"], each["frontier"]) for each in old] == [(1, 0, None)]
+
+    # Its export is gone, and rows have changed: generation 2 takes its place.
+    made.database.execute(
+        "DELETE FROM big WHERE id = 1", "INSERT INTO small VALUES (1000, 'later')"
+    )
+    assert on_spark(made) == {"outcome": "taken", "generation": 2}
+    big = mirror(lake, "big")
+    said = facts(big)[1:]
+    assert [(each["generation"], each["group"]) for each in said] == [
+        (2, number) for number in range(len(said))
+    ]
+    assert len(said) > 1
+    assert [each["frontier"] for each in said] == [None] * (len(said) - 1) + [said[-1]["lsn"]]
+    rows = big.to_pyarrow_table().to_pylist()
+    assert sorted(row["id"] for row in rows) == [0, *range(2, 5001)]
+    assert len({row["_seq"] for row in rows}) == 5000
+    odd = next(row for row in rows if row["id"] == 0)
+    assert (odd["n"], dict(odd["_exact"])) == (None, {"n": "NaN", "at": "infinity"})
+    assert spark.read.format("delta").load(str(lake / "public.parts")).count() == 150
+    assert spark.read.format("delta").load(str(lake / "public.nothing")).count() == 0
+
+    # Nothing of them is in the log. What the stream brings is newer than any of their rows.
+    assert {message.topic() for message in events(made)} == {f"{config.prefix}.public.small"}
+    daemon = made.start().wait_ready()
+    made.database.execute("UPDATE big SET n = 1 WHERE id = 0")
+    topic_of_big = f"{config.prefix}.public.big"
+    wait_until(
+        lambda: any(message.topic() == topic_of_big for message in events(made)), "the update"
+    )
+    [update] = [json.loads(m.value()) for m in events(made) if m.topic() == topic_of_big]
+    assert update["op"] == "u"
+    assert update["source"]["seq"] > max(row["_seq"] for row in rows)
+    assert daemon.term() == 0
+
+    # A writer of generation 1 comes late: Delta itself skips what it writes, and it is told.
+    spark.dataSource.register(SnapshotSource)
+    table = table_of(stumbling.plans[0], "public.big")
+    late = direct._Mirror(spark, config, made.config_file, stumbling.plans[0], table)
+    with closing(connect_for_rows(config)) as connection:
+        schema = spark_schema(config, table.version, masks(config, connection, table.version))
+    group = direct.groups(table.ranges)[1]
+    late._write(group, schema)
+    assert mirror(lake, "big").version() == big.version()
+    with pytest.raises(GapError, match="not an older one"):
+        late._records(group, 0.0)
+
+
+def events(made: PipelineUnderTest) -> list[Any]:
+    """Return the records of all data topics."""
+    config = made.config
+    found = reader.read_resume(config)
+    assert found is not None
+    return list(reader.read_to_end(config, found[0].partitions))
