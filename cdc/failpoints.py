@@ -41,6 +41,14 @@ SNAPSHOT_NAMES: Final = (
     "before_range_commit",
     "after_range_commit",  # the log holds it, nobody has been told
 )
+# Around a chunk of a live snapshot, in their order.
+LIVE_NAMES: Final = (
+    "before_low",
+    "after_low",  # its window is open in the stream
+    "after_select",
+    "before_high",  # its rows are in memory only
+    "after_high",
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

@@ -15,7 +15,7 @@ from tests.fixtures.load import TABLES, Load
 def say(line: PipelineUnderTest, **command: object) -> str:
     """Emit a command; return the snapshot's id."""
     number = command.setdefault("id", uuid.uuid4().hex[:8])
-    with line.database.connect() as connection:
+    with line.database.connect(options="-c synchronous_commit=local") as connection:
         connection.execute(
             "SELECT pg_logical_emit_message(true, %s, %s::bytea)",
             (commands.COMMAND, json.dumps(command)),
