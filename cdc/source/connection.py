@@ -78,7 +78,7 @@ _REFUSALS: Final = {
 _LOST_CONNECTION: Final = "08006"
 _DENIED: Final = "42501"
 _POLICY: Final = (
-    "rows that a policy hides would be missing, so none are read: ALTER ROLE … BYPASSRLS, or let the"
+    "what a policy hides would be missing, so nothing is read: ALTER ROLE … BYPASSRLS, or let the"
     " role own the table; or leave the table out of the snapshot (`snapshot: none`)"
 )
 
