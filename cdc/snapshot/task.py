@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 # Slower than this no machine copies: a range takes a Kafka transaction's time at most so long.
 _SLOWEST_BYTES_PER_SECOND: Final = 256 << 10
+# What a row is taken for in a table that was never analysed.
+_USUAL_ROW_BYTES: Final = 100
 # The brokers' own limit, unless transaction.max.timeout.ms says otherwise.
 _LONGEST_SECONDS: Final = 900
 _SHORTEST_SECONDS: Final = 300
@@ -235,7 +237,8 @@ def transaction_seconds(config: Config, plan: Plan) -> int:
     most = 0.0
     for table in plan.tables:
         ranges = -(-(table.pages or 1) // (table.pages_per_range or 1)) if table.pages else 1
-        rows, size = table.rows // ranges + 1, table.bytes // ranges + 1
+        estimated = table.rows or table.bytes // _USUAL_ROW_BYTES
+        rows, size = estimated // ranges + 1, table.bytes // ranges + 1
         most = max(most, pace.seconds(rows, size) + size / _SLOWEST_BYTES_PER_SECOND)
     if pace.seconds(1, 1) and most > _LONGEST_SECONDS:
         raise ConfigError(
