@@ -39,7 +39,6 @@ _SMALL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -Xss2m",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
@@ -47,6 +46,9 @@ _SMALL: Final = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.adaptive.enabled": "false",
 }
+_JAVA: Final = "-XX:+UseSerialGC -Xss2m"
+# One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
+_QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 # A failed task is tried so often in all, in a local session too.
 _TRIES: Final = 4
 
@@ -55,13 +57,14 @@ def session(
     name: str,
     *,
     cores: int = 2,
+    short: bool = False,
     delta: bool = True,
     jars: Sequence[Path] = (),
     more: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return a session of our own; all but the name counts where none is active yet.
 
-    `cores` and `jars` count where this starts the JVM.
+    `cores`, `short` (minutes at most) and `jars` count where this starts the JVM.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -74,6 +77,7 @@ def session(
         # Workers would take the first python3 of PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
+        settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
         if jars:
             settings["spark.jars"] = ",".join(map(str, jars))
     builder = SparkSession.Builder().appName(name)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _TOLD_EVERY_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
+_SHORT_BYTES: Final = 1 << 30
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
@@ -136,7 +137,8 @@ class _Sparks:
             jars = files.jars(Quiet()) if delta and not submitted() else ()
             name = f"lockstep snapshot {plan.pipeline}"
             self._is_ours = SparkSession.getActiveSession() is None
-            self._session = session(name, cores=plan.tasks, delta=delta, jars=jars)
+            short = sum(table.bytes for table in plan.tables) < _SHORT_BYTES
+            self._session = session(name, cores=plan.tasks, short=short, delta=delta, jars=jars)
         return InSession(self._session, self._config, self._path, plan, left)
 
     def close(self) -> None:
