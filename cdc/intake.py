@@ -68,6 +68,7 @@ class Intake:
         # A committed transaction that is read back: its rows come before what the stream sends.
         self._commit: messages.StreamCommit | None = None
         self._chunks: Iterator[bytes] = iter(())
+        self._ending = False
 
     @property
     def reading_back(self) -> bool:
@@ -79,6 +80,10 @@ class Intake:
         if self._spool:
             self._spool.close()
 
+    def end(self) -> None:
+        """Let `take` stop where the transaction being read ends, from here on."""
+        self._ending, self.sequencer.max_events = True, 0
+
     def take(self) -> int:
         """Sequence the next chunk, if there is one; return how many bytes it had."""
         if self._commit:
@@ -87,6 +92,8 @@ class Intake:
                 return len(chunk)
             end, self._commit = self._commit, None
             self.sequencer.commit(end.commit_lsn, end.end_lsn, end.commit_time_us)
+            if self._ending:
+                return 0
         chunk = self._stream.read()
         if chunk:
             failpoints.reach("after_receive")
@@ -99,7 +106,7 @@ class Intake:
         """Take a chunk to where it ends or a read-back begins; return how far that is."""
         at = 0
         step: Step | Pause | None = None
-        while step is not Pause.MORE and not (self._commit and not streamed):
+        while not self._over(step, streamed=streamed):
             if self._in_progress and self._in_progress.in_block:
                 at, step = self._in_progress.walk(chunk, at)
             else:
@@ -107,7 +114,7 @@ class Intake:
             match step:
                 case Pause.OTHER:
                     at = self._stream.other(chunk, at)
-                case Pause.FULL:
+                case Pause.FULL if not self._ending:
                     self._full()
                 case messages.Relation():
                     if self._in_progress:
@@ -120,6 +127,12 @@ class Intake:
                 case messages.StreamCommit():
                     self._begin(step)
         return at
+
+    def _over(self, step: Step | Pause | None, *, streamed: bool) -> bool:
+        """Whether the walk of a chunk ends at this step."""
+        if step is Pause.FULL:
+            return self._ending
+        return step is Pause.MORE or (self._commit is not None and not streamed)
 
     def _streamed(self) -> InProgress:
         if self._in_progress is None:

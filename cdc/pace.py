@@ -28,3 +28,5 @@ TURN_SECONDS: Final = 0.5
 # A stop's grace, below the ten seconds that supervisors give: what is in flight by then is left to
 # the next start.
 STOP_SECONDS: Final = 8.0
+# Of that, so long for the rest of the source transaction being read: what is left is its commit's.
+STOP_READING_SECONDS: Final = 4.0

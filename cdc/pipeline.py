@@ -345,11 +345,15 @@ class Pipeline:
 
     def _finish(self) -> None:
         """Commit what was read, confirm it, and write the last frontier; within a stop's grace."""
-        deadline = time.monotonic() + pace.STOP_SECONDS
-        while time.monotonic() < deadline:
+        began_at = time.monotonic()
+        self.intake.end()
+        while time.monotonic() < began_at + pace.STOP_SECONDS:
             self._settle()
-            if not self.lanes.in_flight:
-                if self.sequencer.events:
+            sequencer, inside = self.sequencer, self._inside(began_at + pace.STOP_READING_SECONDS)
+            if inside:
+                self.intake.take()
+            elif not self.lanes.in_flight:
+                if sequencer.events or (self.position.open and not sequencer.place.open):
                     self.lanes.current.produce(self.batch)
                     self._cut()
                 elif self.frontiers.due:
@@ -357,10 +361,18 @@ class Pipeline:
                 else:
                     break
             self._look_after()
-            self.stream.wait(pace.TURN_SECONDS, for_frames=False)
+            seconds = 0.0 if inside and self.intake.reading_back else pace.TURN_SECONDS
+            self.stream.wait(seconds, for_frames=inside)
             self.worker.drain()
         else:
             log.warning("stopped with a commit in flight: the next start will tell its outcome")
+
+    def _inside(self, deadline: float) -> bool:
+        """Whether to read on: no frontier stands inside a transaction; a large one is cut there."""
+        limits, sequencer = self.config.batch, self.sequencer
+        fits = sequencer.events < limits.max_events and self.batch.bytes < limits.max_bytes
+        unfinished = sequencer.in_transaction and sequencer.place.open
+        return unfinished and fits and time.monotonic() < deadline
 
     # -- the worker --------------------------------------------------------------------------------
 

@@ -7,15 +7,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import psycopg
 import pytest
 
 from cdc.events import LSN
 from cdc.local.stack import LocalStack
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.proxy import Proxy
 from tests.fixtures.witness import Witness
 
 # More than the walsender's patience, which must be more than a busy machine lets a process wait;
@@ -195,7 +197,36 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
         _, position = line.resume()
         # What is in the log is confirmed, so nothing of it will be sent again; its frontier stands.
         assert LSN.parse(line.slot()) == position.end_lsn
-        # Stopped inside a source transaction there is no frontier to write: the next start goes on.
-        assert position.open or position.pending == ()
+        assert position.pending == (), position
         line.start().wait_ready()
     witness.check()
+
+
+@pytest.mark.parametrize("rows", [300, 6_000])
+def test_told_to_stop_inside_a_source_transaction_it_reads_on_to_an_end_that_is_near(
+    rows: int, pipeline: NewPipeline, new_proxy: Callable[[str, int], Proxy]
+) -> None:
+    """No frontier stands inside one; a large one is cut there, and the next start goes on."""
+    whole = rows < _BATCH["max_events"]
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY, n int, note text)", batch=_BATCH)
+    witness = Witness(line)
+    with line.database.connect() as connection:
+        proxy = new_proxy(connection.info.host, connection.info.port)
+    dsn = psycopg.conninfo.make_conninfo(line.database.dsn, host="127.0.0.1", port=proxy.port)
+    daemon = line.start(config_file=line.write("behind.yaml", source__dsn=dsn)).wait_ready()
+    proxy.fragment_bytes, proxy.bytes_per_second = 2_000, 30_000 if whole else 300_000
+    line.database.execute(
+        f"INSERT INTO t SELECT i, 1, repeat('x', 300) FROM generate_series(1, {rows}) i"
+    )
+    metric, seen = ("pending_events", 20) if whole else ("events_total", 500)
+    wait_until(lambda: daemon.metric(f"lockstep_{metric}") > seen, "nothing arrives", pause=0.01)
+    daemon.process.terminate()
+    if whole:
+        proxy.bytes_per_second = 0  # the end is near, in time too
+    assert daemon.wait_exit() == 0
+    _, position = line.resume()
+    assert position.open is not whole
+    assert (position.seq == rows) is whole
+    assert (position.pending == ()) is whole
+    line.start().wait_ready()
+    assert witness.check().events == rows
