@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import uuid
 
+import pytest
+
+from cdc.config import load
+from cdc.control import snapshots, tables
+from cdc.errors import ConfigError
+from cdc.log import reader
 from cdc.snapshot import commands, live_topic
 from cdc.snapshot.live_records import LiveRecord
 from tests.fixtures.converge import converge
@@ -23,8 +31,8 @@ def say(line: PipelineUnderTest, **command: object) -> str:
     return str(number)
 
 
-def begin(line: PipelineUnderTest, *tables: str, **more: object) -> str:
-    of = [dict(zip(("schema", "table"), name.split(".", 1), strict=True)) for name in tables]
+def begin(line: PipelineUnderTest, *names: str, **more: object) -> str:
+    of = [dict(zip(("schema", "table"), name.split(".", 1), strict=True)) for name in names]
     return say(line, do="start", tables=of, **more)
 
 
@@ -60,11 +68,193 @@ def test_tables_older_than_the_log_are_read_under_load(pipeline: NewPipeline) ->
     line.start().wait_ready()
     with Load(line.database.dsn, seed=3, truncates=0.0003) as load:
         wait_until(lambda: load.commits > 50, "no load")
-        tables = ("users", "pairs", "whole", "named")
-        numbers = {name: begin(line, f"public.{name}") for name in tables}
+        names = ("users", "pairs", "whole", "named")
+        numbers = {name: begin(line, f"public.{name}") for name in names}
         rows = {name: wait_state(line, number).rows for name, number in numbers.items()}
         seen = load.commits
         wait_until(lambda: load.commits > seen + 50, "no load")
     assert all(rows.values())
+    converge(line.config)
+    assert line.daemon.term() == 0
+
+
+# A table a type or a shape that a key may have; each has rows before the log begins.
+_SHAPES = (
+    "CREATE SCHEMA shapes",
+    "CREATE TABLE shapes.numbers (id numeric PRIMARY KEY, v text)",
+    "INSERT INTO shapes.numbers VALUES ('NaN'), ('-Infinity'), ('Infinity'), (-0.5), (1e30)",
+    "INSERT INTO shapes.numbers SELECT i / 7.0, 'x' FROM generate_series(1, 900) i",
+    'CREATE TABLE shapes.texts (a text COLLATE "C", b text COLLATE "en-x-icu", PRIMARY KEY (b, a))',
+    (
+        "INSERT INTO shapes.texts SELECT chr(60 + i % 70), chr(224 + i % 31) || i % 9 || chr(65 + i)"
+        " FROM generate_series(1, 60) i"
+    ),
+    "INSERT INTO shapes.texts VALUES ('', ''), ('it''s', E'\\\\ \\t%'), ('z', 'Zz'), ('z', 'zZ')",
+    "CREATE TABLE shapes.uuids (id uuid PRIMARY KEY, v int)",
+    "INSERT INTO shapes.uuids SELECT gen_random_uuid(), i FROM generate_series(1, 700) i",
+    "CREATE TABLE shapes.times (id timestamptz, day date, PRIMARY KEY (id, day))",
+    (
+        "INSERT INTO shapes.times VALUES ('infinity', '-infinity'), ('-infinity', 'infinity'),"
+        " ('4713-01-01 00:00:00+00 BC', '2020-01-01')"
+    ),
+    'CREATE TABLE shapes."We ""ird. T" ("Key %" char(5) PRIMARY KEY, "Body \'s" bytea)',
+    'INSERT INTO shapes."We ""ird. T" SELECT i, \'\\x00ff\' FROM generate_series(1, 300) i',
+    "CREATE TABLE shapes.empty (id int PRIMARY KEY)",
+    (
+        "CREATE TABLE shapes.parts (id int, at int, v text, PRIMARY KEY (at, id))"
+        " PARTITION BY RANGE (at)"
+    ),
+    *(
+        f"CREATE TABLE shapes.parts_{i} PARTITION OF shapes.parts"
+        f" FOR VALUES FROM ({i}00) TO ({i + 1}00)"
+        for i in range(3)
+    ),
+    "INSERT INTO shapes.parts SELECT i, i % 300, 'p' FROM generate_series(1, 900) i",
+    "CREATE TYPE shapes.mood AS ENUM ('sad', 'ok')",
+    "CREATE TABLE shapes.moods (m shapes.mood, flag boolean, n int, PRIMARY KEY (m, flag, n))",
+    (
+        "INSERT INTO shapes.moods SELECT CASE WHEN i % 2 = 0 THEN 'ok' ELSE 'sad' END::shapes.mood,"
+        " i % 3 = 0, i FROM generate_series(1, 300) i"
+    ),
+    "CREATE TABLE shapes.keyless (v int)",
+    "CREATE TABLE shapes.loose (id int, v int)",
+    "ALTER TABLE shapes.loose REPLICA IDENTITY FULL",
+)
+
+
+def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
+    """Paused, altered, renamed, dropped, stopped; parts of it by a condition, keys, or a signal."""
+    line = pipeline(
+        *(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, n int, big text)"
+            for name in ("altered", "renamed", "dropped", "parts", "masked")
+        ),
+        *(
+            f"INSERT INTO {name} SELECT i, 1, repeat('b', 3000) FROM generate_series(1, 3000) i"
+            for name in ("altered", "renamed", "dropped", "parts", "masked")
+        ),
+        batch={"max_events": 200, "max_wait_ms": 20},
+        tables={
+            "public.masked": {
+                "exclude": ["n"],
+                "mask": {"big": {"fixed": "x"}},
+                "where": "id > 2990",
+            }
+        },
+    )
+    line.start().wait_ready()
+    numbers = {name: begin(line, f"public.{name}") for name in ("altered", "renamed", "dropped")}
+    say(line, do="pause", id=None)
+    for number in numbers.values():
+        wait_state(line, number, "paused")
+    line.database.execute(
+        "ALTER TABLE altered ADD more int DEFAULT 5",
+        "ALTER TABLE renamed RENAME TO another",
+        "DROP TABLE dropped",
+    )
+    say(line, do="resume", id=None)
+    wait_state(line, numbers["altered"])
+    again = wait_state(line, numbers["renamed"])
+    assert (again.table, again.rows >= 3000) == ("another", True), "its own topic has all of it"
+    assert "drop" in (wait_state(line, numbers["dropped"], "failed").why or "")
+    stopped = begin(line, "public.altered")
+    say(line, do="stop", id=stopped)
+    wait_state(line, stopped, "stopped")
+    # Parts.
+    some = begin(line, "public.parts", where="id % 2 = 0 AND id <= 20")
+    assert wait_state(line, some).rows == 10
+    keyed = begin(line, "public.parts", keys=[["1"], ["3"], ["999999"]])
+    assert wait_state(line, keyed).rows == 2
+    signal = {"id": "s1", "type": "execute-snapshot",
+              "data": {"data-collections": ["public.parts"], "type": "incremental"}}  # fmt: skip
+    with line.database.connect() as connection:
+        connection.execute(
+            "SELECT pg_logical_emit_message(true, %s, %s::bytea),"
+            " pg_logical_emit_message(true, 'lockstep.snapshot', 'no command')",
+            (commands.SIGNAL, json.dumps(signal)),
+        )
+    assert wait_state(line, "s1").rows == 3000
+    # As in the stream: columns, rows and masks.
+    masked = begin(line, "public.masked")
+    assert wait_state(line, masked).rows == 10
+    topic = f"{line.config.prefix}.public.masked"
+    found_rows = [
+        json.loads(message.value() or b"")["after"]
+        for message in reader.read_to_end(line.config, {topic: 3})
+    ]
+    assert sorted(row["id"] for row in found_rows) == list(range(2991, 3001))
+    assert {tuple(row) for row in found_rows} == {("id", "big")}
+    assert {row["big"] for row in found_rows} == {"x"}
+    assert line.daemon.state == "streaming"
+    assert line.daemon.term() == 0
+
+
+def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline) -> None:
+    """In many chunks each; a table without a key is refused with the words that help."""
+    line = pipeline(
+        *_SHAPES,
+        source={"tables": ["shapes.*"]},
+        batch={"max_events": 200, "max_wait_ms": 20},
+        tables={"shapes.loose": {"key": ["id"]}},
+    )
+    line.start().wait_ready()
+    asked = snapshots.start(line.config, ["shapes.*"])
+    for number, name in asked.items():
+        refused = name in ("shapes.keyless", "shapes.loose")
+        record = wait_state(line, number, "failed" if refused else "done")
+        if refused:
+            assert "key" in (record.why or "")
+    assert line.daemon.state == "streaming"
+    converge(line.config)
+    # Nothing was described anew for it: the stream's own description is the same one.
+    line.database.execute("INSERT INTO shapes.parts VALUES (7777, 5, 'new')")
+    converge(line.config)
+    versions = [record.table for record in reader.read_schemas(line.config)]
+    assert sorted(versions) == sorted(set(versions))
+
+
+def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: NewPipeline) -> None:
+    """With its rows, under load; what it lost while it was out is gone from the log as well."""
+    line = pipeline(*TABLES, "CREATE TABLE public.first (id int PRIMARY KEY)")
+    line.start().wait_ready()
+    line.database.execute(
+        "CREATE TABLE later (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE later ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO later SELECT i, 1, repeat(md5(i::text), 80) FROM generate_series(1, 2000) i",
+    )
+    stop = threading.Event()
+
+    def write() -> None:
+        with line.database.connect() as connection:
+            for i in itertools.count(1):
+                if stop.is_set():
+                    return
+                connection.execute("UPDATE later SET n = n + 1 WHERE id = %s", (1 + i % 2000,))
+                connection.execute("UPDATE later SET id = -id WHERE id = %s", (3000 - i % 2000,))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        (added,) = tables.add(line.config, ["public.later"])
+        assert added.snapshot is not None
+        wait_state(line, added.snapshot)
+    finally:
+        stop.set()
+        writer.join()
+    converge(line.config)
+    # Out, and it loses rows meanwhile.
+    left_out = load(line.write("without.yaml", source__exclude=["public.later"]), {})
+    with pytest.raises(ConfigError):
+        tables.remove(line.config, ["public.later"])
+    assert tables.remove(left_out, ["public.later"]) == ["public.later"]
+    line.database.execute("DELETE FROM later WHERE id % 2 = 0", "INSERT INTO first VALUES (1)")
+    wait_until(lambda: "public.later" not in line.resume()[0].publication.tables, "not noted")
+    assert line.daemon.state == "streaming"
+    assert line.daemon.term() == 0
+    assert "public.later" not in [str(each) for each in tables.captured(line.config)]
+    line.start().wait_ready()
+    (added,) = tables.add(line.config, ["public.later"])
+    assert added.snapshot is not None
+    wait_state(line, added.snapshot)
     converge(line.config)
     assert line.daemon.term() == 0
