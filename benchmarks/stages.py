@@ -15,7 +15,7 @@ from benchmarks import kinds
 from benchmarks.recording import PARTITIONS
 from cdc.log.batch import Batch
 from cdc.log.partition import SIZES, murmur2
-from cdc.log.publisher import Publisher
+from cdc.log.publisher import LANES, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,14 +146,16 @@ def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
 
 
 def commit_cycle(config: Config, topic: str) -> CommitCycle:
-    """Time Kafka transactions of one event, one after another, as latency has them."""
-    publisher = Publisher(config)
-    publisher.open()
+    """Time Kafka transactions of one event, one after another, by the producers in turn."""
+    publishers = [Publisher(config, lane) for lane in range(LANES)]
+    for publisher in publishers:
+        publisher.open()
     batch = Batch()
     places = batch.topic(topic, PARTITIONS)
     whole, acknowledged = [], []
     cpu = time.process_time()
     for turn in range(_COMMITS):
+        publisher = publishers[turn % LANES]
         places[turn % PARTITIONS].append({"key": b'{"id":1}', "value": _TX * 4})
         began = time.perf_counter()
         publisher.produce(batch)
