@@ -21,6 +21,7 @@ from benchmarks import (
     costs_page,
     latency,
     memory_bigtx,
+    resnapshot_live,
     result,
     snapshot_delta,
     snapshot_log,
@@ -56,8 +57,9 @@ BENCHMARKS = {
     BigTransaction.name: Benchmark(partial(run, BigTransaction()), 6, 4.5),
     Wide.name: Benchmark(partial(run, Wide()), 3.5, 2),
     memory_bigtx.NAME: Benchmark(memory_bigtx.run, 7, 7),
-    snapshot_log.NAME: Benchmark(snapshot_log.run, 15, 8),
+    snapshot_log.NAME: Benchmark(snapshot_log.run, 10, 6),
     latency.NAME: Benchmark(latency.run, 6, 3),
+    resnapshot_live.NAME: Benchmark(resnapshot_live.run, 3.5, 3.5),
     snapshot_delta.NAME: Benchmark(snapshot_delta.run, 5, 5),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }

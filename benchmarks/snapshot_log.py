@@ -74,7 +74,8 @@ class _Snapshots:
             for turn in range(1, options.runs + 1):
                 self._floor.append(copy_to_nowhere(connection, self._rows))
                 say(f"floor, run {turn}: {self._floor[-1]:,.0f} rows/s")
-                for subject in self._ours:
+                # The figure is the first one's; the other stands beside it, once.
+                for subject in self._ours if turn == 1 else self._ours[:1]:
                     self._snapshot(subject, up, connection, f"{subject.runner}_{turn}")
                 if self._peer is not None and turn <= options.peer_runs:
                     self._snapshot(self._peer, up, connection, f"peer_{turn}")
