@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.log import reader
 from cdc.snapshot import topic
@@ -133,6 +136,7 @@ def _touch_all(line: PipelineUnderTest) -> None:
     )
 
 
+@pytest.mark.pg(">= 15")
 def test_by_leaf_and_by_choice_the_snapshot_holds_what_the_stream_would(
     pipeline: NewPipeline,
 ) -> None:
@@ -257,3 +261,35 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     assert (state.stage, state.generation) == ("done", 2)
     proof = converge(line.config)
     assert proof.rows == 15_000
+
+
+def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
+    pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`cdc doctor` beforehand, `cdc snapshot --initial`, `cdc status` behind it; the stream."""
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 500) i",
+        "ANALYZE",
+        snapshot=INITIAL,
+        http={"listen": ""},
+    )
+
+    def cdc(*words: str) -> str:
+        capsys.readouterr()
+        cdc.code = run([*words, "-c", str(line.config_file)])  # type: ignore[attr-defined]
+        return capsys.readouterr().out
+
+    (note,) = [f for f in json.loads(cdc("doctor", "--json")) if f["check"] == "snapshot"]
+    assert note["severity"] == "note"
+    assert "about 500 rows" in note["what"]
+    assert json.loads(cdc("status", "--json"))["snapshot"]["stage"] == "due"
+    told = json.loads(cdc("snapshot", "--initial", "--json"))
+    assert (told["stage"], told["generation"], told["rows"]) == ("done", 1, 500)
+    assert json.loads(cdc("snapshot", "--initial", "--json")) == told
+    assert "500 rows, done in" in cdc("status")
+    assert not [f for f in json.loads(cdc("doctor", "--json")) if f["check"] == "snapshot"]
+    line.database.execute("UPDATE t SET v = 'w' WHERE id < 9")
+    daemon = line.start()
+    wait_until(lambda: "streaming" in daemon.log, "it does not stream")
+    converge(line.config)
