@@ -77,13 +77,9 @@ class Column:
             case None, Kind.CALENDAR:
                 kind, first, last = _CALENDAR_TYPES[self.type.name]
                 value = f"{quoted}::pg_catalog.{kind}"
-                fits = (
-                    f"{value} BETWEEN '{FIRST_YEAR:04}-01-01{first}' AND '{LAST_YEAR}-12-31{last}'"
-                )
-                return [
-                    f"CASE WHEN {fits} THEN {value} END",
-                    f"CASE WHEN NOT ({fits}) THEN {output} END",
-                ]
+                before = f"{value} < '{FIRST_YEAR:04}-01-01{first}'"
+                after = f"{value} > '{LAST_YEAR}-12-31{last}'"
+                return [value, f"CASE WHEN {before} OR {after} THEN {output} END"]
             case None, Kind.MONEY:
                 return [f"pg_catalog.translate({output}, '$,', '')"]
             case _:
@@ -163,7 +159,7 @@ def _converter(part: Column, kind: pa.DataType) -> Converter:  # noqa: PLR0911 -
             assert part.mask is not None
             return _hmac(str(part.mask.value).encode())
         case None, Kind.CALENDAR:
-            return lambda read, _: (read[0], read[1])
+            return lambda read, rows: (_within(read[0], read[1], rows), read[1])
         case None, Kind.NUMBER:
             return lambda read, _: _numbers(read[0], kind)
         case None, Kind.MONEY:
@@ -173,6 +169,13 @@ def _converter(part: Column, kind: pa.DataType) -> Converter:  # noqa: PLR0911 -
             return _arrays(part, kind)
         case _:
             return lambda read, _: (read[0], None)
+
+
+def _within(value: pa.Array, odd: pa.Array, rows: int) -> pa.Array:
+    """Return the values, NULL where they have a text instead."""
+    if odd.null_count == rows:
+        return value
+    return pc.if_else(odd.is_valid(), pa.scalar(None, value.type), value)
 
 
 def _numbers(text: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array | None]:
