@@ -277,10 +277,12 @@ def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
 
     def cdc(*words: str) -> str:
         capsys.readouterr()
-        cdc.code = run([*words, "-c", str(line.config_file)])  # type: ignore[attr-defined]
+        run([*words, "-c", str(line.config_file)])
         return capsys.readouterr().out
 
-    (note,) = [f for f in json.loads(cdc("doctor", "--json")) if f["check"] == "snapshot"]
+    (note,) = [
+        f for f in json.loads(cdc("doctor", "--json"))["findings"] if f["check"] == "snapshot"
+    ]
     assert note["severity"] == "note"
     assert "about 500 rows" in note["what"]
     assert json.loads(cdc("status", "--json"))["snapshot"]["stage"] == "due"
@@ -288,7 +290,9 @@ def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
     assert (told["stage"], told["generation"], told["rows"]) == ("done", 1, 500)
     assert json.loads(cdc("snapshot", "--initial", "--json")) == told
     assert "500 rows, done in" in cdc("status")
-    assert not [f for f in json.loads(cdc("doctor", "--json")) if f["check"] == "snapshot"]
+    assert not [
+        f for f in json.loads(cdc("doctor", "--json"))["findings"] if f["check"] == "snapshot"
+    ]
     line.database.execute("UPDATE t SET v = 'w' WHERE id < 9")
     daemon = line.start()
     wait_until(lambda: "streaming" in daemon.log, "it does not stream")
