@@ -1,0 +1,81 @@
+"""What of the Spark app needs no Spark: its help, its errors, how ranges are grouped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import TaskContext
+
+from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
+from cdc.events import LSN
+from cdc.local.spark import job
+from cdc.snapshot.records import Plan, Range
+from jobs import direct, tasks
+from jobs.data_source import table_of
+from jobs.driving import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.snapshot.records import RangeRecord
+
+PLAN = Plan(
+    pipeline="p", generation=1, token="", epoch=1, database="d", snapshot="s", lsn=LSN(1),
+    taken_at_us=0, tasks=2, first_seq=1, next_seq=1, publication=None,  # type: ignore[arg-type]
+)  # fmt: skip
+
+
+def test_the_app_explains_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, job("snapshot"), "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "spark-submit jobs/snapshot.py --config lockstep.yaml" in done.stdout
+
+
+def test_an_error_in_a_task_keeps_its_kind() -> None:
+    traceback = "Job aborted\n  File x\ncdc.errors.RewrittenError: the rows of t were rewritten\n"
+    assert isinstance(translated(RuntimeError(traceback)), RewrittenError)
+    assert isinstance(translated(RuntimeError("[DATA_SOURCE_NOT_FOUND] delta")), ConfigError)
+    assert isinstance(translated(RuntimeError("connection refused")), UnavailableError)
+    error = tasks.Failure("RewrittenError", "what", "hint").error()
+    assert (type(error), error.what, error.hint) == (RewrittenError, "what", "hint")
+
+
+def test_only_what_may_pass_is_left_to_spark_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark would try four times what no try can mend."""
+    thrown: list[Exception] = []
+
+    def fail(*_: object) -> Iterator[RangeRecord]:
+        raise thrown[-1]
+
+    class First:
+        def attemptNumber(self) -> int:  # noqa: N802 - Spark's name
+            return 0
+
+    monkeypatch.setattr(tasks, "run_task", fail)
+    monkeypatch.setattr(TaskContext, "get", staticmethod(First))
+    thrown.append(RewrittenError("rewritten"))
+    [failure] = tasks._copy(None, PLAN, iter([0]))  # type: ignore[arg-type]
+    assert isinstance(failure, tasks.Failure)
+    assert isinstance(failure.error(), RewrittenError)
+    thrown.append(FencedError("by a dead executor's last try", hint=""))
+    with pytest.raises(FencedError):
+        list(tasks._copy(None, PLAN, iter([0])))  # type: ignore[arg-type]
+
+
+def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_GROUP_BYTES", 10 * 8_192)
+    ranges = [
+        Range(table=0, number=n, first_page=4 * n, end_page=4 * n + 4, first_seq=n, capacity=1)
+        for n in range(5)
+    ]
+    ranges.append(Range(table=1, number=0, first_page=None, end_page=None, first_seq=9, capacity=1))
+    found = direct.groups(ranges)
+    assert [[each.number for each in group.ranges] for group in found] == [[0, 1], [2, 3], [4, 0]]
+    assert [group.is_last for group in found] == [False, False, True]
+    with pytest.raises(ConfigError, match=r"has no table public\.t"):
+        table_of(PLAN, "public.t")
