@@ -5,13 +5,18 @@ Writers are at work all the while, and in the end the folded log equals the data
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import psycopg
+import pytest
 
-from cdc.errors import Exit
+from cdc.config import Config
+from cdc.errors import CDCError, Exit, Policy
 from cdc.local.stack import LocalStack
-from cdc.snapshot import topic
+from cdc.log import reader
+from cdc.snapshot import handover, topic
 from cdc.snapshot.records import SnapshotState
 from cdc.source.export import slot_name
 from tests.fixtures.converge import converge
@@ -137,6 +142,38 @@ def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) ->
         heir.wait_ready(_SECONDS)
     converge(line.config)
     assert state(line).generation == 2
+
+
+def test_a_hand_over_that_hung_comes_too_late(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read that the snapshot is its own, and commits once another has taken over."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)",
+                    snapshot=_RANGES)  # fmt: skip
+    line.start("before_handover").wait_exit(_SECONDS)
+    plan = topic.read(line.config).plan
+    assert plan is not None
+    reached, go_on = threading.Event(), threading.Event()
+    read_resume = reader.read_resume
+
+    def hang(config: Config) -> object:
+        reached.set()
+        go_on.wait(_SECONDS)
+        return read_resume(config)
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patched:
+        patched.setattr(reader, "read_resume", hang)
+        late = pool.submit(handover.write, line.config, plan, plan.token)
+        assert reached.wait(_SECONDS)
+        line.start("before_handover").wait_exit(_SECONDS)
+        go_on.set()
+        with pytest.raises(CDCError) as refused:
+            late.result(_SECONDS)
+    assert refused.value.policy is Policy.BACKOFF
+    assert (state(line).stage, state(line).generation) == ("running", 1)
+    assert state(line).token != plan.token
+    line.start().wait_ready(_SECONDS)
+    converge(line.config)
 
 
 def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
