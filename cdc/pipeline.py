@@ -141,6 +141,7 @@ class Pipeline:
         self.sequencer = self.intake.sequencer
         self.live = Live(config, self.daemon.snapshots, self.sequencer)
         self._closing.callback(self.live.close)
+        self.daemon.metrics.live = self.live.progress
         self.live.adopt(self.aside(lambda: live_topic.load(config, self.admin)))
         self.stream.confirm(position.end_lsn)
         self.streaming = True

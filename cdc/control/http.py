@@ -120,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
             good = report.live if path == "/livez" else report.ready
             status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
             body = report.body() | {
-                "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3)
+                "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3),
+                "live_snapshots": [each.told for each in self.server.metrics.live()],
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")
         else:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from cdc.control.retention import Retention
     from cdc.log.records import ResumePosition
+    from cdc.snapshot.live_records import LiveRecord
     from cdc.snapshot.progress import Report as Snapshot
     from cdc.source.inspection import Holder
 
@@ -109,6 +110,8 @@ class Metrics(Collector):
         self._looked: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
         self.snapshot: Snapshot | None = None
+        # Asked when somebody reads: the live snapshots that are not over.
+        self.live: Callable[[], list[LiveRecord]] = list
         self.events = 0
         self.dead_letters = 0
         self.kafka_transactions = 0
@@ -221,6 +224,7 @@ class Metrics(Collector):
             )
         yield from self._collect_look()
         yield from self._collect_snapshot()
+        yield from self._collect_live()
         state = GaugeMetricFamily("lockstep_state", "1 for what it is doing.", labels=["state"])
         for each in State:
             state.add_metric([each.value], float(each is State(self.state)))
@@ -250,6 +254,19 @@ class Metrics(Collector):
             value = getattr(self.snapshot, name)
             if value is not None:
                 yield GaugeMetricFamily(f"lockstep_snapshot_{name}", meaning, value=value)
+
+    def _collect_live(self) -> Iterator[Metric]:
+        """Yield how far each live snapshot is that is not over."""
+        found = self.live()
+        yield GaugeMetricFamily(
+            "lockstep_live_snapshots", "Live snapshots that run or rest.", value=len(found)
+        )
+        rows = GaugeMetricFamily(
+            "lockstep_live_snapshot_rows", "Rows published of one.", labels=["id", "table"]
+        )
+        for each in found:
+            rows.add_metric([each.id, each.name], each.rows)
+        yield rows
 
     def _collect_look(self) -> Iterator[Metric]:
         if self._looked is None:

@@ -18,7 +18,7 @@ from cdc.log.values_options import Values
 FORMAT = 1
 
 
-class Publication(msgspec.Struct, frozen=True):
+class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     """The publication the stream is read through; another oid or membership may hide a gap.
 
     `tables` gives each table the oid of its membership (`pg_publication_rel`), which is another

@@ -5,6 +5,7 @@ Every call blocks, and runs on the live snapshots' own worker: a chunk may wait 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -48,6 +49,7 @@ class Fetcher:
         failpoints.reach("after_select")
         flight.chunk = chunk  # before its high mark can come
         failpoints.reach("before_high")
+        flight.marked_at = time.monotonic()
         sql.mark(commands.MARK, commands.encode(replace(low, low=False)))
         failpoints.reach("after_high")
 

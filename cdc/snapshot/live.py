@@ -24,6 +24,7 @@ from cdc.errors import CDCError, Policy
 from cdc.log import ddl, names, records
 from cdc.snapshot import commands, live_records
 from cdc.snapshot.fetching import Fetcher
+from cdc.snapshot.governor import Governor
 from cdc.snapshot.landing import alike, last_key, publish, relation
 from cdc.snapshot.live_job import MOST_AGAIN, Flight, Job
 from cdc.snapshot.live_records import LiveRecord
@@ -41,8 +42,6 @@ log = logging.getLogger("cdc.snapshot.live")
 
 Record = tuple[str, bytes, bytes | None]
 
-# Chunks that wait for their high mark: one is read while others are on their way in the stream.
-_FLIGHTS: Final = 3
 # A chunk must go out whole, far below a batch's size.
 _BATCH_SHARE: Final = 4
 # Transactions decoded and not known to be visible; beyond it waiting begins anew.
@@ -64,6 +63,7 @@ class Live:
         self._reading: Flight | None = None
         self._number = 0
         self._fetcher = Fetcher(config, self._session)
+        self._governor = Governor()
         self._records: list[Record] = []
         self._settling: Settling | None = None  # None: no snapshot runs, nothing is recorded
         self._not_before = 0.0
@@ -80,8 +80,6 @@ class Live:
     def progress(self) -> list[LiveRecord]:
         """Return every snapshot that is not over, as it stands."""
         return [job.record for job in list(self._jobs.values()) if job.record.active]
-
-    # -- for the pipeline --------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
@@ -125,7 +123,7 @@ class Live:
 
     def _read_next(self) -> None:
         """Have the next chunk read, of each snapshot in turn."""
-        if len(self._flights) >= _FLIGHTS:
+        if len(self._flights) >= self._governor.flights:
             return
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
@@ -260,6 +258,8 @@ class Live:
             self._open(flight, mark.relation_id)
             return None
         self._forget(flight)
+        now = time.monotonic()
+        self._not_before = now + self._governor.landed(now - flight.marked_at)
         return None if flight.void else self._high(flight, lsn)
 
     def _open(self, flight: Flight, relation_id: int) -> None:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from cdc.source.chunks import Chunk
 
 # A chunk is read in about so long, and in the loop it is encoded in less.
-_CHUNK_SECONDS: Final = 0.04
-_FIRST_ROWS, _LEAST_ROWS, MOST_ROWS = 500, 50, 4_000
-MOST_BYTES: Final = 1 << 20
+_CHUNK_SECONDS: Final = 0.05
+_FIRST_ROWS, _LEAST_ROWS, MOST_ROWS = 500, 250, 2_000
+MOST_BYTES: Final = 512 << 10
 # So many keys are read at once where they are named.
 _KEYS: Final = 500
 # More rows than these have taken another key without their TOAST: it is given up.
@@ -42,6 +42,7 @@ class Flight:
         self.window: Window | None = None  # open between the marks
         self.schema_id: int | None = None  # the table's version at the low mark
         self.chunk: Chunk | None = None  # set before the high mark is written
+        self.marked_at = 0.0  # monotonic, when the high mark was written
         self.done: Future[None] | None = None
         self.empties = asked.rows == 0  # reads nothing: a place in the stream, to begin anew at
         self.void = False  # whatever it brings is not wanted any more

@@ -32,7 +32,7 @@ from cdc.decode.messages import (
     Value,
 )
 from cdc.events import LSN
-from cdc.snapshot import commands, live, live_job, settling
+from cdc.snapshot import commands, governor, live, live_job, settling
 from cdc.snapshot.live_job import Flight
 from cdc.snapshot.windows import row_bytes
 from cdc.source import described
@@ -305,6 +305,8 @@ def played(database: Database) -> Iterator[None]:
     """Put the model in place of the real database, and its own time in place of ours."""
     with (
         mock.patch.object(live, "time", Clock()),
+        mock.patch.object(governor, "_QUICK_SECONDS", 1e9),
+        mock.patch.object(governor, "_SLOW_SECONDS", 1e9),
         mock.patch.object(live_job, "time", Clock()),
         mock.patch.object(settling, "time", Clock()),
         mock.patch.object(live_job, "_FIRST_ROWS", 4),

@@ -68,6 +68,7 @@ def test_names_are_ours_and_end_in_their_unit() -> None:
         r"lockstep_\w*(_lsn|_bytes|_seconds|_events|_transactions|_reconnects|_created)"
     )
     unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
+    unitless |= {"lockstep_live_snapshots", "lockstep_live_snapshot_rows"}
     unitless |= {"lockstep_reconnects", "lockstep_timeline", "lockstep_unknown_type_columns"}
     assert families
     assert not [name for name in families if not unit.fullmatch(name) and name not in unitless]

@@ -1,0 +1,207 @@
+"""resnapshot-live: a table is read again while it changes, and what that does to the stream.
+
+A million rows, of before the log; single-row commits into the same table at 1,000 a second, first
+alone, then beside `cdc snapshot`. The figure is rows of the snapshot a second, in the log, as a
+read_committed consumer gets them; beside it the stream's latency before and meanwhile. The floor is
+the server's own COPY of the same rows, in the key's order, to nowhere. There is no peer in the run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import backlog, measure, result, rows, servers, slots
+from benchmarks.arrivals import Arrivals
+from benchmarks.commit_load import CONNECTIONS
+from benchmarks.daemon import CDC, Daemon, config_path
+from benchmarks.failure import BenchmarkError
+from benchmarks.latency import POSTGRES
+from benchmarks.programs import Program
+from benchmarks.progress import Every, say
+from benchmarks.topics import Topics
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from benchmarks.options import Options
+    from benchmarks.servers import Servers
+
+NAME = "resnapshot-live"
+# The limit that the latency is held to, in milliseconds.
+P99_LIMIT_MS = 200.0
+
+_ROWS = 1_000_000
+# Ids of what is there before; the load's count from 1.
+_FIRST_ID = 100_000_000
+_RUN = "resnapshot"
+_SETTLE_SECONDS = 20.0
+_LOAD_GRACE_SECONDS = 60.0
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run the workload and return its result."""
+    count = options.rows or _ROWS
+    subject = Daemon()
+    with servers.running(NAME, POSTGRES, keep=options.keep) as up, up.connect() as connection:
+        connection.execute(rows.CREATE_TABLE)
+        say(f"filling the table with {count:,} rows")
+        values = rows.VALUES.replace("{i}", "i")
+        connection.execute(
+            f"INSERT INTO bench SELECT {values} FROM generate_series({_FIRST_ID}::bigint,"
+            f" {_FIRST_ID + count - 1}) i".encode()
+        )
+        connection.execute("VACUUM ANALYZE bench")
+        backlog.publish(connection, (rows.TABLE,))
+        floor = _floor(connection, count)
+        topics = Topics(up.bootstrap)
+        topic = subject.topic(_RUN, rows.TABLE)
+        with slots.created(connection, _RUN) as slot:
+            subject.prepare(up.place, _RUN, (rows.TABLE,))
+            measure.settle(_SETTLE_SECONDS)
+            with subject.start(up.place, _RUN) as program:
+                slots.wait_streaming(connection, slot, program)
+                arrivals = Arrivals(up.bootstrap, topic, topics.partitions(topic))
+                try:
+                    shown = _measured(program, arrivals, up, options, count)
+                finally:
+                    arrivals.close()
+        return _result(shown, floor, subject, up, options, count)
+
+
+def _floor(connection: psycopg.Connection, count: int) -> float:
+    query = b"COPY (SELECT * FROM bench ORDER BY id) TO STDOUT (FORMAT binary)"
+    seconds = []
+    for _ in range(3):
+        began_at = time.monotonic()
+        with connection.cursor() as cursor, cursor.copy(query) as copy:
+            for _ in copy:
+                pass
+        seconds.append(time.monotonic() - began_at)
+    say(f"floor: {count / min(seconds):,.0f} rows/s")
+    return count / min(seconds)
+
+
+def _measured(
+    program: Program, arrivals: Arrivals, up: Servers, options: Options, count: int
+) -> dict[str, Any]:
+    """Put the load on, then ask for the snapshot; return what was seen of both."""
+    load_seconds = options.warm_up_seconds + options.seconds
+    command = [sys.executable, "-m", "benchmarks.commit_load"]
+    command += [str(up.postgres_port), str(options.rate), str(load_seconds)]
+    with Program("the commit load", command, up.place.folder / "load.log") as load:
+        progress = Every(10.0)
+
+        def said() -> None:
+            program.check()
+            progress.say(f"{arrivals.events:,} changes and {arrivals.copied:,} rows arrived")
+
+        started = time.monotonic()
+        half = started + options.warm_up_seconds / 2
+
+        def until(deadline: float) -> bool:
+            said()
+            return time.monotonic() < deadline
+
+        arrivals.collect(lambda: until(half))
+        alone_from_us = time.time_ns() // 1000
+        arrivals.collect(lambda: until(started + options.warm_up_seconds))
+        from_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid)
+        foreign = measure.Foreign(
+            lambda: (
+                measure.total_cpu_seconds([program.pid, load.pid, up.kafka_pid])
+                + measure.family_cpu_seconds(up.postgres_pid)
+                + time.process_time()
+            )
+        )
+        began_at = time.monotonic()
+        _ask(up)
+
+        def wanting() -> bool:
+            said()
+            return arrivals.copied < count and load.running()
+
+        arrivals.collect(wanting)
+        seconds = time.monotonic() - began_at
+        to_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid) - cpu
+        foreign_cores = foreign.cores()
+        if arrivals.copied < count:
+            raise BenchmarkError(
+                f"{arrivals.copied:,} of {count:,} rows came while the load ran",
+                hint="give it more --seconds, or fewer --rows",
+            )
+        arrivals.collect(load.running)
+        load.wait(_LOAD_GRACE_SECONDS)
+        committed = json.loads(load.output())
+        arrivals.collect_all(committed["committed"])
+    changes = arrivals.percentiles(from_us, to_us)
+    return {
+        "rows_per_second": count / seconds,
+        "seconds": round(seconds, 2),
+        "meanwhile": changes,
+        "alone": arrivals.percentiles(alone_from_us, from_us),
+        "cpu_s_per_million": cpu / (count + changes.events) * 1e6,
+        "cores": round(cpu / seconds, 3),
+        "peak_rss_mb": measure.peak_rss_mb(program.pid),
+        "late_ms_max": committed["late_ms_max"],
+        "foreign_cores": foreign_cores,
+    }
+
+
+def _ask(up: Servers) -> None:
+    """Ask as a person does; the rows of the load are left out, for each may arrive but once."""
+    config = str(config_path(up.place, _RUN))
+    command = [*CDC, "snapshot", "public.bench", "--where", f"id >= {_FIRST_ID}", "-c", config]
+    with Program("the command", command, up.place.folder / "command.log") as asking:
+        asking.wait(_LOAD_GRACE_SECONDS)
+
+
+def _result(
+    shown: dict[str, Any],
+    floor: float,
+    subject: Daemon,
+    up: Servers,
+    options: Options,
+    count: int,
+) -> dict[str, Any]:
+    alone, meanwhile = shown.pop("alone"), shown.pop("meanwhile")
+    say(f"{shown['rows_per_second']:,.0f} rows/s, p99 {meanwhile.p99_ms} ms")
+    return result.build(
+        name=NAME,
+        unit="rows/s",
+        value=shown["rows_per_second"],
+        limit=None,
+        floor=floor,
+        peer=None,
+        cpu_s_per_million=shown["cpu_s_per_million"],
+        peak_rss_mb=shown["peak_rss_mb"],
+        versions=up.versions,
+        details={
+            "p50_ms": meanwhile.p50_ms,
+            "p99_ms": meanwhile.p99_ms,
+            "p99_limit_ms": P99_LIMIT_MS,
+            "p99_below_limit": meanwhile.p99_ms < P99_LIMIT_MS,
+            "p50_ms_alone": alone.p50_ms,
+            "p99_ms_alone": alone.p99_ms,
+            "rows": count,
+            "rate": options.rate,
+            "warm_up_seconds": options.warm_up_seconds,
+            "commits": f"one INSERT of one row a transaction into the same table,"
+            f" {CONNECTIONS} connections in turns, an open loop of {options.rate:,} a second",
+            "floor_by": "COPY of the same rows in the key's order to nowhere, alone",
+            "servers": up.settings,
+            "settings": dict(subject.settings),
+            "runs": {
+                "ours": [
+                    {
+                        **{k: v for k, v in shown.items() if k != "rows_per_second"},
+                        "meanwhile": asdict(meanwhile),
+                        "alone": asdict(alone),
+                    }
+                ]
+            },
+        },
+    )
