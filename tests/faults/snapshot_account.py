@@ -8,7 +8,9 @@ the code that copies. Beside the final state, which `converge` compares:
 - of a key, `seq` ascends in the order of its partition;
 - the changes behind the consistent point are exactly those that Postgres tells, in order;
 - a row's version `n` goes on from its snapshot row by one with every update: so a change that is
-  both in the snapshot and in the stream shows, and so does one that is in neither.
+  both in the snapshot and in the stream shows, and so does one that is in neither;
+- a row that is read again in the stream is as the changes before it have left it, and never one
+  that they deleted.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Account(NamedTuple):
     snapshot_rows: int
     gone: int  # keys of an older generation that were deleted
     changes: int
+    read_again: int  # rows of live snapshots
     findings: list[str]
 
 
@@ -45,21 +48,34 @@ def take(pipeline: PipelineUnderTest) -> Account:
     by_point: dict[LSN, list[int]] = defaultdict(list)
     events = [(record, record.event) for record in [*records, *messages] if record.value]
     for _, event in events:
-        if event["source"]["snapshot"] == "true":
+        if _initial(event):
             by_point[LSN.parse(event["source"]["commit_lsn"])].append(event["source"]["seq"])
-    streamed = [e["source"]["seq"] for _, e in events if e["source"]["snapshot"] == "false"]
+    streamed = [e["source"]["seq"] for _, e in events if not _initial(e)]
     _seqs(by_point, streamed, findings)
     _partitions(records, findings)
-    _versions([(r, e) for r, e in events if e["op"] != "m"], findings)
-    of_snapshot = [e for _, e in events if e["source"]["snapshot"] == "true"]
+    rows = _Rows(whole=bool(by_point))
+    for record, event in sorted(events, key=lambda each: each[1]["source"]["seq"]):
+        if event["op"] != "m":
+            rows.take(record, event)
+    findings += rows.wrong[:_SHOWN]
+    if len(rows.wrong) > _SHOWN:
+        findings.append(f"and {len(rows.wrong) - _SHOWN} more that do not fit their rows")
+    of_snapshot = [event for _, event in events if _initial(event)]
     return Account(
         max(by_point, default=LSN(0)),
         len(by_point),
         sum(e["op"] == "r" for e in of_snapshot),
         sum(e["op"] == "d" for e in of_snapshot),
-        len(streamed),
+        len(streamed) - rows.read_again,
+        rows.read_again,
         findings,
     )
+
+
+def _initial(event: dict[str, Any]) -> bool:
+    """Whether the initial snapshot made it: before the first change that commits behind."""
+    source = event["source"]
+    return bool(source["snapshot"] == "true" and source["ordinal"] == 0)
 
 
 def _seqs(by_point: dict[LSN, list[int]], streamed: list[int], findings: list[str]) -> None:
@@ -93,35 +109,55 @@ def _partitions(records: list[Record], findings: list[str]) -> None:
     del findings[40:]
 
 
-def _versions(events: list[tuple[Record, dict[str, Any]]], findings: list[str]) -> None:
-    """Follow each row's `n` by seq, through changed keys."""
-    rows: dict[tuple[str, bytes], int] = {}
-    moved: tuple[Any, int] | None = None
-    wrong: list[str] = []
-    for record, event in sorted(events, key=lambda each: each[1]["source"]["seq"]):
+class _Rows:
+    """Every row's `n`, followed by seq, through changed keys.
+
+    A log that is not `whole` begins with tables that have rows which it does not know.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._rows: dict[tuple[str, bytes], int] = {}
+        self._deleted: set[tuple[str, bytes]] = set()
+        self._moved: tuple[Any, int] | None = None
+        self.read_again = 0
+        self.wrong: list[str] = []
+
+    def take(self, record: Record, event: dict[str, Any]) -> None:
+        """Take the next event, by seq."""
         source, op = event["source"], event["op"]
-        place = (source["txId"], source["ordinal"])
+        moved, self._moved = self._moved, None
         if op == "t":
-            rows = {key: n for key, n in rows.items() if key[0] != record.topic}
+            gone = [key for key in self._rows if key[0] == record.topic]
+            self._deleted.update(gone)
+            for each in gone:
+                del self._rows[each]
         if record.key is None:
-            continue
-        key = (record.topic, record.key)
-        had = rows.pop(key, None)
+            return
+        key, place = (record.topic, record.key), (source["txId"], source["ordinal"])
+        had = self._rows.pop(key, None)
         said = f"{record.topic} seq {source['seq']} op {op}"
         if op == "d":
-            moved = None if had is None else (place, had)
-            if had is None:
-                wrong.append(f"{said}: deletes what is not there")
-            continue
-        n = rows[key] = int(event["after"]["n"])
-        of_key_change = moved is not None and moved[0] == place
+            self._deleted.add(key)
+            self._moved = None if had is None else (place, had)
+            if had is None and self._whole:
+                self.wrong.append(f"{said}: deletes what is not there")
+            return
+        n = self._rows[key] = int(event["after"]["n"])
+        before = moved[1] if moved is not None and moved[0] == place else None
+        self._judge(said, "i" if _initial(event) else op, n, had, before, key)
+        self._deleted.discard(key)
+
+    def _judge(
+        self, said: str, op: str, n: int, had: int | None, moved: int | None, key: tuple[str, bytes]
+    ) -> None:
+        unknown = had is None and (self._whole or key in self._deleted)
+        self.read_again += op == "r"
         if op == "c" and had is not None:
-            wrong.append(f"{said}: creates what is there")
-        elif op == "c" and moved is not None and of_key_change and n != moved[1] + 1:
-            wrong.append(f"{said}: version {n} after {moved[1]}, under another key")
-        elif op == "u" and (had is None or n != had + 1):
-            wrong.append(f"{said}: version {n} after {had}")
-        moved = None
-    findings += wrong[:_SHOWN]
-    if len(wrong) > _SHOWN:
-        findings.append(f"and {len(wrong) - _SHOWN} more changes that do not fit their rows")
+            self.wrong.append(f"{said}: creates what is there")
+        elif op == "c" and moved is not None and n != moved + 1:
+            self.wrong.append(f"{said}: version {n} after {moved}, under another key")
+        elif op == "u" and (unknown or (had is not None and n != had + 1)):
+            self.wrong.append(f"{said}: version {n} after {had}")
+        elif op == "r" and (unknown or (had is not None and n != had)):
+            self.wrong.append(f"{said}: read again with version {n}, where {had} stood")

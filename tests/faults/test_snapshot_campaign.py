@@ -1,7 +1,8 @@
-"""Initial snapshots under constant writes, hurt at random: one in every test run, fifty when asked.
+"""Snapshots under constant writes, hurt at random: one of each kind in every test run, or many.
 
 LOCKSTEP_SNAPSHOTS says how many, LOCKSTEP_SEED where they begin, LOCKSTEP_RUNNER who copies
-(`local`, or `spark`), LOCKSTEP_RESULT names a file for their figures; `make campaign` runs fifty.
+(`local`, or `spark`), LOCKSTEP_RESULT names a file for their figures; `make campaign` runs
+fifty.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import orjson
 import pytest
 
 from cdc.local.stack import LocalStack
+from tests.faults.live_campaign import LiveRound
 from tests.faults.snapshot_campaign import Round
 from tests.fixtures.servers import Database
 
@@ -25,9 +27,11 @@ _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 @pytest.mark.snapshots
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [Round, LiveRound])
 @pytest.mark.parametrize("number", range(_COUNT))
-def test_a_snapshot_and_the_stream_behind_it_are_the_source_whatever_is_killed(
+def test_what_is_read_and_what_is_streamed_are_the_source_whatever_is_killed(
+    kind: type[Round],
     number: int,
     killable_stack: LocalStack,
     killable_database: Database,
@@ -39,7 +43,7 @@ def test_a_snapshot_and_the_stream_behind_it_are_the_source_whatever_is_killed(
     print(f"snapshot: LOCKSTEP_SEED={seed} LOCKSTEP_RUNNER={_RUNNER}")  # noqa: T201 - on failure
     bootstrap = killable_stack.endpoints().kafka_bootstrap
     assert bootstrap is not None
-    snapshot = Round(
+    snapshot = kind(
         killable_stack,
         killable_database,
         bootstrap,
@@ -50,7 +54,7 @@ def test_a_snapshot_and_the_stream_behind_it_are_the_source_whatever_is_killed(
     )
     try:
         snapshot.run()
-        line = orjson.dumps(snapshot.report())
+        line = orjson.dumps({"kind": kind.__name__, **snapshot.report()})
     finally:
         snapshot.close()
     with capsys.disabled():

@@ -1,0 +1,120 @@
+"""Tables read again in the stream, under constant writes and kills; then the same account.
+
+A round begins as an initial snapshot's, that nobody hurts, or with a log that knows nothing of the
+rows there are. Then every table with a key is asked for by `cdc snapshot`, some of them twice, and
+while the daemons read, they and their servers are hurt, the snapshots paused and gone on with.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from cdc import failpoints
+from tests.faults.snapshot_campaign import Round
+from tests.fixtures.daemon import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TABLES: Final = (
+    *("users", "pairs", "whole", "named", "many", "parts", "wide", "holes", "void", "never"),
+)
+_DONE_SECONDS: Final = 240.0
+_INJURIES: Final = 4
+
+
+class LiveRound(Round):
+    """One database, each of its tables read again."""
+
+    def __init__(self, *given: Any, seed: int, **more: Any) -> None:  # noqa: ANN401 - the base class's
+        super().__init__(*given, seed=seed, **more)
+        self._older = self._chance.random() < 0.4  # than the log
+        settings = self.pipeline.settings
+        settings["snapshot"] = {"mode": "never" if self._older else "initial", "runner": "local"}
+        if self._older:
+            # Without a key its rows can't be read again, and the log would never know them.
+            settings["source"] = {**settings["source"], "exclude": ["public.lines"]}
+        self.pipeline.write("lockstep.yaml")
+        self.asked = 0
+
+    def _attack(self) -> None:
+        chance, crew = self._chance, self._crew
+        crew.look()
+        wait_until(self._streams, "nobody streams", _DONE_SECONDS)
+        crew.points = (*failpoints.NAMES, *failpoints.LIVE_NAMES)
+        crew.failpoints = True
+        for _ in range(_INJURIES):
+            # Asked for again where it is done, and left alone where it is being read.
+            self._ask(*chance.sample(_TABLES, chance.randint(4, len(_TABLES))))
+            self._injure()
+        self._ask(*_TABLES)
+        crew.settle()
+        wait_until(self._resumed, "the daemon takes no command", _DONE_SECONDS)
+        wait_until(self._all_done, "the live snapshots do not end", _DONE_SECONDS, pause=1.0)
+
+    def _ask(self, *tables: str) -> None:
+        names = [f"public.{name}" for name in tables]
+
+        def taken() -> bool:
+            return self.cdc("snapshot", "start", *names).returncode == 0
+
+        # Postgres or Kafka may be away for a moment.
+        wait_until(taken, "nobody can ask for a snapshot", _DONE_SECONDS, pause=0.5)
+        self.asked += len(names)
+
+    def _resumed(self) -> bool:
+        done = self.cdc("snapshot", "resume")
+        return done.returncode == 0 or "no live snapshot" in done.stdout + done.stderr
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return what `cdc snapshot list` tells; nothing where a server is away."""
+        done = self.cdc("snapshot", "list", "--json")
+        found: list[dict[str, Any]] = orjson.loads(done.stdout) if done.returncode == 0 else []
+        return found
+
+    def _all_done(self) -> bool:
+        self._crew.look()
+        listed = self.listed()
+        states = {each["state"] for each in listed}
+        assert not {"failed", "stopped"}.intersection(states), listed
+        tables = {each["table"].partition(".")[2] for each in listed}
+        return states == {"done"} and tables == set(_TABLES)
+
+    def _injure(self) -> None:
+        time.sleep(self._chance.uniform(0.0, 1.0))
+        kinds: list[Callable[[Any], str]] = [kind for _, kind in self.injuries]
+        kind = self._chance.choices(kinds, [weight for weight, _ in self.injuries])[0]
+        self.kinds[kind(self)] += 1
+        self._crew.look()
+
+    def pause(self) -> str:
+        """Let all of them rest for a moment, and perhaps be forgotten so until the end."""
+        self.cdc("snapshot", "pause")
+        if self._chance.random() < 0.7:
+            time.sleep(self._chance.uniform(0.0, 0.5))
+            self.cdc("snapshot", "resume")
+        return "paused"
+
+    def terminate_walsender(self) -> str:
+        self._terminate("backend_type = 'walsender'")
+        return "walsender ended"
+
+    def report(self) -> dict[str, Any]:
+        """Return the base class's figures, with what was read again."""
+        told = super().report()
+        assert told["read_again"], "no row was read again"
+        return {**told, "asked": self.asked, "older": self._older}
+
+
+LiveRound.injuries = (
+    (8, Round.kill_daemon),
+    (4, Round.freeze_daemon),
+    (4, Round.kill_postgres),
+    (1, Round.kill_kafka),
+    (4, LiveRound.terminate_walsender),
+    (5, Round.terminate_reader),
+    (3, LiveRound.pause),
+)

@@ -1,0 +1,85 @@
+"""A coordinator that hangs in its hand-over, is replaced, and wakes: it hands over no more."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from cdc.errors import CDCError, Policy
+from cdc.log import reader
+from cdc.snapshot import handover, initial
+from tests.faults import snapshot_account
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, wait_until
+
+if TYPE_CHECKING:
+    from cdc.snapshot.host import Host
+
+_ROWS = 3_000
+
+
+class Alone:
+    """A host that takes the snapshot and nothing else."""
+
+    stopping = False
+    config_file: Path | None = None
+
+    def beat(self) -> None:
+        pass
+
+    def snapshotting(self, reason: str, report: object = None) -> None:
+        pass
+
+
+def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the state as its own, and holds the daemon's writers, when it falls asleep."""
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL)",
+        f"INSERT INTO t SELECT i, 1 FROM generate_series(1, {_ROWS}) i",
+        snapshot={"mode": "initial", "runner": "local", "max_parallel": 1},
+    )
+    asleep, wake = threading.Event(), threading.Event()
+
+    class Slow:
+        """The log's reader, which hangs where the hand-over reads the resume record."""
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as it is there
+            if name == "read_resume":
+                asleep.set()
+                assert wake.wait(120)
+            return getattr(reader, name)
+
+    monkeypatch.setattr(handover, "reader", Slow())
+    config = line.config
+    with ThreadPoolExecutor(1) as threads:
+        zombie = threads.submit(initial.take, config, cast("Host", Alone()))
+        try:
+            wait_until(asleep.is_set, "no hand-over")
+            # Its export goes, as with a restart of the server, and what it has read is out of date.
+            line.query(
+                "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots"
+                " WHERE temporary AND slot_name LIKE %s",
+                f"{config.slot}%",
+            )
+            # No range is missing, so its heir hands the same generation over, and streams.
+            line.start().wait_ready()
+            line.database.execute("UPDATE t SET n = n + 1", "DELETE FROM t WHERE id % 3 = 0")
+            converge(config)
+            position = line.resume()[1]
+        finally:
+            wake.set()
+        with pytest.raises(CDCError) as caught:
+            zombie.result(120)
+    assert caught.value.policy is Policy.BACKOFF, "it may try again, and then finds all done"
+    assert line.resume()[1].end_lsn >= position.end_lsn, "it has set the log back"
+    line.database.execute("INSERT INTO t VALUES (0, 1)")
+    converge(config)
+    account = snapshot_account.take(line)
+    assert account.findings == []
+    assert (account.generations, account.snapshot_rows) == (1, _ROWS)
