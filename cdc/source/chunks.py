@@ -147,6 +147,12 @@ class Reader:
                     return self._read(asked, name, row, began_at)
                 except _MOVED:
                     continue
+                except psycopg.DataError as error:
+                    # Its text may quote a row.
+                    raise ConfigError(
+                        f"a condition or a key cannot be computed (SQLSTATE {error.sqlstate})",
+                        hint="correct --where or --keys: some value does not fit",
+                    ) from None
                 finally:
                     if not self._sql.closed:
                         self._sql.execute("ROLLBACK")

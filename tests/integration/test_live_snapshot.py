@@ -9,9 +9,10 @@ import uuid
 
 import pytest
 
+from cdc.cli import main
 from cdc.config import load
 from cdc.control import snapshots, tables
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, Exit
 from cdc.log import reader
 from cdc.snapshot import commands, live_topic
 from cdc.snapshot.live_records import LiveRecord
@@ -86,7 +87,7 @@ _SHAPES = (
     "INSERT INTO shapes.numbers SELECT i / 7.0, 'x' FROM generate_series(1, 900) i",
     'CREATE TABLE shapes.texts (a text COLLATE "C", b text COLLATE "en-x-icu", PRIMARY KEY (b, a))',
     (
-        "INSERT INTO shapes.texts SELECT chr(60 + i % 70), chr(224 + i % 31) || i % 9 || chr(65 + i)"
+        "INSERT INTO shapes.texts SELECT chr(60 + i % 70), chr(224 + i % 31) || chr(65 + i)"
         " FROM generate_series(1, 60) i"
     ),
     "INSERT INTO shapes.texts VALUES ('', ''), ('it''s', E'\\\\ \\t%'), ('z', 'Zz'), ('z', 'zZ')",
@@ -209,6 +210,14 @@ def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline)
     # Nothing was described anew for it: the stream's own description is the same one.
     line.database.execute("INSERT INTO shapes.parts VALUES (7777, 5, 'new')")
     converge(line.config)
+    config = ["-c", str(line.config_file)]
+    assert main.run(["snapshot", "shapes.uuids", "shapes.empty", "--wait", *config]) == 0
+    assert main.run(["snapshot", "list", "--json", *config]) == 0
+    assert main.run(["table", "list", *config]) == 0
+    assert main.run(["snapshot", "pause", *config]) == Exit.CONFIG, "nothing runs"
+    assert main.run(["snapshot", "shapes.nowhere", *config]) == Exit.CONFIG
+    bad = ["--where", "1 / (v - 5) > 0", "--wait"]
+    assert main.run(["snapshot", "shapes.uuids", *bad, *config]) == Exit.FAILED
     versions = [record.table for record in reader.read_schemas(line.config)]
     assert sorted(versions) == sorted(set(versions))
 
