@@ -7,8 +7,9 @@ from random import Random
 from typing import Final
 
 from cdc.events import LSN
-from cdc.log import reader
+from cdc.log import reader, topics
 from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
+from cdc.log.offsets import Question
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import records_of
 from tests.stateful import account, folding
@@ -17,7 +18,7 @@ from tests.stateful.source import Source
 # Of every so many steps one is about the daemon, and one takes a snapshot.
 _DAEMON_STEPS: Final = 40
 _SNAPSHOT_STEPS: Final = 25
-_CATCH_UP_SECONDS: Final = 60.0
+_CATCH_UP_SECONDS: Final = 120.0
 
 
 class Run:
@@ -85,6 +86,7 @@ class Run:
             pipeline.start()
         end = self._snapshots[-1].lsn
         wait_until(lambda: self._reached(end), f"the log does not reach {end}", _CATCH_UP_SECONDS)
+        wait_until(self._settled, "a transaction stays open", _CATCH_UP_SECONDS)
         found = account.events(pipeline)
         wanted, changes = account.told(pipeline, self._slot), account.logged(found)
         assert not account.differences(wanted, changes)
@@ -101,6 +103,15 @@ class Run:
         assert code is None, f"the daemon ended by itself with {code}"
         position = self._pipeline.resume()[1]
         return position.end_lsn >= end and not position.pending
+
+    def _settled(self) -> bool:
+        """Whether all that was committed is seen: it is in one partition sooner than in another."""
+        config = self._pipeline.config
+        admin = topics.admin(config)
+        existing = topics.existing(admin, config.prefix)
+        spans = Question(admin, existing).answer().spans
+        told = len(spans) == sum(existing.values())
+        return told and all(span.stable == span.end for span in spans.values())
 
     def _fold(self, found: list[dict[str, object]]) -> None:
         """Hold what the events make against every snapshot, each at its LSN."""
