@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -57,10 +58,24 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
 
     monkeypatch.setattr(handover, "reader", Slow())
     config = line.config
+
+    def take() -> None:
+        """Do as a daemon does, up to the hand-over."""
+        while True:
+            try:
+                initial.take(config, cast("Host", Alone()))
+            except CDCError as error:
+                if asleep.is_set() or error.policy is not Policy.BACKOFF:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
     with ThreadPoolExecutor(1) as threads:
-        zombie = threads.submit(initial.take, config, cast("Host", Alone()))
+        zombie = threads.submit(take)
         try:
-            wait_until(asleep.is_set, "no hand-over")
+            wait_until(lambda: asleep.is_set() or zombie.done(), "no hand-over", 120)
+            assert asleep.is_set(), zombie.exception()
             # Its export goes, as with a restart of the server, and what it has read is out of date.
             line.query(
                 "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots"
@@ -68,7 +83,7 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
                 f"{config.slot}%",
             )
             # No range is missing, so its heir hands the same generation over, and streams.
-            line.start().wait_ready()
+            line.start().wait_ready(120)
             line.database.execute("UPDATE t SET n = n + 1", "DELETE FROM t WHERE id % 3 = 0")
             converge(config)
             position = line.resume()[1]
