@@ -41,6 +41,9 @@ def found(line: PipelineUnderTest, number: str) -> LiveRecord | None:
     return next((r for r in live_topic.read(line.config) if r.id == number), None)
 
 
+_NONE = LiveRecord(pipeline="", id="", schema="", table="", state="running")
+
+
 def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> LiveRecord:
     def reached() -> bool:
         record = found(line, number)
@@ -145,6 +148,8 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     )
     line.start().wait_ready()
     numbers = {name: begin(line, f"public.{name}") for name in ("altered", "renamed", "dropped")}
+    for number in numbers.values():
+        wait_until(lambda: (found(line, number) or _NONE).rows, "it does not begin")  # noqa: B023 - called at once
     say(line, do="pause", id=None)
     for number in numbers.values():
         wait_state(line, number, "paused")
