@@ -1,0 +1,40 @@
+"""`cdc run` has Spark copy: the job is its child, and is submitted again when it dies."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
+
+# A session of Spark's, on a machine that does much else.
+_SECONDS = 180.0
+
+
+def jobs(daemon: Daemon) -> list[psutil.Process]:
+    """Return the jobs that the daemon has submitted and that run."""
+    found = []
+    for each in psutil.Process(daemon.process.pid).children():
+        with suppress(psutil.Error):  # it ends just now
+            if any("snapshot.py" in word for word in each.cmdline()):
+                found.append(each)
+    return found
+
+
+def test_a_job_that_is_killed_is_submitted_again(pipeline: NewPipeline) -> None:
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
+        snapshot={"mode": "initial", "runner": "spark", "range_bytes": 200_000},
+    )
+    daemon = line.start()
+    wait_until(lambda: jobs(daemon), "no job is submitted", _SECONDS)
+    (first,) = jobs(daemon)
+    first.kill()
+    wait_until(lambda: [j for j in jobs(daemon) if j.pid != first.pid], "no other job", _SECONDS)
+    daemon.wait_ready(_SECONDS)
+    assert "copying again" in daemon.log
+    assert not jobs(daemon)
+    converge(line.config)
