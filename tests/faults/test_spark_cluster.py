@@ -27,7 +27,7 @@ from tests.fixtures.daemon import NewPipeline, wait_until
 HOME: Final = Path(pyspark.__file__).parent
 SECRET: Final = "correct-horse-battery"
 ROWS: Final = 30_000
-START_SECONDS: Final = 120.0
+START_SECONDS: Final = 240.0
 COPY_SECONDS: Final = 240.0
 
 

@@ -141,16 +141,22 @@ def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
     assert daemon.term() == 0
 
     # A writer of generation 1 comes late: Delta itself skips what it writes, and it is told.
-    spark.dataSource.register(SnapshotSource)
-    table = table_of(stumbling.plans[0], "public.big")
-    late = direct._Mirror(spark, config, made.config_file, stumbling.plans[0], table)
-    with closing(connect_for_rows(config)) as connection:
-        schema = spark_schema(config, table.version, masks(config, connection, table.version))
-    group = direct.groups(table.ranges)[1]
-    late._write(group, schema)
-    assert mirror(lake, "big").version() == big.version()
+    version = big.version()
     with pytest.raises(GapError, match="not an older one"):
-        late._records(group, 0.0)
+        write_late(spark, made, stumbling.plans[0])
+    assert mirror(lake, "big").version() == version
+
+
+def write_late(spark: SparkSession, made: PipelineUnderTest, plan: Plan) -> None:
+    """Write and record a group as the driver of this plan's generation would."""
+    spark.dataSource.register(SnapshotSource)
+    table = table_of(plan, "public.big")
+    late = direct._Mirror(spark, made.config, made.config_file, plan, table)
+    with closing(connect_for_rows(made.config)) as connection:
+        hidden = masks(made.config, connection, table.version)
+    group = direct.groups(table.ranges)[1]
+    late._write(group, spark_schema(made.config, table.version, hidden))
+    late._records(group, 0.0)
 
 
 def events(made: PipelineUnderTest) -> list[Any]:
