@@ -168,6 +168,14 @@ def _cost(config: Config, facts: Facts) -> Iterator[Finding]:
     grows = None if rate is None else rate * lasts
     if grows is not None:
         about += f"; WAL grows by about {size(grows)} meanwhile, which the slot keeps"
+    idle = int(facts.server.settings.get("idle_replication_slot_timeout", "0"))
+    if 0 < idle < 2 * lasts:
+        yield warning(
+            "snapshot",
+            f"nobody reads from the slot for about {spell(lasts)}, and Postgres invalidates it"
+            f" after {spell(idle)}",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+        )
     limit_mb = int(facts.server.settings["max_slot_wal_keep_size"])
     if grows is not None and limit_mb >= 0 and grows > 0.9 * (limit_mb << 20):
         yield warning(

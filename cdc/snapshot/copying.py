@@ -73,10 +73,12 @@ class Watch:
         if not self._export.alive(self._reading):
             raise SnapshotLostError("the connection that exported the snapshot is gone")
         slot = inspection.slot(self._primary, self._config.slot)
-        if slot is None or slot.wal_status == "lost":
+        if slot is None or slot.wal_status == "lost" or slot.invalidation_reason:
+            why = (slot and slot.invalidation_reason) or "it is gone"
             raise GapError(
-                f"the slot {self._config.slot} was lost while the snapshot was taken",
-                hint="raise max_slot_wal_keep_size; `cdc teardown --topics`, then `cdc setup`",
+                f"the slot {self._config.slot} was lost while the snapshot was taken: {why}",
+                hint="raise max_slot_wal_keep_size and idle_replication_slot_timeout; then begin"
+                " anew: `cdc teardown --topics`, `cdc setup`",
             )
         limit = inspection.setting_bytes(self._primary, "max_slot_wal_keep_size")
         safe = slot.safe_wal_bytes

@@ -218,6 +218,8 @@ def test_the_doctor_says_what_a_snapshot_needs_and_costs() -> None:
     assert "10,000,000 rows, 10.0 GiB, in about 7 min with 2 tasks" in cost.what
     small = SERVER._replace(settings={**SERVER.settings, "max_slot_wal_keep_size": "100"})
     assert judge(CONFIG, facts._replace(server=small))[-1].severity is Severity.WARNING
+    idle = SERVER._replace(settings={**SERVER.settings, "idle_replication_slot_timeout": "60"})
+    assert "invalidates it after 60 s" in judge(CONFIG, facts._replace(server=idle))[0].what
     full = SERVER._replace(slots_in_use=int(SERVER.settings["max_replication_slots"]) - 1)
     assert "max_replication_slots" in judge(CONFIG, facts._replace(server=full))[0].what
     shut = big._replace(may_select=False, hidden=True)
