@@ -97,7 +97,7 @@ def faults(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Take snapshots by the local runner, and by Spark where asked for; add their figures up."""
+    """Take initial snapshots and live ones, so many of each."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "snapshots.jsonl"
         env = {
@@ -107,18 +107,26 @@ def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
         }
         _run("pytest", "-q", "tests/faults", "-m", "snapshots", "-p", "no:randomly", **env)
         told = [orjson.loads(line) for line in result.read_bytes().splitlines()]
-    injuries: Counter[str] = Counter()
+    return {
+        "first_seed": chosen.seed,
+        "initial": _rounds([each for each in told if each["kind"] == "Round"]),
+        "live": _rounds([each for each in told if each["kind"] == "LiveRound"]),
+    }
+
+
+def _rounds(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of some rounds, added up."""
+    kinds: Counter[str] = Counter()
     for each in told:
-        injuries.update(each["injuries"])
+        kinds.update(each["injuries"])
     summed = (
-        *("generations", "snapshot_rows", "gone", "changes"),
+        *("generations", "snapshot_rows", "gone", "changes", "read_again"),
         *("lost", "duplicate", "reordered", "seconds"),
     )
     return {
         "rounds": len(told),
-        "first_seed": chosen.seed,
-        "injuries": injuries.total(),
-        "kinds": dict(injuries.most_common()),
+        "injuries": kinds.total(),
+        "kinds": dict(kinds.most_common()),
         **{name: round(sum(each[name] for each in told), 1) for name in summed},
     }
 
@@ -131,7 +139,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="runs of the model on each major")
     parser.add_argument("--steps", type=int, default=600, help="operations in a run of the model")
     parser.add_argument("--kills", type=int, default=1_000, help="faults under load")
-    parser.add_argument("--snapshots", type=int, default=50, help="snapshots to be hurt")
+    parser.add_argument(
+        "--snapshots", type=int, default=50, help="snapshots to be hurt, of each kind"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()

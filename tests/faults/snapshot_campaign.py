@@ -200,10 +200,10 @@ class Round:
         self._crew.look()
 
     def kill_worker(self) -> str:
-        """Kill one of the processes that copy, or all of them at once."""
+        """Kill one of the processes that copy, or all at once; the daemon where none does."""
         children = self._crew.children()
         if not children:
-            return "no worker to kill"
+            return self.kill_daemon()
         chosen = children if self._chance.random() < 0.3 else [self._chance.choice(children)]
         for child in chosen:
             with suppress(psutil.NoSuchProcess):
@@ -214,7 +214,7 @@ class Round:
         """Stop one for a while: long enough for another to be started in its place, or not."""
         children = self._crew.children()
         if not children:
-            return "no worker to stop"
+            return self.kill_daemon()
         child = self._chance.choice(children)
         with suppress(psutil.NoSuchProcess):
             child.suspend()
