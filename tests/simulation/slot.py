@@ -75,6 +75,9 @@ class Wire:
             self._slot.history, self._next, self._scheduler.chance, streaming=self._streaming
         )
 
+    def make_room(self) -> None:
+        """Nothing piles up: what is not read is not sent."""
+
     def read(self) -> bytes:
         """Return some of what has come, whole messages or not."""
         if self._scheduler.happens("connection is cut"):
