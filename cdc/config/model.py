@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from cdc.config.migrations import Migrations
 from cdc.config.delta import Delta
+from cdc.config.migrations import Migrations
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
 from cdc.errors import ConfigError
