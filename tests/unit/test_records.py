@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cdc.errors import ConfigError, Exit, Policy
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.log import records
+from cdc.log.ddl import DDLRecord
 from cdc.log.records import (
     FrontierRecord,
     Publication,
@@ -111,7 +112,9 @@ def test_the_documented_examples_are_read() -> None:
     """The contract's own JSON, so that the two cannot drift apart."""
     contract = (Path(__file__).parents[2] / "docs" / "EVENTS.md").read_text(encoding="utf-8")
     blocks = [block.encode() for block in re.findall(r"```json\n(.*?)```", contract, re.DOTALL)]
-    kinds: tuple[type[Any], ...] = (ResumeIdentity, ResumePosition, FrontierRecord, SchemaRecord)
+    kinds: tuple[type[Any], ...] = (
+        ResumeIdentity, ResumePosition, FrontierRecord, SchemaRecord, DDLRecord,
+    )  # fmt: skip
     assert len(blocks) == 1 + len(kinds)
     for kind, block in zip(kinds, blocks[1:], strict=True):
         record: Record = records.decode(kind, block, TOPIC)
