@@ -84,7 +84,7 @@ FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
 _COLUMNS: Final = """
 SELECT a.attname, t.typname, t.typnamespace = 'pg_catalog'::regnamespace, t.modifier,
        t.typcategory = 'A',
-       coalesce(array_position(k.indkey::int2[], a.attnum), -1)
+       coalesce(array_position((k.indkey::int2[])[0:k.indnkeyatts - 1], a.attnum), -1)
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid
@@ -96,7 +96,7 @@ CROSS JOIN LATERAL (
     SELECT b.*, base.modifier FROM base JOIN pg_type b ON b.oid = base.oid AND b.typtype <> 'd'
 ) t
 LEFT JOIN pg_index k ON k.indrelid = c.oid AND
-     CASE c.relreplident WHEN 'i' THEN k.indisreplident WHEN 'n' THEN false ELSE k.indisprimary END
+     CASE c.relreplident WHEN 'i' THEN k.indisreplident ELSE k.indisprimary END
 WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
   AND (a.attname = ANY(%s) OR %s::name[] IS NULL AND a.attgenerated = '')
 ORDER BY a.attnum

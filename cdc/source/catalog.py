@@ -105,7 +105,7 @@ def table_facts(connection: Connection, relation_id: int) -> TableFacts:
             "SELECT a.attname FROM pg_index i"
             " CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, n)"
             " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
-            " WHERE i.indrelid = %s AND i.indisprimary ORDER BY k.n",
+            " WHERE i.indrelid = %s AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n",
             (relation_id,),
         ).fetchall()
     return TableFacts(tuple(row[0] for row in key), dict(columns))

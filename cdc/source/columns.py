@@ -24,11 +24,12 @@ class Column(NamedTuple):
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname::text, a.attgenerated::text,
        c.relreplident = 'f' OR EXISTS (
-           SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey)
+           SELECT FROM pg_index i WHERE i.indrelid = c.oid
+           AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary
                                    WHEN 'i' THEN i.indisreplident ELSE false END),
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary
-               AND a.attnum = ANY(i.indkey))
+               AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]))
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 WHERE a.attrelid = ANY(%s) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum

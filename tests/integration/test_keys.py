@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import Record, data_records
 
@@ -49,6 +50,18 @@ def test_a_custom_key_holds_its_columns_in_its_order(pipeline: NewPipeline) -> N
     assert [r.key for r in found] == [b'{"tenant":7,"sku":"a"}'] * 5 + [
         b'{"tenant":7,"sku":"b"}'
     ] * 3
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "NOTHING"])
+def test_what_an_index_only_includes_is_in_no_key(pipeline: NewPipeline, identity: str) -> None:
+    line = pipeline(
+        "CREATE TABLE held (id int, note text, PRIMARY KEY (id) INCLUDE (note))",
+        f"ALTER TABLE held REPLICA IDENTITY {identity}",
+    )
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO held VALUES (1, 'a')")
+    assert keys(line, 1) == [{"id": 1}]
+    converge(line.config)
 
 
 def test_a_custom_key_is_covered_by_an_index_as_well(pipeline: NewPipeline) -> None:
