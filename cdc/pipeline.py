@@ -156,7 +156,7 @@ class Pipeline:
             self._settle()
             self._publish(idle=received < pace.BACKLOG_BYTES)
             self._look_after()
-            self.live.turn()
+            self.live.turn(self.position.end_lsn)
             self.watch.turn(self.tables.publication, self.tables.note)
             self.log_watch.turn(self.tables.identity, self.frontiers.ends)
             self._wait(received)

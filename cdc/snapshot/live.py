@@ -105,10 +105,11 @@ class Live:
         self._fetcher.cancel()
         self._worker.submit(self._fetcher.close)
 
-    def turn(self) -> None:
+    def turn(self, committed_lsn: int) -> None:
         """Read the next chunk when it is its time; costs nothing while no snapshot runs."""
         if self._settling is None and self._reading is None:
             return
+        self._governor.committed(committed_lsn, time.monotonic())
         if self._reading is not None:
             if not (self._reading.done and self._reading.done.done()):
                 return
@@ -123,7 +124,7 @@ class Live:
 
     def _read_next(self) -> None:
         """Have the next chunk read, of each snapshot in turn."""
-        if len(self._flights) >= self._governor.flights:
+        if self._governor.full(len(self._flights), time.monotonic()):
             return
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
@@ -150,7 +151,8 @@ class Live:
     def _read(self, job: Job) -> None:
         record = job.record
         selection = self._config.selection.of((record.schema, record.table))
-        most_rows = max(1, self._config.batch.max_events // _BATCH_SHARE)
+        share = self._config.batch.max_events // _BATCH_SHARE
+        most_rows = max(1, min(share, self._governor.rows))
         self._number += 1
         flight = Flight(job, self._number, job.next(selection.key, most_rows))
         job.flights.append(flight)
@@ -258,8 +260,6 @@ class Live:
             self._open(flight, mark.relation_id)
             return None
         self._forget(flight)
-        now = time.monotonic()
-        self._not_before = now + self._governor.landed(now - flight.marked_at)
         return None if flight.void else self._high(flight, lsn)
 
     def _open(self, flight: Flight, relation_id: int) -> None:
@@ -344,6 +344,7 @@ class Live:
         job.flights.remove(flight)
         rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
         job.is_published(flight, rows, last_key(chunk))
+        self._governor.sent(self._sequencer.transaction_lsn, flight.marked_at)
         if job.over:
             self._end(job, "done")
 

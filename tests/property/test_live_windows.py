@@ -84,7 +84,7 @@ class Daemon:
             case "r":
                 self.read()
             case "t":
-                self.live.turn()
+                self.live.turn(self.log.resume.end_lsn)
             case "k":
                 self.worker.run_one()
             case "c":
