@@ -6,17 +6,21 @@ import os
 import signal
 import time
 
+from cdc.log import topics
+from cdc.log.offsets import Place, Question
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness, data_records, records_of
 
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
 # A standby asks twice a second; the rest is the start itself, on a busy machine.
-_TAKEOVER_SECONDS = 10.0
+_TAKEOVER_SECONDS = 60.0
 # The broker must see that a transaction of its own is fenced, or none was open.
 _ZOMBIE_SECONDS = 30.0
 # A timeout of one second, and the broker looks once a second.
 _GIVEN_UP_SECONDS = 2.5
+# A commit that the broker knew of when the daemon froze has ended by then.
+_ENDING_SECONDS = 1.0
 _BULK = "INSERT INTO lines SELECT i, 1, 'z', NULL FROM generate_series(1, 30000) i"
 
 
@@ -29,6 +33,35 @@ def _release_slot(line: PipelineUnderTest) -> None:
     """End the walsender of a daemon that is stopped, as its timeout would in the end."""
     pid = line.slot("active_pid")
     assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
+
+
+def _held(line: PipelineUnderTest) -> dict[Place, int]:
+    """Return where in the data topics a transaction is open, and from which offset on."""
+    admin = topics.admin(line.config)
+    existing = topics.existing(admin, line.config.prefix)
+    data = {name: count for name, count in existing.items() if line.is_data(name)}
+    spans = Question(admin, data).answer().spans
+    return {place: span.stable for place, span in spans.items() if span.stable < span.end}
+
+
+def _caught(line: PipelineUnderTest, zombie: Daemon) -> bool:
+    """Freeze it in the midst of a source transaction that spans many Kafka transactions.
+
+    Return whether one of those is open and has records in the log; else it is thawed again.
+    """
+    seen = zombie.metric("lockstep_events_total")
+    line.database.execute(_BULK)
+    wait_until(
+        lambda: zombie.metric("lockstep_events_total") > seen + 1_000, "nothing moves", pause=0.01
+    )
+    zombie.freeze()
+    before = _held(line)
+    time.sleep(_ENDING_SECONDS)
+    after = _held(line)
+    if any(after.get(place) == stable for place, stable in before.items()):
+        return True
+    zombie.thaw()
+    return False
 
 
 def test_a_standby_waits_and_never_fences_the_daemon_that_works(pipeline: NewPipeline) -> None:
@@ -46,7 +79,7 @@ def test_a_standby_waits_and_never_fences_the_daemon_that_works(pipeline: NewPip
     assert first.metric("lockstep_reconnects_total") == 0
     assert second.metric("lockstep_events_total") == 0
     witness.check()
-    assert second.term(5) == 0, "a standby has nothing to finish"
+    assert second.term() == 0, "a standby has nothing to finish"
     assert first.term() == 0
 
 
@@ -81,15 +114,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(pipeline: NewPipeline) 
     with Load(line.database.dsn, seed=3, steps_per_second=300):
         for _ in range(2):
             zombie, heir = pair
-            seen = zombie.metric("lockstep_events_total")
-            line.database.execute(_BULK)
-            # In the midst of a source transaction that spans many Kafka transactions.
-            wait_until(
-                lambda: zombie.metric("lockstep_events_total") > seen + 1_000,  # noqa: B023 - at once
-                "nothing moves",
-                pause=0.01,
-            )
-            zombie.freeze()
+            wait_until(lambda: _caught(line, zombie), "never caught in flight")  # noqa: B023 - at once
             _release_slot(line)
             heir.wait_state("streaming", _TAKEOVER_SECONDS)
             _moves(heir)

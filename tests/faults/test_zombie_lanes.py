@@ -22,10 +22,15 @@ _TAKEOVER_SECONDS = 20.0
 # The broker must see that a transaction is of a fenced writer.
 _ZOMBIE_SECONDS = 30.0
 _STOPS = """
-import signal
+import os, signal, threading
 from types import SimpleNamespace
 from cdc import failpoints
-failpoints.signal = SimpleNamespace(SIGKILL=signal.SIGSTOP)
+
+def stop(*_):
+    # This thread: told to the process, another takes note of it, and this one goes on meanwhile.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+failpoints.os = SimpleNamespace(getpid=os.getpid, kill=stop)
 """
 
 
