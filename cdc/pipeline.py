@@ -32,8 +32,8 @@ from cdc.log.frontiers import Frontiers
 from cdc.log.lanes import Lanes
 from cdc.log.watch import LogWatch
 from cdc.relations import Relations
-from cdc.snapshot import live_topic
-from cdc.snapshot.live import Live
+from cdc.snapshot.live import topic as live_topic
+from cdc.snapshot.live.manager import Live
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.stream import Stream
@@ -95,7 +95,9 @@ class Pipeline:
             )
         identity, position = resumed
         self.sql = self.aside(lambda: connect(config))
-        self._closing.callback(self.sql.close)
+        # By the worker, behind a call that a failing session has left to itself: libpq frees what
+        # that call still reads.
+        self._closing.callback(self.worker.submit, self.sql.close)
         with reader.unless_overtaken(config, position):
             published = identity.publication.tables
             source = self.aside(lambda: catalog.source(self.sql, config, published))

@@ -20,8 +20,8 @@ from cdc.cli.options import (
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.commands import Do
-    from cdc.snapshot.live_records import Key, LiveRecord
+    from cdc.snapshot.live.commands import Do
+    from cdc.snapshot.live.records import Key, LiveRecord
 
 
 class DefaultCommand(click.Group):

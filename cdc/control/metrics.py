@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cdc.control.retention import Retention
     from cdc.log.records import ResumePosition
-    from cdc.snapshot.live_records import LiveRecord
+    from cdc.snapshot.live.records import LiveRecord
     from cdc.snapshot.progress import Report as Snapshot
     from cdc.source.inspection import Holder
 

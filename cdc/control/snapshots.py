@@ -10,7 +10,8 @@ from cdc.config.patterns import parse_table_pattern
 from cdc.control.findings import listed
 from cdc.errors import ConfigError
 from cdc.log import reader
-from cdc.snapshot import commands, live_topic
+from cdc.snapshot.live import commands
+from cdc.snapshot.live import topic as live_topic
 from cdc.source import inspection
 from cdc.source.connection import connect
 from cdc.source.members import emit, members
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc.config import Config
-    from cdc.snapshot.live_records import Key, LiveRecord
+    from cdc.snapshot.live.records import Key, LiveRecord
     from cdc.source.members import Member
 
 

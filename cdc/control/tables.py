@@ -14,7 +14,7 @@ from cdc.control import setup_publication
 from cdc.control.findings import listed
 from cdc.control.snapshots import new_id
 from cdc.errors import ConfigError, GapError
-from cdc.snapshot import commands
+from cdc.snapshot.live import commands
 from cdc.source import inspection, membership
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect

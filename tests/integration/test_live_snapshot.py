@@ -14,8 +14,9 @@ from cdc.config import load
 from cdc.control import snapshots, tables
 from cdc.errors import ConfigError, Exit
 from cdc.log import reader
-from cdc.snapshot import commands, live_topic
-from cdc.snapshot.live_records import LiveRecord
+from cdc.snapshot.live import commands
+from cdc.snapshot.live import topic as live_topic
+from cdc.snapshot.live.records import LiveRecord
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load

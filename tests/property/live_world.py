@@ -32,9 +32,9 @@ from cdc.decode.messages import (
     Value,
 )
 from cdc.events import LSN
-from cdc.snapshot import commands, governor, live, live_job, settling
-from cdc.snapshot.live_job import Flight
-from cdc.snapshot.windows import row_bytes
+from cdc.snapshot.live import commands, governor, job, manager, settling
+from cdc.snapshot.live.job import Flight
+from cdc.snapshot.live.windows import row_bytes
 from cdc.source import described
 from cdc.source.catalog import TableFacts
 from cdc.source.chunks import Asked, Chunk, InProgress
@@ -304,16 +304,16 @@ class Clock:
 def played(database: Database) -> Iterator[None]:
     """Put the model in place of the real database, and its own time in place of ours."""
     with (
-        mock.patch.object(live, "time", Clock()),
+        mock.patch.object(manager, "time", Clock()),
         mock.patch.object(governor, "_QUICK_SECONDS", 1e9),
         mock.patch.object(governor, "_SLOW_SECONDS", 1e9),
-        mock.patch.object(live_job, "time", Clock()),
+        mock.patch.object(job, "time", Clock()),
         mock.patch.object(settling, "time", Clock()),
-        mock.patch.object(live_job, "_FIRST_ROWS", 4),
-        mock.patch.object(live_job, "_LEAST_ROWS", 2),
-        mock.patch.object(live_job, "MOST_ROWS", 5),
-        mock.patch.object(live_job, "_KEYS", 4),
-        mock.patch.object(live, "Fetcher", lambda _, session: Fetcher(database, session)),
+        mock.patch.object(job, "_FIRST_ROWS", 4),
+        mock.patch.object(job, "_LEAST_ROWS", 2),
+        mock.patch.object(job, "MOST_ROWS", 5),
+        mock.patch.object(job, "_KEYS", 4),
+        mock.patch.object(manager, "Fetcher", lambda _, session: Fetcher(database, session)),
     ):
         yield
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log import records
-from cdc.snapshot import commands
-from cdc.snapshot.live import Live
-from cdc.snapshot.live_records import LiveRecord
+from cdc.snapshot.live import commands
+from cdc.snapshot.live.manager import Live
+from cdc.snapshot.live.records import LiveRecord
 from tests.property.live_world import KEYS, RELATION, Database, Worker, emit, folded, played
 from tests.property.stream import MANY, Session, frame
 from tests.property.test_sequencer_histories import Log

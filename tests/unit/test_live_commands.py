@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from cdc.snapshot import commands
-from cdc.snapshot.commands import Command, CommandError, Mark, Of
-from cdc.snapshot.windows import Snapshot
+from cdc.snapshot.live import commands
+from cdc.snapshot.live.commands import Command, CommandError, Mark, Of
+from cdc.snapshot.live.windows import Snapshot
 
 _ORDERS = Of("public", "orders")
 

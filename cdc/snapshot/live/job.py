@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from cdc.snapshot.live_records import LiveRecord
+from cdc.snapshot.live.records import LiveRecord
 from cdc.source.chunks import Asked
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Self
 
-    from cdc.snapshot.commands import Command, Of
-    from cdc.snapshot.live_records import Key, State
-    from cdc.snapshot.windows import Window
+    from cdc.snapshot.live.commands import Command, Of
+    from cdc.snapshot.live.records import Key, State
+    from cdc.snapshot.live.windows import Window
     from cdc.source.chunks import Chunk
 
 # A chunk is read in about so long, and in the loop it is encoded in less.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.decode import messages, pgoutput
-from cdc.snapshot.windows import Change, Window, row_bytes
+from cdc.snapshot.live.windows import Change, Window, row_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cdc.log.encoder import Encoder
     from cdc.sequence import Sequencer
-    from cdc.snapshot.live_records import Key
-    from cdc.snapshot.windows import Values
+    from cdc.snapshot.live.records import Key
+    from cdc.snapshot.live.windows import Values
 
 
 class TableWatch:

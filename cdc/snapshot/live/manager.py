@@ -3,7 +3,7 @@
 The loop's side: commands come with the stream (`hear`), chunks are read on a worker of their own
 (`turn`), and a chunk's rows go out as the changes of the transaction that wrote its high mark
 (`_pay`), in the same Kafka transaction as how far the snapshot is (`take`). What a chunk is worth
-by then, `cdc.snapshot.windows` tells.
+by then, `cdc.snapshot.live.windows` tells.
 
 A session reads again what an earlier one did not finish: marks of other sessions mean nothing. What
 goes wrong with one snapshot ends that one, told in its record, and never the stream.
@@ -22,20 +22,20 @@ from msgspec.structs import replace
 from cdc.decode import messages
 from cdc.errors import CDCError, Policy
 from cdc.log import ddl, names, records
-from cdc.snapshot import commands, live_records
-from cdc.snapshot.fetching import Fetcher
-from cdc.snapshot.governor import Governor
-from cdc.snapshot.landing import alike, last_key, publish, relation
-from cdc.snapshot.live_job import MOST_AGAIN, Flight, Job
-from cdc.snapshot.live_records import LiveRecord
-from cdc.snapshot.settling import Settling
-from cdc.snapshot.watching import TableWatch
-from cdc.snapshot.windows import Snapshot, Window, still_unseen, unseen
+from cdc.snapshot.live import commands
+from cdc.snapshot.live.fetching import Fetcher
+from cdc.snapshot.live.governor import Governor
+from cdc.snapshot.live.job import MOST_AGAIN, Flight, Job
+from cdc.snapshot.live.landing import alike, last_key, publish, relation
+from cdc.snapshot.live.records import KEPT, LiveRecord, live_key
+from cdc.snapshot.live.settling import Settling
+from cdc.snapshot.live.watching import TableWatch
+from cdc.snapshot.live.windows import Snapshot, Window, still_unseen, unseen
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.sequence import Sequencer
-    from cdc.snapshot.live_records import Key
+    from cdc.snapshot.live.records import Key, State
     from cdc.worker import Worker
 
 log = logging.getLogger("cdc.snapshot.live")
@@ -92,12 +92,12 @@ class Live:
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
         for job in self._jobs.values():
             if job.dirty:
-                key = live_records.live_key(pipeline, job.record.id)
+                key = live_key(pipeline, job.record.id)
                 taken.append((topic, key, records.encode(job.take())))
         over = [number for number, job in self._jobs.items() if not job.record.active]
-        for number in over[: -live_records.KEPT]:
+        for number in over[:-KEPT]:
             del self._jobs[number]
-            taken.append((topic, live_records.live_key(pipeline, number), None))
+            taken.append((topic, live_key(pipeline, number), None))
         return taken
 
     def close(self) -> None:
@@ -368,7 +368,7 @@ class Live:
         log.warning("live snapshot failed", extra={"fields": {**job.record.told, "hint": hint}})
         self._end(job, "failed", f"{what}; {hint}")
 
-    def _end(self, job: Job, state: live_records.State, why: str | None = None) -> None:
+    def _end(self, job: Job, state: State, why: str | None = None) -> None:
         job.drop_flights()
         job.to(state, why)
         log.info("live snapshot ends", extra={"fields": job.record.told})

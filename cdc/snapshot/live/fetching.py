@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from cdc import failpoints
 from cdc.errors import StoppedError
-from cdc.snapshot import commands
+from cdc.snapshot.live import commands
 from cdc.source.chunks import Reader
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.live_job import Flight
+    from cdc.snapshot.live.job import Flight
     from cdc.source.chunks import InProgress
 
 

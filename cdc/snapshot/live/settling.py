@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from cdc.snapshot.windows import Snapshot
+from cdc.snapshot.live.windows import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Future
 
-    from cdc.snapshot.fetching import Fetcher
+    from cdc.snapshot.live.fetching import Fetcher
     from cdc.source.chunks import InProgress
     from cdc.worker import Worker
 

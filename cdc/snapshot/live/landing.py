@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.decode import messages
-from cdc.snapshot.windows import Snapshot, row_values
+from cdc.snapshot.live.windows import Snapshot, row_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
     from cdc.log.routes import Table
     from cdc.sequence import Sequencer
-    from cdc.snapshot.live_job import Flight
-    from cdc.snapshot.live_records import Key
+    from cdc.snapshot.live.job import Flight
+    from cdc.snapshot.live.records import Key
     from cdc.source.chunks import Chunk
 
 

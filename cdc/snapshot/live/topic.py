@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cdc.log import names, reader, records, topics
-from cdc.snapshot.live_records import LiveRecord
+from cdc.snapshot.live.records import LiveRecord
 
 if TYPE_CHECKING:
     from cdc.config import Config

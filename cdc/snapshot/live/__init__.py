@@ -1,0 +1,1 @@
+"""Live snapshots: a table is read again, chunk by chunk, through the stream. See `manager`."""
