@@ -53,8 +53,12 @@ class BoundedPublisher(Publisher):
         batch.bytes = 0
         self._waiting += chunk.bytes
 
+        # Looked up beforehand: behind a fatal error the client reports with an exception pending,
+        # and then the interpreter finds no method that a class inherits.
+        delivered = self._delivered
+
         def taken(error: KafkaError | None, message: Message) -> None:
-            self._delivered(error, message)
+            delivered(error, message)
             chunk.partitions -= 1
             if not chunk.partitions:
                 self._waiting -= chunk.bytes
