@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -42,11 +43,12 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """Return the executors that run."""
-        return [
-            process
-            for process in self.worker.children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
-        ]
+        found = []
+        for process in self.worker.children(recursive=True):
+            with suppress(psutil.Error):  # it may have ended meanwhile
+                if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
 
 @pytest.fixture
