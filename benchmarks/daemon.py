@@ -32,9 +32,13 @@ def config_path(place: Place, run: str) -> Path:
 
 
 def write_config(
-    place: Place, run: str, tables: tuple[str, ...], source: Mapping[str, str] | None = None
+    place: Place,
+    run: str,
+    tables: tuple[str, ...],
+    source: Mapping[str, str] | None = None,
+    snapshot: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write the configuration of a run into its folder."""
+    """Write the configuration of a run into its folder; without `snapshot` it takes none."""
     path = config_path(place, run)
     config = {
         "pipeline": run,
@@ -48,7 +52,7 @@ def write_config(
         "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
         # Nobody asks for its health here, and a fixed port may be taken.
         "http": {"listen": ""},
-        "snapshot": {"mode": "never"},
+        "snapshot": snapshot or {"mode": "never"},
     }
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path

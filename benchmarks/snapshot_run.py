@@ -14,12 +14,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from benchmarks import measure, slots
-from benchmarks.backlog import PUBLICATION
 from benchmarks.contents import EachIdOnce
-from benchmarks.daemon import CDC, PARTITIONS
+from benchmarks.daemon import CDC, PARTITIONS, write_config
 from benchmarks.failure import BenchmarkError
 from benchmarks.family import Family
 from benchmarks.programs import Program
@@ -88,23 +85,11 @@ class Ours:
         return f"{run}.public.{table}"
 
     def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
-        folder = place.folder / run
-        folder.mkdir()
-        config = {
-            "pipeline": run,
-            "source": {
-                "dsn": f"postgresql://postgres@127.0.0.1:{place.postgres_port}/bench",
-                "slot": run,
-                "publication": PUBLICATION,
-                "tables": [f"public.{table}" for table in tables],
-            },
-            "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
-            "http": {"listen": ""},
-            "snapshot": {"mode": "initial", "runner": self.runner, **self.snapshot},
-        }
-        (folder / "lockstep.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (place.folder / run).mkdir()
+        snapshot = {"mode": "initial", "runner": self.runner, **self.snapshot}
+        path = write_config(place, run, tables, snapshot=snapshot)
         done = subprocess.run(
-            [*CDC, "setup", "--config", str(folder / "lockstep.yaml")],
+            [*CDC, "setup", "--config", str(path)],
             capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode != 0:

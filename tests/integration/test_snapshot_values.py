@@ -12,7 +12,6 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from psycopg import sql
 
 from cdc.config import Mask, TableRule
 from cdc.errors import ConfigError
@@ -20,7 +19,7 @@ from cdc.log.values_options import Values
 from tests.fixtures.servers import Database
 from tests.integration.both_ways import BothWays
 from tests.integration.test_values_ascii import ascii_dsn, write
-from tests.integration.test_values_random import RANDOM_OPTIONS, RANDOM_ROW, TYPES, array_of
+from tests.integration.test_values_random import RANDOM_OPTIONS, RANDOM_ROW, fill
 from tests.integration.test_values_types import filling
 from tests.integration.value_table import VALUES
 
@@ -204,26 +203,8 @@ def test_text_that_is_not_utf8_is_the_same(ascii_dsn: str) -> None:
 def test_random_values_are_the_same(
     both: BothWays, rows: list[dict[str, tuple[str | None, Any]]], options: Values
 ) -> None:
-    types = [sql.SQL(name) for name in TYPES]
-    columns = [
-        sql.SQL("v{0} {1}, a{0} {1}[]").format(sql.SQL(str(i)), type_)
-        for i, type_ in enumerate(types)
-    ]
     both.sql.execute("SELECT pg_replication_slot_advance('both', pg_current_wal_lsn())")
-    both.sql.execute("DROP TABLE IF EXISTS public.t")
-    both.sql.execute(
-        sql.SQL("CREATE TABLE public.t (id serial PRIMARY KEY, {})").format(
-            sql.SQL(", ").join(columns)
-        )
-    )
-    for row in rows:
-        values = [
-            sql.SQL("{}::{}, {}::{}[]").format(sql.Literal(value), type_, array_of(array), type_)
-            for type_, (value, array) in zip(types, [row[name] for name in TYPES], strict=True)
-        ]
-        both.sql.execute(
-            sql.SQL("INSERT INTO public.t VALUES (DEFAULT, {})").format(sql.SQL(", ").join(values))
-        )
+    fill(both.sql, rows)
     assert len(both.compare(options)) == len(rows)
 
 

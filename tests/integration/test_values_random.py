@@ -7,6 +7,7 @@ import math
 from datetime import date, datetime, time
 from typing import Any
 
+import psycopg
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
@@ -121,6 +122,29 @@ RANDOM_ROW = st.fixed_dictionaries(
 )
 
 
+def fill(connection: psycopg.Connection, rows: list[dict[str, tuple[str | None, Any]]]) -> None:
+    """Make public.t anew, with a column and an array of each type, of these rows."""
+    types = [sql.SQL(name) for name in TYPES]
+    columns = [
+        sql.SQL("v{0} {1}, a{0} {1}[]").format(sql.SQL(str(i)), type_)
+        for i, type_ in enumerate(types)
+    ]
+    connection.execute("DROP TABLE IF EXISTS public.t")
+    connection.execute(
+        sql.SQL("CREATE TABLE public.t (id serial PRIMARY KEY, {})").format(
+            sql.SQL(", ").join(columns)
+        )
+    )
+    for row in rows:
+        values = [
+            sql.SQL("{}::{}, {}::{}[]").format(sql.Literal(value), type_, array_of(array), type_)
+            for type_, (value, array) in zip(types, [row[name] for name in TYPES], strict=True)
+        ]
+        connection.execute(
+            sql.SQL("INSERT INTO public.t VALUES (DEFAULT, {})").format(sql.SQL(", ").join(values))
+        )
+
+
 @settings(
     max_examples=25,
     # A failing example is small enough as it is.
@@ -132,25 +156,7 @@ RANDOM_ROW = st.fixed_dictionaries(
 def test_random_values_come_back(
     decoded: Decoded, rows: list[dict[str, tuple[str | None, Any]]], options: Values
 ) -> None:
-    types = [sql.SQL(name) for name in TYPES]
-    columns = [
-        sql.SQL("v{0} {1}, a{0} {1}[]").format(sql.SQL(str(i)), type_)
-        for i, type_ in enumerate(types)
-    ]
     decoded.events()  # what a failed example left unread
-    decoded.sql.execute("DROP TABLE IF EXISTS public.t")
-    decoded.sql.execute(
-        sql.SQL("CREATE TABLE public.t (id serial PRIMARY KEY, {})").format(
-            sql.SQL(", ").join(columns)
-        )
-    )
-    for row in rows:
-        values = [
-            sql.SQL("{}::{}, {}::{}[]").format(sql.Literal(value), type_, array_of(array), type_)
-            for type_, (value, array) in zip(types, [row[name] for name in TYPES], strict=True)
-        ]
-        decoded.sql.execute(
-            sql.SQL("INSERT INTO public.t VALUES (DEFAULT, {})").format(sql.SQL(", ").join(values))
-        )
+    fill(decoded.sql, rows)
     [events] = decoded.events(options)
     come_back(decoded, "public.t", events, options)
