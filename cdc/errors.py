@@ -150,6 +150,16 @@ class RewrittenError(CDCError):
         super().__init__(what, hint=hint or "the coordinator begins a new generation by itself")
 
 
+class StoreLostError(CDCError):
+    """A follower's store holds less than it did: flushed, restored from a backup, or deleted."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the follower builds it anew, as another generation")
+
+
 class StoppedError(Exception):
     """The daemon was told to stop while it had nothing to finish."""
 

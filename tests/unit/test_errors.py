@@ -15,6 +15,7 @@ TABLE = {
     errors.ConfigError: (Policy.HALT, Exit.CONFIG),
     errors.GapError: (Policy.HALT, Exit.CONFIG),
     errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
+    errors.StoreLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),

@@ -1,0 +1,209 @@
+"""The section `followers`: which stores follow the log, by name, and in which shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Names = tuple[str, ...]
+
+
+class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Mirrors in Delta Lake: a table each."""
+
+    path: Annotated[
+        str | None,
+        Meta(description="Where the mirrors lie. Default `delta.path`.", examples=["s3a://lake/x"]),
+    ] = None
+    history: Annotated[
+        Names,
+        Meta(
+            description="Tables that keep every version of a row, with the time and LSN from which "
+            "and until which it held, instead of the newest only.",
+            examples=[["public.prices"]],
+        ),
+    ] = ()
+    deletes: Annotated[
+        Literal["hard", "soft"],
+        Meta(description="`soft` keeps a deleted row, marked, with its last values."),
+    ] = "hard"
+    applier: Annotated[
+        Literal["auto", "delta-rs", "spark"],
+        Meta(description="Which engine merges: `auto` takes delta-rs up to `spark_above_bytes`."),
+    ] = "auto"
+    spark_above_bytes: Annotated[
+        int, Meta(ge=0, description="Tables larger than this are merged by Spark.")
+    ] = 1_000_000_000
+    cluster: Annotated[
+        dict[str, Names],
+        Meta(
+            description="By table, the columns by which its files are clustered.",
+            examples=[{"public.orders": ["customer_id"]}],
+        ),
+    ] = {}
+    partition: Annotated[
+        dict[str, Names], Meta(description="By table, the columns by which it is partitioned.")
+    ] = {}
+    optimize_minutes: Annotated[
+        float, Meta(ge=0, description="How often small files are made into large ones; 0: never.")
+    ] = 60.0
+    vacuum_hours: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How old a file that no version needs may get; 0: none is deleted. Reading "
+            "as of an earlier time reaches back as far.",
+        ),
+    ] = 168.0
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a table's rows stand in Redis. `{column}` in a template is that column's value."""
+
+    key: Annotated[
+        str | None,
+        Meta(
+            description="The key's template. Default `<prefix>:<schema>.<table>:<key>`.",
+            examples=["user:{id}"],
+        ),
+    ] = None
+    form: Annotated[
+        Literal["row", "fields", "text", "hash", "set", "zset"],
+        Meta(
+            description="`row`: the row as JSON; `fields`: some columns as JSON; `text`: `value` "
+            "filled in; `hash`: a Redis hash of columns; `set` and `zset`: the row is a `member` "
+            "of the collection that `key` names, in a sorted set with `score`."
+        ),
+    ] = "row"
+    fields: Annotated[Names, Meta(description="Columns of `fields` and `hash`; default all.")] = ()
+    value: Annotated[
+        str | None, Meta(description="Template of `text`.", examples=["{first} {last}"])
+    ] = None
+    member: Annotated[str | None, Meta(description="Template of a member of a set or zset.")] = None
+    score: Annotated[
+        str | None, Meta(description="The column that is the score of a member of a zset.")
+    ] = None
+    ttl_seconds: Annotated[
+        int | None, Meta(ge=1, description="After so long without a change it goes away.")
+    ] = None
+
+
+class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A cache in Redis: plain values that any client can GET."""
+
+    url: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="`redis://`, `rediss://` or `unix://`; `cluster: true` beside it for a "
+            "cluster.",
+            examples=["redis://localhost:6379/0"],
+        ),
+    ]
+    prefix: Annotated[
+        str | None, Meta(description="In front of every key. Default the pipeline's prefix.")
+    ] = None
+    cluster: Annotated[bool, Meta(description="The URL names a node of a Redis cluster.")] = False
+    shapes: Annotated[
+        dict[str, Shape],
+        Meta(
+            description="By table; a table without one is whole rows.",
+            examples=[{"public.users": {"key": "user:{id}", "form": "hash"}}],
+        ),
+    ] = {}
+    tombstone_hours: Annotated[
+        float, Meta(gt=0, description="For so long a deleted row's version is remembered.")
+    ] = 24.0
+
+
+class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An index in OpenSearch for each table, behind an alias."""
+
+    url: Annotated[str, Meta(min_length=1, examples=["http://localhost:9200"])]
+    prefix: Annotated[
+        str | None,
+        Meta(description="In front of every alias, `<prefix>-<schema>.<table>`. Default as Redis."),
+    ] = None
+    user: str | None = None
+    password: str | None = None
+    ca_file: Annotated[str | None, Meta(description="PEM; default the system's authorities.")] = (
+        None
+    )
+    aliases: Annotated[
+        dict[str, str],
+        Meta(description="By table, its alias.", examples=[{"public.products": "products"}]),
+    ] = {}
+    mappings: Annotated[
+        dict[str, dict[str, object]],
+        Meta(
+            description="By table, properties that replace those derived from the columns' types.",
+            examples=[{"public.products": {"title": {"type": "text", "analyzer": "english"}}}],
+        ),
+    ] = {}
+    settings: Annotated[
+        dict[str, object],
+        Meta(description="Settings of new indices.", examples=[{"number_of_shards": 3}]),
+    ] = {}
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A row with the rows that belong to it, any depth."""
+
+    table: Annotated[str, Meta(description="The table, `schema.table`.")]
+    by: Annotated[
+        dict[str, str],
+        Meta(
+            description="This table's column to the parent's column, the foreign key's pairs; none "
+            "in the root.",
+            examples=[{"order_id": "id"}],
+        ),
+    ] = {}
+    one: Annotated[bool, Meta(description="At most one row, an object; else a list.")] = False
+    columns: Annotated[Names, Meta(description="Columns that stand in it; default all.")] = ()
+    order: Annotated[Names, Meta(description="Columns a list is sorted by; default the key.")] = ()
+    children: Annotated[dict[str, Document], Meta(description="By the field's name.")] = {}
+
+
+class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A store that follows the log: one of `delta`, `redis`, `opensearch`."""
+
+    tables: Annotated[
+        Names,
+        Meta(
+            description="Which of the captured tables, as `source.tables` is written.",
+            examples=[["public.users", "public.orders"]],
+        ),
+    ] = ("*.*",)
+    delta: DeltaFollower | None = None
+    redis: RedisFollower | None = None
+    opensearch: OpenSearchFollower | None = None
+    documents: Annotated[
+        dict[str, Document],
+        Meta(
+            description="Instead of single rows: rows with those that belong to them, by the "
+            "document's name, in Redis or OpenSearch.",
+        ),
+    ] = {}
+    mirror: Annotated[
+        str | None,
+        Meta(description="The Delta follower whose mirrors `documents` are made from."),
+    ] = None
+    every_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="At least so long between two batches: how fresh it is to be. 0: the next "
+            "begins when the last one has ended.",
+        ),
+    ] = 0.0
+    max_events: Annotated[
+        int, Meta(ge=1, description="So many events in a batch, or one source transaction.")
+    ] = 300_000
+    max_bytes: Annotated[
+        int, Meta(ge=1, description="So many bytes of the log in a batch, by estimate.")
+    ] = 256 << 20
+    max_events_per_second: Annotated[
+        int | None, Meta(ge=1, description="Not more in a second, on average.")
+    ] = None

@@ -1,0 +1,149 @@
+"""What a follower hands to a sink, and what a sink promises. Read `sinks/__init__` first.
+
+Pure values and one protocol; no store is known here. Bytes of rows and keys are JSON as the log
+has them (docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses only what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from cdc.events import LSN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Column(NamedTuple):
+    """A column of a table version; `mask` is what stands in place of its values, if anything."""
+
+    name: str
+    type: str  # by its name, as the schema record has it: int4, _text, public.mood
+    type_id: int
+    modifier: int
+    nullable: bool | None
+    mask: str | None = None
+
+
+class Version(NamedTuple):
+    """One version of a table, by which its events of one `schema_id` are read."""
+
+    schema_id: int
+    schema: str
+    table: str
+    topic: str
+    key: tuple[str, ...]  # empty: a table without a key
+    columns: tuple[Column, ...]
+    values: Mapping[str, object]  # the options of docs/EVENTS.md "Values", by their names
+
+    @property
+    def name(self) -> str:
+        """The table's name as the configuration writes it: `schema.table`."""
+        return f"{self.schema}.{self.table}"
+
+
+class Change(NamedTuple):
+    """What a cut has done to one key in the end; of a table with a history, one of its changes."""
+
+    key: bytes | None  # JSON; None in a table without a key
+    seq: int  # the version that stores compare
+    row: bytes | None  # JSON object; None: the key has no row any more
+    schema_id: int
+    commit_lsn: int
+    committed_at_us: int
+    unchanged: tuple[str, ...] = ()  # columns whose place in `row` holds no value: keep the stored
+    before: bytes | None = None  # JSON, as far as the log has it
+    op: str = "c"
+
+
+class Changes(NamedTuple):
+    """What a cut has done to one table: each key at most once, unless it keeps a history."""
+
+    versions: tuple[Version, ...]  # those that `changes` name, and the newest, which is the last
+    changes: Sequence[Change]
+    truncated: int | None = None  # rows of a lower seq are gone
+
+    @property
+    def version(self) -> Version:
+        """The newest version."""
+        return self.versions[-1]
+
+
+class Applied(NamedTuple):
+    """The frontier that a follower stands at: where the next cut begins.
+
+    `place` is the frontier topic's offset behind the record of that frontier, and `ends` gives the
+    end offset of every partition at it, by topic; a partition that is missing stands at its
+    beginning.
+    """
+
+    pipeline: str
+    generation: int
+    epoch: int
+    lsn: LSN
+    seq: int
+    committed_at_us: int
+    place: int
+    ends: Mapping[str, Sequence[int]]
+
+
+class Standing(NamedTuple):
+    """What a store says of itself.
+
+    `reached`, where it is above the applied frontier's seq: a cut was being written when its writer
+    died, so rows may be there up to that seq. The next cut must reach it; before, the store is at
+    no frontier.
+    """
+
+    applied: Applied
+    reached: int
+
+
+class Sink(Protocol):
+    """A store that follows the log.
+
+    Whatever is applied twice, or late, changes nothing: a change counts if and only if its seq is
+    above the stored one, deletes leave a versioned tombstone. One writer at a time for each
+    generation is the rule; two must not do harm but only repeat each other's work.
+
+    A sink is made from its configuration without touching the store, and pickles: executors call
+    `write` in processes of their own, the driver everything else. Every method raises
+    `cdc.errors.CDCError`: UnavailableError and the like for what passes, ConfigError for what
+    needs a person.
+    """
+
+    # Whether `write` must be given whole rows: the follower then fills `unchanged` from `rows`.
+    whole_rows: bool
+    # Whether `write` may be called from many processes at once, each with some keys of a table.
+    parallel: bool
+
+    def open(self) -> Standing | None:
+        """Make what is missing in the store; return where it stands, None where it is new.
+
+        Raises StoreLostError where the store holds less than it must: flushed, or an index gone.
+        """
+        ...
+
+    def histories(self) -> frozenset[str]:
+        """Return the tables (`schema.table`) of which every change is wanted, in seq order."""
+        ...
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        """Note that a cut up to seq `reached` is being written; follow the tables' versions."""
+        ...
+
+    def write(self, changes: Changes) -> int:
+        """Apply a table's changes, or some of its keys; return how many were news."""
+        ...
+
+    def commit(self, applied: Applied) -> None:
+        """Note that everything up to `applied` is in the store, and can be read."""
+        ...
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Return the stored rows of `keys` as JSON objects, those that are there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
