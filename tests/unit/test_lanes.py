@@ -6,8 +6,8 @@ name, so that every order in which the two threads may run can be played.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -23,60 +23,51 @@ from tests.property.stream import position
 
 # None of it takes longer than a moment; the rest is for a machine that does much else.
 _SECONDS = 60.0
+_STEPS = ("flush", "commit")
+_OVER = InvariantError("the test is over")
 
 
 class Gate:
-    """One step of one lane: closed until `open`, which may also make it fail."""
+    """One step of one lane, which each time waits for an `open` of its own, in whatever order.
+
+    Both ways go through queues: no arrival and no opening can be overtaken by the next one.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.error: Exception | None = None
-        self.reached = threading.Event()
+        self._arrivals: SimpleQueue[None] = SimpleQueue()
+        self._openings: SimpleQueue[Exception | None] = SimpleQueue()
 
     def open(self, error: Exception | None = None) -> None:
-        self.error = error
-        self._event.set()
+        """Let the step through once, this time or the next; with an error it fails."""
+        self._openings.put(error)
+
+    def reached(self, seconds: float = _SECONDS) -> bool:
+        """Return whether the step is waited at within this time; each arrival counts once."""
+        try:
+            self._arrivals.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
 
     def go_through(self) -> None:
-        self.reached.set()
-        assert self._event.wait(_SECONDS), "the test left this step closed"
-        self._event.clear()
-        self.reached.clear()
-        if self.error:
-            raise self.error
-
-
-class World:
-    """What the lanes did, in the order in which it ended."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.gates: dict[str, Gate] = {}
-        self.lanes: Lanes
-
-    def use(self, lanes: int) -> None:
-        self.lanes = Lanes(None, [Worker() for _ in range(lanes)])  # type: ignore[arg-type]
-
-    def gate(self, name: str) -> Gate:
-        return self.gates.setdefault(name, Gate())
-
-    def cut(self, seq: int) -> InFlight:
-        """Send a batch on its way; its seq names it."""
-        self.lanes.commit(position(seq=seq), Cut(1, 10, None))
-        return self.lanes.in_flight[-1]
+        self._arrivals.put(None)
+        error = self._openings.get(timeout=_SECONDS)
+        if error:
+            raise error
 
 
 class FakePublisher:
-    """A writer whose flush and commit wait at their gates."""
+    """A writer whose flush and commit wait at the gates of the world that it belongs to."""
 
-    world: World
-
-    def __init__(self, _config: object, lane: int) -> None:
+    def __init__(self, world: World, lane: int) -> None:
+        self.world = world
         self.lane = lane
         self.abandoned = False
 
     def _step(self, what: str) -> None:
         name = f"{what} {self.lane}"
+        if self.world.over:
+            raise _OVER
         self.world.gate(name).go_through()
         self.world.done.append(name)
 
@@ -96,15 +87,49 @@ class FakePublisher:
         self.abandoned = True
 
 
+class World:
+    """One test's lanes, and what they did, in the order in which it ended."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.over = False
+        self._gates = {f"{what} {lane}": Gate() for lane in range(LANES) for what in _STEPS}
+        self._workers: list[Worker] = []
+        self.lanes = self.use(2)
+
+    def use(self, lanes: int) -> Lanes:
+        workers = [Worker() for _ in range(lanes)]
+        self._workers += workers
+        self.lanes = Lanes(self, workers)  # type: ignore[arg-type]
+        return self.lanes
+
+    def gate(self, name: str) -> Gate:
+        return self._gates[name]
+
+    def cut(self, seq: int) -> InFlight:
+        """Send a batch on its way; its seq names it."""
+        self.lanes.commit(position(seq=seq), Cut(1, 10, None))
+        return self.lanes.in_flight[-1]
+
+    def end(self) -> None:
+        """Wait until no worker has anything to do: none acts once the test is over."""
+        self.over = True
+        for gate in self._gates.values():
+            gate.open(_OVER)  # one for who waits there; who comes later sees that it is over
+        for worker in self._workers:
+            worker.submit(_nothing).result(_SECONDS)
+
+
+def _nothing() -> None:
+    return
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    found = World()
-    monkeypatch.setattr(FakePublisher, "world", found, raising=False)
     monkeypatch.setattr(lanes_module, "Publisher", FakePublisher)
-    found.use(2)
+    found = World()
     yield found
-    for gate in found.gates.values():
-        gate.open(InvariantError("the test is over"))
+    found.end()
 
 
 def free(lanes: Lanes) -> bool:
@@ -186,8 +211,8 @@ def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None
     world.gate("flush 1").open()
     flushed(second)
     world.gate("commit 1").open()
-    assert world.gate("commit 0").reached.wait(_SECONDS)
-    assert not world.gate("commit 1").reached.wait(0.05), "the second commit has begun"
+    assert world.gate("commit 0").reached()
+    assert not world.gate("commit 1").reached(0.05), "the second commit has begun"
     assert world.done == ["flush 0", "flush 1"]
     world.gate("commit 0").open()
     ended(second)
@@ -202,9 +227,8 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     count: int, world: World
 ) -> None:
     """The loop's own order of calls, with all threads as free as they like to be."""
-    world.use(count)
-    lanes, gates = world.lanes, world.gate
-    steps = [f"{what} {lane}" for lane in range(count) for what in ("flush", "commit")]
+    lanes = world.use(count)
+    gates = [world.gate(f"{what} {lane}") for lane in range(count) for what in _STEPS]
     noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
     seq = 0
 
@@ -216,14 +240,14 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
         if free(lanes) and seq < 100:
             seq += 1
             world.cut(seq)
-        for name in steps:
-            if gates(name).reached.is_set():
-                gates(name).open()
+        for gate in gates:
+            if gate.reached(0):
+                gate.open()
         return len(noted["committed"]) == 100
 
-    wait_until(turn, "it does not end", 30, pause=0)
+    wait_until(turn, "it does not end", _SECONDS, pause=0.0005)
     assert noted["acknowledged"] == noted["committed"] == list(range(1, 101))
-    for what in ("flush", "commit"):
+    for what in _STEPS:
         order = [f"{what} {batch % count}" for batch in range(100)]
         assert [step for step in world.done if what in step] == order
 
