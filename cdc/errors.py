@@ -160,6 +160,16 @@ class StoreLostError(CDCError):
         super().__init__(what, hint=hint or "the follower builds it anew, as another generation")
 
 
+class SwitchedError(CDCError):
+    """Another generation of the follower is what readers see: what was opened is the old one."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the follower opens its store again and goes on there")
+
+
 class StoppedError(Exception):
     """The daemon was told to stop while it had nothing to finish."""
 
