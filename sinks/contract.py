@@ -120,7 +120,16 @@ class Sink(Protocol):
     def open(self) -> Standing | None:
         """Make what is missing in the store; return where it stands, None where it is new.
 
-        Raises StoreLostError where the store holds less than it must: flushed, or an index gone.
+        Raises StoreLostError where the store holds less than it must: flushed, or an index gone;
+        the follower then calls `anew`. Called again after an error that passes.
+        """
+        ...
+
+    def anew(self, generation: int) -> None:
+        """Begin this generation in the place of one that was lost, whatever is left of it.
+
+        The store then is at no frontier, and the next `open` returns None. Another copy that goes
+        on with the one before gets StoreLostError from `begin` or `commit`.
         """
         ...
 
@@ -129,15 +138,24 @@ class Sink(Protocol):
         ...
 
     def begin(self, reached: int, versions: Sequence[Version]) -> None:
-        """Note that a cut up to seq `reached` is being written; follow the tables' versions."""
+        """Note that a cut up to seq `reached` is being written; follow the tables' versions.
+
+        What was noted of a higher seq, by another copy, stays.
+        """
         ...
 
     def write(self, changes: Changes) -> int:
-        """Apply a table's changes, or some of its keys; return how many were news."""
+        """Apply a table's changes, or some of its keys; return how many were news.
+
+        Those of a table without a key, or with a history, are all there and in seq order.
+        """
         ...
 
     def commit(self, applied: Applied) -> None:
-        """Note that everything up to `applied` is in the store, and can be read."""
+        """Note that everything up to `applied` is in the store, and can be read.
+
+        It never goes back: a frontier below the one that another copy has noted changes nothing.
+        """
         ...
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:

@@ -1,0 +1,157 @@
+"""A store in this process's memory: the contract in its plainest form, for tests.
+
+A `Memory` outlives the sinks made for it, as a server outlives its clients; sinks of one name share
+one. So it is never given to executors, which are other processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cdc.errors import StoreLostError
+from sinks.contract import Applied, Change, Changes, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sinks.contract import Version
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows by key, each with the seq that wrote it; None is a tombstone."""
+
+    rows: dict[bytes, tuple[int, Row | None]] = field(default_factory=dict)
+    keyless: list[Row] = field(default_factory=list)
+    # Every change that came, where a history is kept.
+    history: dict[int, Change] = field(default_factory=dict)
+    floor: int = 0  # a truncate's seq: what is below it is late
+    newest: int = 0  # of a table without a key, which comes in seq order
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the store holds; `build` is another after the store was lost."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    applied: Applied | None = None
+    reached: int = 0
+    generation: int = 1
+    build: object = field(default_factory=object)
+    lost: bool = False
+
+    def rows(self, table: str) -> dict[bytes, Row]:
+        """Return what a reader sees of a table."""
+        known = self.tables.get(table, Table())
+        return {key: row for key, (_, row) in known.rows.items() if row is not None}
+
+
+STORES: Final[dict[str, Memory]] = {}
+
+
+class MemorySink:
+    """A sink on the store of that name."""
+
+    parallel = False
+
+    def __init__(
+        self, name: str, *, whole_rows: bool = False, histories: frozenset[str] = frozenset()
+    ) -> None:
+        self.whole_rows = whole_rows
+        self._name, self._histories = name, histories
+        self._build: object = None
+
+    def open(self) -> Standing | None:
+        store = STORES.setdefault(self._name, Memory())
+        if store.lost:
+            raise StoreLostError(f"the store {self._name} was flushed", hint="")
+        self._build = store.build
+        return store.applied and Standing(store.applied, store.reached)
+
+    def anew(self, generation: int) -> None:
+        STORES[self._name] = Memory(generation=generation)
+
+    def histories(self) -> frozenset[str]:
+        return self._histories
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        for version in versions:
+            self._store.tables.setdefault(version.name, Table())
+        self._store.reached = max(self._store.reached, reached)
+
+    def write(self, changes: Changes) -> int:
+        table = self._store.tables.setdefault(changes.version.name, Table())
+        if changes.truncated is not None:
+            _truncate(table, changes.truncated)
+        apply = _apply
+        if changes.version.name in self._histories:
+            apply = _append
+        elif not changes.version.key:
+            apply = _apply_keyless
+        return sum(apply(table, change) for change in changes.changes)
+
+    def commit(self, applied: Applied) -> None:
+        store = self._store
+        before = store.applied
+        if before is None or (applied.seq, applied.lsn) >= (before.seq, before.lsn):
+            store.applied = applied
+        store.reached = max(store.reached, applied.seq)
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        stored = self._store.rows(version.name)
+        return {key: msgspec.json.encode(stored[key]) for key in keys if key in stored}
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    @property
+    def _store(self) -> Memory:
+        store = STORES[self._name]
+        if store.lost or store.build is not self._build:
+            raise StoreLostError(f"the store {self._name} is not the one that was opened", hint="")
+        return store
+
+
+def _truncate(table: Table, seq: int) -> None:
+    table.floor = max(table.floor, seq)
+    table.rows = {key: row for key, row in table.rows.items() if row[0] > seq}
+    if table.newest < seq:
+        table.newest = seq
+        table.keyless.clear()
+
+
+def _apply(table: Table, change: Change) -> bool:
+    assert change.key is not None
+    seq, stored = table.rows.get(change.key, (0, None))
+    if change.seq <= max(seq, table.floor):
+        return False
+    row = None if change.row is None else msgspec.json.decode(change.row, type=Row)
+    if row is not None:
+        row |= {name: (stored or {}).get(name) for name in change.unchanged}
+    table.rows[change.key] = (change.seq, row)
+    return True
+
+
+def _apply_keyless(table: Table, change: Change) -> bool:
+    """Take the old row's place, or add one: rows have nothing but their values."""
+    if change.seq <= table.newest:
+        return False
+    table.newest = change.seq
+    old = change.before and msgspec.json.decode(change.before, type=Row)
+    if old:
+        table.keyless.remove(old)
+    if change.row is not None:
+        row = msgspec.json.decode(change.row, type=Row)
+        table.keyless.append(row | {name: (old or {})[name] for name in change.unchanged})
+    return True
+
+
+def _append(table: Table, change: Change) -> bool:
+    news = change.seq not in table.history
+    table.history[change.seq] = change
+    return news
