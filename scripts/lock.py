@@ -14,8 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The build backend is locked too: the project is installed without build isolation.
 BUILD = "hatchling\neditables\n"
+# Each has the versions of those above it. What images are made of needs no build backend.
 LOCKS = {
     "requirements.lock": ["local"],
+    "requirements-daemon.lock": [],
+    "requirements-followers.lock": ["spark", "redis", "opensearch"],
     "requirements-dev.lock": ["local", "spark", "migrations", "redis", "opensearch", "dev"],
 }
 # Beside either of the two, where the machine has no Java.
@@ -28,7 +31,8 @@ def main() -> None:
         sys.exit("uv is not on PATH; it writes the lock files: .venv/bin/pip install uv")
     for name, extras in LOCKS.items():
         wanted = ["pyproject.toml", *(part for extra in extras for part in ("--extra", extra))]
-        _compile(uv, name, BUILD, *wanted)
+        images = name in ("requirements-daemon.lock", "requirements-followers.lock")
+        _compile(uv, name, "" if images else BUILD, *wanted)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     _compile(uv, JAVA_LOCK, "\n".join(project["optional-dependencies"]["java"]))
 
@@ -36,8 +40,9 @@ def main() -> None:
 def _compile(uv: str, name: str, also: str, *wanted: str) -> None:
     options = ["--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"]
     options += ["--no-annotate", "--no-header", "--no-emit-index-url", "-o", name]
-    if name != "requirements.lock":  # one version of a package in all of them
-        options += ["-c", "requirements.lock"]
+    before = list(LOCKS)[: list(LOCKS).index(name)] if name in LOCKS else ["requirements.lock"]
+    for each in before:
+        options += ["-c", each]
     command = [uv, "pip", "compile", "--quiet", *wanted, "-", *options]
     subprocess.run(command, cwd=ROOT, input=also, text=True, check=True)
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
