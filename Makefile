@@ -10,6 +10,9 @@ PEER ?= 1
 KILLS ?= 1000
 ROUNDS ?= 40
 ARGS ?=
+# Processes that share the tests: a test waits as often as it works. JOBS=0 for none but one.
+JOBS ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 # Tests that know one major only: `make majors` runs them with each of the others as the default.
 BY_MAJOR := $(addprefix tests/faults/test_,campaign.py dead_letters.py failpoints.py large_transaction.py \
   network.py postgres_restarts.py servers_away.py two_daemons.py) $(addprefix tests/integration/test_, \
@@ -37,14 +40,14 @@ setup-demo: python
 demo: setup-demo ## watch a live Postgres arrive in Kafka (FOR=60s stops and proves it, CHAOS=1 kills parts)
 	@$(BIN)/cdc demo $(if $(FOR),--for $(FOR)) $(if $(CHAOS),--chaos) $(ARGS)
 
-test: setup ## every test, on real servers (ARGS='-k name' picks)
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## every test, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
+	@$(PYTEST) -n $(JOBS) $(ARGS)
 
 check: setup ## format, lint, types and unit tests, in under a minute
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/unit tests/property $(ARGS)
+	@$(PYTEST) -n $(JOBS) -q tests/unit tests/property $(ARGS)
 
 bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)
 	@$(BIN)/python -m benchmarks $(NAME) $(if $(filter 0,$(PEER)),--no-peer) $(ARGS)

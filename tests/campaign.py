@@ -1,9 +1,9 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
 Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load,
-snapshots hurt while they are taken. Each prints its figures as one line of JSON; `--write FILE`
-keeps them all, with what repeats them. Ends with an exit code other than 0 as soon as one of them
-finds something.
+snapshots hurt while they are taken. Each run draws a new seed, unless `--seed` names one. Each
+attack prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats
+them. Ends with an exit code other than 0 as soon as one of them finds something.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -57,8 +58,9 @@ def _told(output: str) -> dict[str, Any]:
 
 
 def simulation(chosen: argparse.Namespace) -> dict[str, Any]:
-    options = ("--schedules", str(chosen.schedules), "--processes", str(os.cpu_count() or 1))
-    return _told(_run("tests.simulation", *options))
+    options = ("--schedules", chosen.schedules, "--seed", chosen.seed)
+    processes = ("--processes", os.cpu_count() or 1)
+    return _told(_run("tests.simulation", *map(str, options + processes)))
 
 
 def fuzz(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def main() -> int:
     parser.add_argument(
         "--snapshots", type=int, default=50, help="snapshots to be hurt, of each kind"
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
     figures: dict[str, Any] = {}

@@ -19,6 +19,8 @@ LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 20000
 _EPHEMERAL_DEFAULT: Final = 32768
 _TRIES: Final = 200
+# Whoever seeds the common one, say for tests, would have all stacks choose the same ports.
+_chance = random.SystemRandom()
 
 
 def is_free(port: int) -> bool:
@@ -36,7 +38,7 @@ def is_free(port: int) -> bool:
 def choose(taken: Collection[int] = ()) -> int:
     highest = max(_ephemeral_start(), _LOWEST + 1000)
     for _ in range(_TRIES):
-        port = random.randrange(_LOWEST, highest)  # noqa: S311 - spread, not secrecy
+        port = _chance.randrange(_LOWEST, highest)
         if port not in taken and is_free(port):
             return port
     raise LocalStackError(

@@ -7,7 +7,6 @@ figures.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from cdc.local.stack import LocalStack
 from tests.faults.campaign import Campaign
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.proxy import Proxy
+from tests.fixtures.seeds import first_seed
 
 _FAULTS = int(os.environ.get("LOCKSTEP_KILLS", "8"))
-_SEED = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
+_SEED = first_seed("LOCKSTEP_KILLS")
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 

@@ -7,10 +7,8 @@ order.
 
 from __future__ import annotations
 
-import os
 import random
 import resource
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,11 +26,12 @@ from cdc.log import names
 from tests.fixtures.cluster import ROUNDS, KafkaCluster
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.seeds import first_seed
 from tests.fixtures.witness import Witness
 
 _BATCH = {"max_events": 500, "max_wait_ms": 50}
 _LIMIT_MB = 150
-_SEED: Final = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
+_SEED: Final = first_seed("LOCKSTEP_ROUNDS")
 # A broker that is cut off for so long has lost its session and what it led.
 _AWAY_SECONDS: Final = 3.0
 

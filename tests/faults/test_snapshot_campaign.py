@@ -8,7 +8,6 @@ fifty.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 import orjson
@@ -17,10 +16,11 @@ import pytest
 from cdc.local.stack import LocalStack
 from tests.faults.live_campaign import LiveRound
 from tests.faults.snapshot_campaign import Round
+from tests.fixtures.seeds import first_seed
 from tests.fixtures.servers import Database
 
 _COUNT = int(os.environ.get("LOCKSTEP_SNAPSHOTS", "1"))
-_SEED = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
+_SEED = first_seed("LOCKSTEP_SNAPSHOTS")
 _RUNNER = os.environ.get("LOCKSTEP_RUNNER", "local")
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
 

@@ -22,11 +22,12 @@ from cdc.log.publisher import Publisher
 from cdc.pipeline import Pipeline
 from cdc.sequence import Sequencer
 from cdc.source.stream import Stream
+from tests.fixtures.seeds import first_seed
 from tests.simulation.run import BrokenError, run
 from tests.simulation.world import World
 
 _SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "1000"))
-_FIRST = int(os.environ.get("LOCKSTEP_SEED", "0"))
+_FIRST = first_seed("LOCKSTEP_SCHEDULES")
 # Any of the planted mistakes shows within so many.
 _ENOUGH = 1_500
 

@@ -8,7 +8,6 @@ however many follow.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from cdc.local.stack import LocalStack
 from tests.fixtures.daemon import PipelineUnderTest
+from tests.fixtures.seeds import first_seed
 from tests.fixtures.servers import (
     POSTGRES_SETTINGS,
     KafkaServer,
@@ -30,7 +30,7 @@ from tests.stateful.source import SCHEMAS, SETUP
 _SETTINGS = {"max_prepared_transactions": "50", "logical_decoding_work_mem": "64kB"}
 _STEPS = int(os.environ.get("LOCKSTEP_STEPS", "300"))
 _RUNS = int(os.environ.get("LOCKSTEP_RUNS", "2"))
-_FIRST = int(os.environ.get("LOCKSTEP_SEED") or secrets.randbelow(1_000_000))
+_FIRST = first_seed("LOCKSTEP_RUNS")
 
 
 @pytest.mark.slow
