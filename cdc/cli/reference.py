@@ -7,13 +7,15 @@ both with the files, so that neither can fall behind.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args, get_origin
 
 import click
 import msgspec
 
 from cdc.cli.main import COMMANDS, cdc
+from cdc.config import nested
 from cdc.config.check import expected
+from cdc.config.followers import Follower
 from cdc.config.layers import known_paths, variable_of
 from cdc.config.meaning import OWNED_KAFKA_SETTINGS
 from cdc.config.model import Config
@@ -115,8 +117,8 @@ _REST = """
 The environment wins over the file. A field's variable is `LOCKSTEP_` and its path in capitals,
 joined by `_`. Settings below `log.kafka` follow a double underscore, with `_` for each dot:
 `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD` sets `sasl.password`. Lists are separated by commas. A variable
-that begins like ours and names no field is an error. What is said of single `tables` stands in the
-file only; a `${VARIABLE}` may stand there as anywhere.
+that begins like ours and names no field is an error. What is said of single `tables` and of
+`followers` stands in the file only; a `${VARIABLE}` may stand there as anywhere.
 
 ## Tables, columns, rows
 
@@ -140,6 +142,33 @@ tables:
 
 `cdc doctor` holds these against the database, `cdc setup` puts them into the publication, and does
 so again whenever they change; docs/EVENTS.md says what events look like then.
+
+## Followers
+
+Each name below `followers` is a store that follows the log, with exactly one of `delta`, `redis`
+and `opensearch`; docs/FOLLOWERS.md says what stands in it then.
+
+```yaml
+followers:
+  mirror:
+    delta: {path: s3a://lake/shop, history: [public.prices]}
+  cache:
+    tables: [public.users]
+    redis:
+      url: redis://:${REDIS_PASSWORD}@localhost:6379/0
+      shapes:
+        public.users: {key: "user:{id}", form: hash}
+  orders:
+    mirror: mirror                   # whose tables the documents are made from
+    opensearch: {url: "http://localhost:9200"}
+    documents:
+      orders:
+        table: public.orders
+        children:
+          lines: {table: public.order_lines, by: {order_id: id}}
+```
+
+Tables are named in full (`schema.table`) where one is meant; `tables` takes patterns.
 
 ## Secrets
 
@@ -165,6 +194,10 @@ def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
             yield from _rows(field.type, here)
             continue
         meaning, _ = described(field.type)
+        if here in known.deep:
+            yield _row(here, "followers, each with the fields below", "{}", _FILE, meaning)
+            yield from _deep_rows(Follower, (*here, "<follower>"), {})
+            continue
         opened, named = here in known.open, here in known.named
         variable = variable_of((*here, "<name>"), opened=True) if opened else variable_of(here)
         in_file_only = named or at[:-1] in known.named
@@ -172,12 +205,39 @@ def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
             here,
             "tables, each with the fields below" if named else expected(field.type),
             "{}" if opened or named else field.default,
-            "in the file only" if in_file_only else f"`{variable}`",
+            _FILE if in_file_only else f"`{variable}`",
             meaning,
             required=field.required,
         )
         if named:
             yield from _rows(known.named[here], (*here, "<table>"))
+
+
+def _deep_rows(
+    struct: type[msgspec.Struct], at: tuple[str, ...], seen: dict[type, str]
+) -> Iterator[str]:
+    """Yield the fields of a section and of those in it; of one that holds itself once."""
+    seen = {**seen, struct: ".".join(at)}
+    for field in msgspec.structs.fields(struct):
+        here = (*at, field.name)
+        kind, below = nested.plain(field.type), here
+        if get_origin(kind) is dict:
+            kind, below = nested.plain(get_args(kind)[1]), (*here, "<name>")
+        meaning, _ = described(field.type)
+        if not nested.is_struct(kind):
+            default = "{}" if get_origin(nested.plain(field.type)) is dict else field.default
+            takes = expected(field.type)
+            yield _row(here, takes, default, _FILE, meaning, required=field.required)
+        elif kind in seen:
+            yield _row(here, f"names, each with the fields of `{seen[kind]}`", "{}", _FILE, meaning)
+        else:
+            meaning = meaning or (kind.__doc__ or "").strip()
+            takes = "the fields below" if below == here else "names, each with the fields below"
+            yield _row(here, takes, None if below == here else "{}", _FILE, meaning)
+            yield from _deep_rows(kind, below, seen)
+
+
+_FILE = "in the file only"
 
 
 def _row(
@@ -187,7 +247,7 @@ def _row(
     variable: str,
     meaning: str,
     *,
-    required: bool,
+    required: bool = False,
 ) -> str:
     if required:
         shown = "**required**"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from cdc.config import nested, stores
+from cdc.config.followers import Follower
 from cdc.config.layers import Broken, Given, known_paths, read_layers, variable_of
 from cdc.config.meaning import complaints
 from cdc.config.model import Config
@@ -51,7 +53,10 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
     _make_absolute(layers.given, path)
     problems = list(layers.problems)
     config: Config | None = _build(Config, (), layers.given, path, problems)
-    problems += [f"{path}: {each}" for each in (_together(config) if config else ())]
+    if config is not None:
+        problems += [f"{path}: {each}" for each in _together(config)]
+        for at, what in stores.together(config):
+            problems.append(f"{_place(layers.given, at, path)}: {'.'.join(at)}: {what}")
     if problems:
         count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
         raise ConfigError(
@@ -91,6 +96,8 @@ def _build(
         elif here in known.named:
             checked = partial(_checked, problems=problems)
             values[field.name] = build_rules(here, given, checked, problems)
+        elif here in known.deep:
+            values[field.name] = _followers(given, path, problems)
         elif here in known.open:
             below = {each: value for each, value in given.items() if each[:-1] == here}
             values[field.name] = {
@@ -106,6 +113,28 @@ def _build(
             )
     broken = any(isinstance(value.value, Broken) for value in given.values())
     return struct(**values) if len(problems) == before and not broken else None
+
+
+def _followers(
+    given: Mapping[tuple[str, ...], Given], path: Path, problems: list[str]
+) -> dict[str, Follower]:
+    """Return the followers that are right, by name."""
+
+    def missing(at: tuple[str, ...], kind: Any) -> None:  # noqa: ANN401 - a type as a value
+        place = _place(given, at, path)
+        problems.append(f"{place}: {'.'.join(at)}: missing; expected {expected(kind)}")
+
+    checked = partial(_checked, problems=problems)
+    found = nested.build(dict[str, Follower], (nested.SECTION,), given, checked, missing)
+    for at, what in stores.complaints(found):
+        problems.append(f"{_place(given, at, path)}: {'.'.join(at)}: {what}")
+    return {name: stores.plainly(each) for name, each in found.items() if each is not None}
+
+
+def _place(given: Mapping[tuple[str, ...], Given], at: tuple[str, ...], path: Path) -> str:
+    """Return where `at` is given, or the section that it is missing in."""
+    written = (given[at[:n]].place for n in range(len(at), 0, -1) if at[:n] in given)
+    return next(written, str(path))
 
 
 def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
@@ -128,7 +157,10 @@ def _checked(
     try:
         found = given.written if choice else given.value
         value = msgspec.convert(found, kind, strict=not given.as_text)
+        wrong = kind is object and not nested.is_json(value)
     except msgspec.ValidationError:
+        wrong = True
+    if wrong:
         problems.append(f"{given.place}: {name}: {_what(at, given)}; expected {expected(kind)}")
         return None
     problems.extend(f"{given.place}: {name}: {each}" for each in complaints(at, value, beside))
@@ -149,7 +181,7 @@ def _what(at: tuple[str, ...], given: Given) -> str:
     kinds = {str: "text", bool: "a yes or no", int: "a whole number", float: "a number"}
     kinds |= {list: "a list", dict: "names with values", type(None): "nothing"}
     kind = kinds.get(type(given.value), "something else")
-    hide = is_secret(at) or at[-1] == "dsn" or not given.written
+    hide = is_secret(at) or at[-1] in {"dsn", "url"} or not given.written
     return f"given {kind}" if hide else f"given {kind}, {given.written!r}"
 
 
@@ -167,10 +199,7 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType() | inspect.FloatType():
-            word = "a whole number" if isinstance(info, inspect.IntType) else "a number"
-            if info.ge is not None and info.le is not None:
-                return f"{word} from {info.ge} to {info.le}"
-            return word if info.ge is None else f"{word}, at least {info.ge}"
+            return _range(info)
         case inspect.LiteralType():
             return "one of " + ", ".join(str(each) for each in info.values)
         case inspect.VarTupleType():
@@ -180,8 +209,19 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
             return f"names, each with {_entry(info.value_type)}"
         case inspect.UnionType():
             return _either(info)
+        case inspect.CustomType():  # object: whatever YAML and JSON both have
+            return "a text, number, true or false, a list or names with values"
         case _:
             raise AssertionError(f"no words for {info}")
+
+
+def _range(info: inspect.IntType | inspect.FloatType) -> str:
+    word = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+    if info.gt is not None:
+        return f"{word} above {info.gt}"
+    if info.ge is not None and info.le is not None:
+        return f"{word} from {info.ge} to {info.le}"
+    return word if info.ge is None else f"{word}, at least {info.ge}"
 
 
 def _entry(info: inspect.Type) -> str:
@@ -204,7 +244,8 @@ def _either(info: inspect.UnionType) -> str:
 
 def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:
     """Let files be named from the configuration's folder, wherever the command is run."""
-    at = ("source", "password_file")
-    if at in given and isinstance(given[at].value, str):
-        file = path.parent / Path(str(given[at].value)).expanduser()
-        given[at] = given[at]._replace(value=str(file.absolute()))
+    for at, each in given.items():
+        named = at == ("source", "password_file") or at[2:] == ("opensearch", "ca_file")
+        if named and isinstance(each.value, str):
+            file = path.parent / Path(each.value).expanduser()
+            given[at] = each._replace(value=str(file.absolute()))

@@ -86,7 +86,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         str | None, Meta(description="The column that is the score of a member of a zset.")
     ] = None
     ttl_seconds: Annotated[
-        int | None, Meta(ge=1, description="After so long without a change it goes away.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="After so long without a change it goes away."),
     ] = None
 
 
@@ -205,5 +206,5 @@ class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=1, description="So many bytes of the log in a batch, by estimate.")
     ] = 256 << 20
     max_events_per_second: Annotated[
-        int | None, Meta(ge=1, description="Not more in a second, on average.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Not more in a second, on average.")
     ] = None

@@ -7,7 +7,7 @@ is guessed: an unset variable, a missing secret file, a doubled key is a finding
 One variable for each field: `LOCKSTEP_`, then the path in capitals joined by `_`
 (`LOCKSTEP_SOURCE_DSN`, `LOCKSTEP_LOG_LEVEL` for `log_level`). Settings below `log.kafka` follow a
 double underscore, with `_` for each dot: `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD`. Lists are separated
-by commas. The sections below `tables` stand in the file only.
+by commas. The sections below `tables` and `followers` stand in the file only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 import msgspec
 import yaml
 
+from cdc.config import nested
 from cdc.config.model import Config
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
 class Known(NamedTuple):
     """Where the model has fields: leaves by path, and the paths whose entries are free names.
 
-    The entries of `open` are values, those of `named` are sections, all of one struct.
+    The entries of `open` are values, those of `named` are sections, all of one struct, and below
+    `deep` are sections within sections: `cdc.config.nested`.
     """
 
     leaves: tuple[tuple[str, ...], ...]
     open: tuple[tuple[str, ...], ...]
     sections: tuple[tuple[str, ...], ...]
     named: dict[tuple[str, ...], type[msgspec.Struct]]
+    deep: tuple[tuple[str, ...], ...]
 
 
 @cache
@@ -80,11 +83,14 @@ def known_paths() -> Known:
     opened: list[tuple[str, ...]] = []
     sections: list[tuple[str, ...]] = []
     named: dict[tuple[str, ...], type[msgspec.Struct]] = {}
+    deep: list[tuple[str, ...]] = []
 
     def walk(struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
         for field in msgspec.structs.fields(struct):
             here = (*path, field.encode_name)
-            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            if here == (nested.SECTION,):
+                deep.append(here)
+            elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
                 sections.append(here)
                 walk(field.type, here)
             elif (entries := _entries(field.type)) is None:
@@ -95,7 +101,7 @@ def known_paths() -> Known:
                 opened.append(here)
 
     walk(Config, ())
-    return Known(tuple(leaves), tuple(opened), tuple(sections), named)
+    return Known(tuple(leaves), tuple(opened), tuple(sections), named, tuple(deep))
 
 
 def _entries(kind: Any) -> Any:  # noqa: ANN401 - a type as a value
@@ -159,10 +165,10 @@ _MASKS = frozenset({"fixed", "truncate", "hmac"})
 def _shape(at: tuple[str, ...]) -> _Shape:
     """Return what the model has below `at`, a section or a place of free names."""
     known = known_paths()
-    if at in known.open:
-        return _Shape(None, _NONE)
-    if at in known.named:
-        return _Shape(None, None)
+    if at[:1] in known.deep:
+        return _Shape(nested.names_of(nested.kind_at(at)), None)
+    if at in (*known.open, *known.named):
+        return _Shape(None, _NONE if at in known.open else None)
     if at[:-1] in known.named:
         fields = msgspec.structs.fields(known.named[at[:-1]])
         return _Shape(frozenset(field.name for field in fields), frozenset({"mask"}))
@@ -170,9 +176,9 @@ def _shape(at: tuple[str, ...]) -> _Shape:
         return _Shape(None, None)  # a column's mask is a word, or a section of one field
     if at[:-3] in known.named:
         return _Shape(_MASKS, _NONE)
-    paths = (*known.leaves, *known.open, *known.sections, *known.named)
+    paths = (*known.leaves, *known.open, *known.sections, *known.named, *known.deep)
     names = {each[len(at)] for each in paths if each[: len(at)] == at and len(each) > len(at)}
-    deep = {*known.open, *known.sections, *known.named}
+    deep = {*known.open, *known.sections, *known.named, *known.deep}
     return _Shape(frozenset(names), frozenset(name for name in names if (*at, name) in deep))
 
 
@@ -198,21 +204,27 @@ def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Laye
             hint = nearest(name, shape.names)
             layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{hint}")
         elif _is_section(shape, here, value_node):
+            if here[:1] in known_paths().deep:
+                layers.given[here] = Given(None, "", place, as_text=False)
             _read_mapping(value_node, here, path, layers)
         else:
-            layers.given[here] = _scalar(value_node, place)
+            free = nested.kind_at(here) is object
+            depth = nested.FREE_DEPTH if free else 2
+            layers.given[here] = _scalar(value_node, place, depth)
 
 
 def _is_section(shape: _Shape, here: tuple[str, ...], node: yaml.Node) -> bool:
+    if here[:1] in known_paths().deep:
+        return nested.is_section(nested.kind_at(here))
     if shape.sections is None:
         # A table's rule is always one; a column's mask where it is written so.
         return here[:-1] in known_paths().named or isinstance(node, yaml.MappingNode)
     return here[-1] in shape.sections
 
 
-def _scalar(node: yaml.Node, place: str) -> Given:
+def _scalar(node: yaml.Node, place: str, depth: int) -> Given:
     try:
-        value: object = _construct(node, depth=2)
+        value: object = _construct(node, depth)
     except (ValueError, yaml.YAMLError):
         value = Untyped()
     written = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
@@ -285,15 +297,18 @@ class _References:
         """Return `given` with every reference in its texts replaced by what it names."""
         found: list[str] = []
         value = given.value
-        filled: object = value
-        if isinstance(value, str):
-            filled = self._text(value, found)
-        elif isinstance(value, list):
-            filled = [self._text(each, found) if isinstance(each, str) else each for each in value]
+        filled = self._filled(value, found)
         problems.extend(f"{given.place}: {name}: {each}" for each in found)
         if found:
             filled = Broken()
         return given._replace(value=filled, as_text=given.as_text or filled != value)
+
+    def _filled(self, value: object, found: list[str]) -> object:
+        if isinstance(value, list):
+            return [self._filled(each, found) for each in value]
+        if isinstance(value, dict):
+            return {name: self._filled(each, found) for name, each in value.items()}
+        return self._text(value, found) if isinstance(value, str) else value
 
     def _text(self, text: str, found: list[str]) -> str:
         def replace(match: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from cdc.config.delta import Delta
+from cdc.config.followers import Follower
 from cdc.config.migrations import Migrations
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
@@ -21,6 +22,8 @@ from cdc.log.values_options import Values
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Streaming = Literal["off", "on", "parallel"]
+# Where there are followers and nothing else is said.
+_CANARY_SECONDS = 5.0
 
 
 class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,6 +199,15 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "docs/OPERATIONS.md for what the standbys need.",
         ),
     ] = "auto"
+    canary_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=3_600)] | None,
+        Meta(
+            description="How often the daemon puts a logical message of its own, `cdc.canary`, "
+            "into the WAL: it comes out of every follower, and its age there is their health. 0: "
+            "never. Default 5 where there are followers, else 0.",
+            examples=[5],
+        ),
+    ] = None
     password_file: Annotated[
         str | None,
         Meta(
@@ -313,6 +325,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ],
         ),
     ] = {}
+    followers: Annotated[
+        dict[str, Follower],
+        Meta(
+            description="The stores that follow the log, by names of 1 to 40 of `a-z 0-9 _ -`.",
+            examples=[
+                {
+                    "mirror": {"delta": {"path": "s3a://lake/shop"}},
+                    "cache": {
+                        "tables": ["public.users"],
+                        "redis": {"url": "redis://:${REDIS_PASSWORD}@localhost:6379/0"},
+                    },
+                    "search": {"opensearch": {"url": "http://localhost:9200"}},
+                }
+            ],
+        ),
+    ] = {}
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
     migrations: Migrations = Migrations()
@@ -334,6 +362,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def prefix(self) -> str:
         return self.log.prefix or self.pipeline
+
+    @property
+    def canary_seconds(self) -> float:
+        """How often a canary is sent; 0 is never."""
+        given = self.source.canary_seconds
+        return given if given is not None else _CANARY_SECONDS if self.followers else 0.0
 
     @property
     def password(self) -> str | None:

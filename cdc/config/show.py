@@ -1,7 +1,7 @@
 """Show the effective configuration: every value, where it came from, and no secret.
 
-A secret is the DSN's password, a mask's HMAC key and any Kafka setting that is named like one; a
-setting whose name tells nothing is shown.
+A secret is a password, alone or in a DSN or URL, a mask's HMAC key and any Kafka setting that is
+named like one; a setting whose name tells nothing is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cdc.config import nested
 from cdc.config.model import Mask, TableRule
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def is_secret(path: tuple[str, ...]) -> bool:
     """Return whether the whole value at `path` must not be shown."""
     if path[0] == "tables":
         return path[-1] == "hmac" and path[-3:-2] == ("mask",)
+    if path[0] == nested.SECTION:
+        return path[2:] == ("opensearch", "password")
     return path[:2] == ("log", "kafka") and bool(_SECRET_SETTING.search(path[-1].lower()))
 
 
@@ -45,7 +48,14 @@ def mask(path: tuple[str, ...], value: object) -> object:
     """Return `value`, or what may be shown in its place."""
     if is_secret(path):
         return MASK
-    return mask_dsn(value) if path[-1] == "dsn" and isinstance(value, str) else value
+    return mask_dsn(value) if path[-1] in {"dsn", "url"} and isinstance(value, str) else value
+
+
+def _is_silent(struct: msgspec.Struct, value: object, default: object, at: tuple[str, ...]) -> bool:
+    """Return whether a field says nothing: of a table by default, of a follower an absent store."""
+    if at[:1] == (nested.SECTION,):
+        return value is None
+    return isinstance(struct, TableRule) and value == default
 
 
 def show(effective: Effective) -> list[tuple[str, object, str]]:
@@ -69,9 +79,9 @@ def show(effective: Effective) -> list[tuple[str, object, str]]:
         elif isinstance(value, msgspec.Struct):
             for field in msgspec.structs.fields(value):
                 each = getattr(value, field.name)
-                if not isinstance(value, TableRule) or each != field.default:
+                if not _is_silent(value, each, field.default, path):
                     walk(each, (*path, field.encode_name))
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and nested.kind_at(path) is not object:
             for name, each in value.items():
                 walk(each, (*path, name))
         else:

@@ -272,7 +272,7 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     }
     text = render(values)
     assert loaded(path, text) == loaded(path)
-    for at in known_paths().leaves + known_paths().open:
+    for at in known_paths().leaves + known_paths().open + known_paths().deep:
         assert f"{at[-1]}:" in text
     # Every commented field is one that can be switched on as it stands.
     switched = "\n".join(
@@ -283,7 +283,10 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret = path.parent / "postgres"
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
-    assert loaded(path, switched, KAFKA_PASSWORD="pw", HMAC_KEY="k" * 16).slot == "lockstep_shop"
+    secrets = {"KAFKA_PASSWORD": "pw", "HMAC_KEY": "k" * 16, "REDIS_PASSWORD": "pw"}
+    config = loaded(path, switched, **secrets)
+    assert config.slot == "lockstep_shop"
+    assert set(config.followers) == {"mirror", "cache", "search"}
 
 
 @pytest.mark.parametrize("written", ["off", "on", "parallel", '"on"'])

@@ -1,0 +1,243 @@
+"""Refuse followers that contradict themselves, each other or the rest of the configuration.
+
+What only the database can tell, such as whether a table is captured, is left to `cdc doctor`; what
+only a store can, to the follower.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cdc.config.patterns import parse_table_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from cdc.config.followers import DeltaFollower, Document, Follower, Shape
+    from cdc.config.model import Config
+
+    Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
+
+_NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
+_REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
+_HTTP_URL: Final = re.compile(r"https?://[^/\s]+.*")
+_DEFAULT_TABLES: Final = ("*.*",)
+# Which forms take a field of a shape, and which of these need it.
+_TAKEN: Final = {
+    "fields": ({"fields", "hash"}, set[str]()),
+    "value": ({"text"}, {"text"}),
+    "member": ({"set", "zset"}, {"set", "zset"}),
+    "score": ({"zset"}, {"zset"}),
+}
+
+
+def plainly(follower: Follower) -> Follower:
+    """Return it with every single table's name as sinks know it, `schema.table` without quotes."""
+    given: dict[str, object] = {}
+    for store in (follower.delta, follower.redis, follower.opensearch):
+        if store is not None:
+            found = {f.name: getattr(store, f.name) for f in msgspec.structs.fields(store)}
+            by_table = {k: each for k, each in found.items() if k in _BY_TABLE and each}
+            named = {k: _unquoted_in(each) for k, each in by_table.items()}
+            given[_store(follower)] = msgspec.structs.replace(store, **named)
+    given["documents"] = {name: _plain_document(d) for name, d in follower.documents.items()}
+    return msgspec.structs.replace(follower, **given)
+
+
+_BY_TABLE: Final = ("history", "shapes", "cluster", "partition", "aliases", "mappings")
+
+
+def _unquoted_in(names: object) -> object:
+    if isinstance(names, dict):
+        return {_unquoted(name): each for name, each in names.items()}
+    return tuple(_unquoted(name) for name in names) if isinstance(names, tuple) else names
+
+
+def _plain_document(document: Document) -> Document:
+    children = {name: _plain_document(each) for name, each in document.children.items()}
+    return msgspec.structs.replace(document, table=_unquoted(document.table), children=children)
+
+
+def _unquoted(name: str) -> str:
+    exact = _exact(name)
+    return ".".join(exact) if exact else name
+
+
+def _exact(name: str) -> tuple[str, str] | None:
+    """Return schema and name of the one table that `name` writes; None where it is none."""
+    try:
+        return parse_table_pattern(name).exact
+    except ValueError:
+        return None
+
+
+def _store(follower: Follower) -> str:
+    return next((n for n in ("delta", "redis", "opensearch") if getattr(follower, n)), "")
+
+
+def complaints(followers: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    """Yield what is wrong with followers, each of the right types; None is told of already."""
+    for name, follower in followers.items():
+        at = ("followers", name)
+        if not _NAME.fullmatch(name):
+            yield at, f"{name!r} cannot name a follower; expected 1 to 40 of a-z 0-9 _ -"
+        if follower is not None:
+            for below, what in _follower(follower, followers):
+                yield (*at, *below), what
+
+
+def together(config: Config) -> Iterator[Complaint]:
+    """Yield what followers and the other sections say that does not go together."""
+    paths: dict[str, str] = {}
+    for name, follower in config.followers.items():
+        if follower.delta is None:
+            continue
+        at = ("followers", name, "delta", "path")
+        path = follower.delta.path or config.delta.path
+        if path is None:
+            yield at, "missing; expected text, here or in delta.path"
+        elif (other := paths.setdefault(path.rstrip("/"), name)) != name:
+            yield at, f"{other} has its mirrors there; each follower needs a path of its own"
+
+
+def _follower(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    stores = [n for n in ("delta", "redis", "opensearch") if getattr(follower, n) is not None]
+    if len(stores) != 1:
+        found = f"has {' and '.join(stores)}" if stores else "has no store"
+        yield (), f"{found}; expected exactly one of delta, redis, opensearch"
+    for text in follower.tables:
+        try:
+            parse_table_pattern(text)
+        except ValueError:
+            yield ("tables",), f"{text!r} names no table; expected schema.table or schema.*"
+    if not follower.tables:
+        yield ("tables",), "is empty; leave it out, and every captured table is followed"
+    yield from _documents(follower, beside)
+    if follower.delta is not None:
+        yield from _delta(follower.delta)
+    if follower.redis is not None:
+        yield from _redis(follower)
+    if follower.opensearch is not None:
+        yield from _opensearch(follower)
+
+
+# --- each store ---
+
+
+def _delta(delta: DeltaFollower) -> Iterator[Complaint]:
+    for text in delta.history:
+        yield from _one_table(("delta", "history"), text)
+    for name in ("cluster", "partition"):
+        yield from _tables(("delta", name), getattr(delta, name), ())
+    for table in delta.cluster.keys() & delta.partition.keys():
+        at = ("delta", "cluster", table)
+        yield at, "is partitioned already; a table is partitioned or clustered"
+
+
+def _redis(follower: Follower) -> Iterator[Complaint]:
+    assert follower.redis is not None
+    if not _REDIS_URL.fullmatch(follower.redis.url):
+        yield ("redis", "url"), "is no URL of Redis; expected redis://, rediss:// or unix://"
+    shapes = follower.redis.shapes
+    yield from _tables(("redis", "shapes"), shapes, follower.documents)
+    for table, shape in shapes.items():
+        for field, what in _shape(shape):
+            yield ("redis", "shapes", table, field), what
+
+
+def _shape(shape: Shape) -> Iterator[tuple[str, str]]:
+    for field, (taken, needed) in _TAKEN.items():
+        if getattr(shape, field) and shape.form not in taken:
+            forms = " and ".join(sorted(taken))
+            yield field, f"is for the form {forms}; this is {shape.form}"
+        elif not getattr(shape, field) and shape.form in needed:
+            yield field, f"missing; the form {shape.form} needs it"
+    if shape.form in {"set", "zset"} and shape.key is None:
+        yield "key", f"missing; the form {shape.form} needs the collection's key"
+
+
+def _opensearch(follower: Follower) -> Iterator[Complaint]:
+    store = follower.opensearch
+    assert store is not None
+    if not _HTTP_URL.fullmatch(store.url):
+        yield ("opensearch", "url"), "is no URL of OpenSearch; expected http:// or https://"
+    if (store.user is None) != (store.password is None):
+        yield ("opensearch", "user"), "user and password go together; one of them is missing"
+    for name in ("aliases", "mappings"):
+        yield from _tables(("opensearch", name), getattr(store, name), follower.documents)
+
+
+# --- documents ---
+
+
+def _documents(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    if not follower.documents:
+        if follower.mirror is not None:
+            yield ("mirror",), "is what documents are made from, and there are none"
+        return
+    if follower.delta is not None:
+        yield ("documents",), "stand in Redis or OpenSearch; delta has mirrors of tables"
+    if follower.tables != _DEFAULT_TABLES:
+        yield ("tables",), "documents name their own tables; leave it out"
+    mirror = beside.get(follower.mirror or "")
+    yield from _mirror(follower, beside)
+    for name, document in follower.documents.items():
+        at = ("documents", name)
+        if document.by:
+            yield (*at, "by"), "a root has no parent; leave it out"
+        for below, what in _document(document, mirror):
+            yield (*at, *below), what
+
+
+def _mirror(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    name = follower.mirror
+    mirror = beside.get(name or "")
+    if name is None:
+        yield ("mirror",), "missing; documents are made from a delta follower's tables: its name"
+    elif name not in beside:
+        yield ("mirror",), f"there is no follower {name}"
+    elif mirror is not None and mirror.delta is None:
+        yield ("mirror",), f"{name} is no delta follower"
+
+
+def _document(document: Document, mirror: Follower | None) -> Iterator[Complaint]:
+    exact = _exact(document.table)
+    if exact is None:
+        yield from _one_table(("table",), document.table)
+    elif mirror is not None and _parse(mirror) and not follows(mirror, *exact):
+        yield ("table",), f"{document.table} is not among the mirror's tables"
+    for name, child in document.children.items():
+        if not child.by:
+            what = "missing; expected its columns, each with the parent's: {order_id: id}"
+            yield ("children", name, "by"), what
+        for below, what in _document(child, mirror):
+            yield ("children", name, *below), what
+
+
+def follows(follower: Follower, schema: str, table: str) -> bool:
+    """Return whether a follower's `tables` match; whether it is captured is not its question."""
+    return any(parse_table_pattern(each).matches(schema, table) for each in follower.tables)
+
+
+def _parse(follower: Follower) -> bool:
+    """Return whether its `tables` are patterns; where not, that is told of it."""
+    try:
+        return bool([parse_table_pattern(each) for each in follower.tables])
+    except ValueError:
+        return False
+
+
+def _tables(
+    at: tuple[str, ...], names: Iterable[str], documents: Iterable[str]
+) -> Iterator[Complaint]:
+    for name in names:
+        if name not in documents:
+            yield from _one_table((*at, name), name)
+
+
+def _one_table(at: tuple[str, ...], name: str) -> Iterator[Complaint]:
+    if _exact(name) is None:
+        yield at, f"{name!r} names no single table; expected schema.table"
