@@ -1,0 +1,387 @@
+"""A workload whose every committed state proves itself, for whoever reads it in whatever store.
+
+One writer, transactions over several tables: money moves between `accounts` and `savings`; an order
+comes and goes with its lines; `events` are emptied; keys change, also back and forth; rows keep
+TOAST values that Postgres does not send. At the end of each transaction the row of `clock` is
+given the transaction's number and a digest of all rows of all tables. So any state that a reader
+sees is either one that the database had, or its digest tells: a row that is missing, old, twice,
+torn or left over is found, whichever it is.
+
+The digest is an XOR of the rows' hashes, kept up to date by a model in memory. After a lost
+connection the model is read from the database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psycopg
+
+from tests.faults.follower_rows import KEYS, TABLES, TOTAL, Row, row_hash
+
+_RETRY_SECONDS: Final = 0.05
+_STOP_SECONDS: Final = 120.0
+_ACCOUNTS: Final = 40
+_BULK: Final = 400
+
+
+class Model:
+    """The rows of all tables but the clock, by key, and the digest of all of them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[tuple[Any, ...], Row]] = {name: {} for name in TABLES}
+        self.digest = 0
+        self.n = 0
+
+    def put(self, table: str, row: Row) -> None:
+        """Write a row whole, in the place of the one of its key."""
+        self.drop(table, self.key(table, row))
+        self.rows[table][self.key(table, row)] = row
+        self.digest ^= row_hash(table, row)
+
+    def drop(self, table: str, key: tuple[Any, ...]) -> None:
+        old = self.rows[table].pop(key, None)
+        if old is not None:
+            self.digest ^= row_hash(table, old)
+
+    def clear(self, table: str) -> None:
+        for key in list(self.rows[table]):
+            self.drop(table, key)
+
+    @staticmethod
+    def key(table: str, row: Row) -> tuple[Any, ...]:
+        return tuple(row[column] for column in KEYS[table])
+
+    @property
+    def told(self) -> str:
+        return f"{self.digest:064x}"
+
+    @classmethod
+    def read(cls, connection: psycopg.Connection[Any]) -> Model:
+        """Take the rows from the database."""
+        model = cls()
+        for table, row in database_rows(connection):
+            if table == "clock":
+                model.n = row["n"]
+            else:
+                model.put(table, row)
+        return model
+
+
+def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
+    """Give every row of every table, the clock's too, in the one form that stores are read into."""
+    for table, kinds in TABLES.items():
+        columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
+        for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
+            yield table, dict(zip(kinds, values, strict=True))
+
+
+def _asked(column: str, kind: str) -> str:
+    forms = {
+        "number": "{0}::text",
+        "uuid": "{0}::text",
+        "json": "{0}::text",
+        "time": "(extract(epoch from {0}) * 1000000)::bigint",
+        "bytes": "encode({0}, 'hex')",
+    }
+    return forms.get(kind, "{0}").format(column)
+
+
+class FollowerLoad:
+    """Writes from `with` to its end; `commits` counts the transactions."""
+
+    def __init__(self, dsn: str, seed: int, *, per_second: float = 60.0) -> None:
+        self._dsn = dsn
+        self._chance = random.Random(f"{seed}/followers")
+        self._pause = 1.0 / per_second
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._commits = 0
+        self._thread = threading.Thread(target=self._run, name="follower load")
+        self.model = Model()
+        self._cursor: psycopg.Cursor[Any]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def commits(self) -> int:
+        """How many transactions it has committed; raises what went wrong in it."""
+        if self._error is not None:
+            raise self._error
+        return self._commits
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_SECONDS)
+        assert not self._thread.is_alive(), "the load does not end"
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                try:
+                    with psycopg.connect(self._dsn, connect_timeout=5) as connection:
+                        self._work(connection)
+                except psycopg.OperationalError:  # killed, or not there yet
+                    self._over.wait(_RETRY_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - raised where the test stops the load
+            self._error = error
+
+    def _work(self, connection: psycopg.Connection[Any]) -> None:
+        self.model = Model.read(connection)
+        connection.commit()
+        while not self._over.is_set():
+            with connection.cursor() as self._cursor:
+                self.transaction()
+            connection.commit()
+            self._commits += 1
+            time.sleep(self._pause)
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def transaction(self) -> None:
+        """Do some things, and write down what all tables then hold."""
+        for _ in range(self._chance.choice((1, 1, 1, 2, 3, 6))):
+            (deed,) = self._chance.choices(_DEEDS, _WEIGHTS)
+            deed(self)
+        self.model.n += 1
+        self._run_sql(
+            "INSERT INTO clock VALUES (1, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET n = excluded.n, digest = excluded.digest",
+            self.model.n,
+            self.model.told,
+        )
+
+    def begin_with(self, connection: psycopg.Connection[Any]) -> None:
+        """Fill the tables in one transaction."""
+        with connection.transaction(), connection.cursor() as self._cursor:
+            share = TOTAL / _ACCOUNTS
+            for number in range(1, _ACCOUNTS + 1):
+                self._put("accounts", id=number, balance=f"{share:.2f}", n=0, note=self._long())
+            for _ in range(12):
+                self._order()
+                self._blob()
+            self.transaction()
+
+    def _run_sql(self, statement: str, *values: object) -> None:
+        self._cursor.execute(statement.encode(), values)
+
+    def _put(self, table: str, **row: object) -> None:
+        places = ", ".join(_placed(kind) for kind in TABLES[table].values())
+        values = [row[column] for column in TABLES[table]]
+        columns = ", ".join(TABLES[table])
+        self._run_sql(f"INSERT INTO {table} ({columns}) VALUES ({places})", *values)
+        self.model.put(table, row)
+
+    def _change(self, table: str, row: Row, **changed: object) -> None:
+        """Update the columns named, and no others: a key's, too."""
+        sets = ", ".join(f"{name} = {_placed(TABLES[table][name])}" for name in changed)
+        where, key = self._where(table, row)
+        self._run_sql(f"UPDATE {table} SET {sets} WHERE {where}", *changed.values(), *key)
+        assert self._cursor.rowcount == 1, f"{table}: the model is not the database"
+        self.model.drop(table, self.model.key(table, row))
+        self.model.put(table, row | changed)
+
+    def _delete(self, table: str, row: Row) -> None:
+        where, key = self._where(table, row)
+        self._run_sql(f"DELETE FROM {table} WHERE {where}", *key)
+        self.model.drop(table, self.model.key(table, row))
+
+    @staticmethod
+    def _where(table: str, row: Row) -> tuple[str, list[Any]]:
+        where = " AND ".join(f"{name} = {_placed(TABLES[table][name])}" for name in KEYS[table])
+        return where, [row[name] for name in KEYS[table]]
+
+    def _any(self, table: str) -> Row | None:
+        rows = self.model.rows[table]
+        return self._chance.choice(list(rows.values())) if rows else None
+
+    def _long(self) -> str:
+        return self._chance.randbytes(self._chance.choice((10, 1_300, 2_500))).hex()
+
+    # -- deeds ----------------------------------------------------------------------------------
+
+    def _move_money(self) -> None:
+        """Move from an account into a pot; long notes stay as they are."""
+        account = self._any("accounts")
+        assert account is not None
+        amount = Decimal(self._chance.randrange(1, 10_000)) / 100
+        owner, pot = self._chance.randrange(9), self._chance.choice(("car", "house", "ü 'n'"))
+        saved = self.model.rows["savings"].get((pot, owner))
+        balance = f"{Decimal(account['balance']) - amount:.2f}"
+        self._change("accounts", account, balance=balance, n=account["n"] + 1)
+        if saved is None:
+            self._put("savings", owner=owner, balance=f"{amount:.2f}", pot=pot, n=0)
+        else:
+            more = f"{Decimal(saved['balance']) + amount:.2f}"
+            self._change("savings", saved, balance=more, n=saved["n"] + 1)
+
+    def _close_pot(self) -> None:
+        saved, account = self._any("savings"), self._any("accounts")
+        if saved is None or account is None:
+            return
+        self._delete("savings", saved)
+        balance = f"{Decimal(account['balance']) + Decimal(saved['balance']):.2f}"
+        self._change("accounts", account, balance=balance, n=account["n"] + 1)
+
+    def _rewrite(self) -> None:
+        account = self._any("accounts")
+        assert account is not None
+        self._change("accounts", account, note=self._chance.choice((None, self._long())))
+
+    def _renumber(self) -> None:
+        """Change a key to a new one, or to one that was used before; sometimes back at once."""
+        account = self._any("accounts")
+        assert account is not None
+        new = self._chance.randrange(1, 3 * _ACCOUNTS)
+        if (new,) in self.model.rows["accounts"]:
+            return
+        self._change("accounts", account, id=new, n=account["n"] + 1)
+        if self._chance.random() < 0.3:
+            self._change("accounts", self.model.rows["accounts"][new,], id=account["id"])
+
+    def _replace(self) -> None:
+        """Delete a row and insert its key again."""
+        account = self._any("accounts")
+        assert account is not None
+        self._delete("accounts", account)
+        self._put("accounts", **account | {"n": 0, "note": "again"})
+
+    def _order(self) -> None:
+        order = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+        amounts = [Decimal(self._chance.randrange(1, 9_999)) / 100 for _ in range(4)]
+        amounts = amounts[: self._chance.randrange(1, 5)]
+        spec = self._chance.choice((None, '{"a": [1, 2.50, "\\"ü"]}', "{}"))
+        at = 1_700_000_000_000_000 + self._chance.randrange(10**15)
+        self._put(
+            "orders", id=order, items=len(amounts), total=f"{sum(amounts):.2f}", at=at, spec=spec
+        )
+        for number, amount in enumerate(amounts):
+            self._put("lines", order_id=order, number=number, amount=f"{amount:.2f}", what="w")
+
+    def _lines_of(self, order: Row) -> list[Row]:
+        return [row for row in self.model.rows["lines"].values() if row["order_id"] == order["id"]]
+
+    def _add_line(self) -> None:
+        order = self._any("orders")
+        if order is None:
+            return
+        amount = Decimal(self._chance.randrange(1, 9_999)) / 100
+        number = 1 + max((row["number"] for row in self._lines_of(order)), default=0)
+        total = f"{Decimal(order['total']) + amount:.2f}"
+        self._put("lines", order_id=order["id"], number=number, amount=f"{amount:.2f}", what=None)
+        self._change("orders", order, items=order["items"] + 1, total=total)
+
+    def _move_order(self) -> None:
+        """Give an order another key, and its lines with it."""
+        order = self._any("orders")
+        if order is None:
+            return
+        new = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+        for line in self._lines_of(order):
+            self._change("lines", line, order_id=new)
+        self._change("orders", order, id=new)
+
+    def _cancel(self) -> None:
+        order = self._any("orders")
+        if order is None or len(self.model.rows["orders"]) < 5:
+            return
+        for line in self._lines_of(order):
+            self._delete("lines", line)
+        self._delete("orders", order)
+
+    def _happen(self, count: int = 0) -> None:
+        """Write events, which are forgotten all at once."""
+        for _ in range(count or self._chance.randrange(1, 4)):
+            number = self._chance.randrange(100_000)
+            if (number,) not in self.model.rows["events"]:
+                data = self._chance.randbytes(self._chance.choice((0, 9, 3_000))).hex()
+                self._put("events", id=number, kind=self._chance.choice("abc"), data=data)
+
+    def _much(self) -> None:
+        self._happen(_BULK)
+
+    def _forget(self) -> None:
+        """Empty the events, and write some again in the same transaction."""
+        self._run_sql("TRUNCATE events")
+        self.model.clear("events")
+        if self._chance.random() < 0.5:
+            self._happen()
+
+    def _drop_event(self) -> None:
+        event = self._any("events")
+        if event is not None:
+            self._delete("events", event)
+
+    def _blob(self) -> None:
+        number, big = self._chance.randrange(60), self._long()
+        self._delete("blobs", {"id": number})
+        md5 = hashlib.md5(big.encode(), usedforsecurity=False).hexdigest()
+        self._put("blobs", id=number, n=0, big=big, md5=md5)
+
+    def _touch_blob(self) -> None:
+        for _ in range(self._chance.randrange(1, 4)):
+            blob = self._any("blobs")
+            if blob is not None:
+                self._change("blobs", blob, n=blob["n"] + 1)
+
+    def _undone(self) -> None:
+        """Change much, and take it back: of a subtransaction that was rolled back nothing comes."""
+        self._run_sql("SAVEPOINT before")
+        self._run_sql("UPDATE accounts SET balance = 0, n = -1")
+        self._run_sql("DELETE FROM lines")
+        self._run_sql("ROLLBACK TO SAVEPOINT before")
+
+
+def _placed(kind: str) -> str:
+    forms = {
+        "number": "%s::numeric",
+        "uuid": "%s::uuid",
+        "json": "%s::jsonb",
+        "time": "'epoch'::timestamptz + %s * interval '1 microsecond'",
+        "bytes": "decode(%s, 'hex')",
+        "int": "%s::bigint",
+    }
+    return forms.get(kind, "%s")
+
+
+_CHOICES: Final[dict[Callable[[FollowerLoad], None], int]] = {
+    FollowerLoad._move_money: 20,
+    FollowerLoad._close_pot: 3,
+    FollowerLoad._rewrite: 4,
+    FollowerLoad._renumber: 5,
+    FollowerLoad._replace: 3,
+    FollowerLoad._order: 6,
+    FollowerLoad._add_line: 6,
+    FollowerLoad._move_order: 3,
+    FollowerLoad._cancel: 5,
+    FollowerLoad._happen: 8,
+    FollowerLoad._much: 1,
+    FollowerLoad._forget: 1,
+    FollowerLoad._drop_event: 3,
+    FollowerLoad._blob: 4,
+    FollowerLoad._touch_blob: 8,
+    FollowerLoad._undone: 2,
+}
+_DEEDS: Final = tuple(_CHOICES)
+_WEIGHTS: Final = tuple(_CHOICES.values())

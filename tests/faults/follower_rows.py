@@ -1,0 +1,186 @@
+"""The follower load's tables, one form for their rows wherever they are read, and what must hold.
+
+In that form a number is its text with its scale, a time microseconds since 1970, bytes are
+hexadecimal, a document is its canonical text; everything else is itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import orjson
+
+Row = dict[str, Any]
+State = dict[str, list[Row]]
+
+DDL: Final = """
+CREATE TABLE accounts (
+  id bigint PRIMARY KEY, balance numeric(14,2) NOT NULL, n int NOT NULL, note text
+);
+CREATE TABLE savings (
+  owner int, balance numeric(14,2) NOT NULL, pot text, n int NOT NULL, PRIMARY KEY (pot, owner)
+);
+CREATE TABLE orders (
+  id uuid PRIMARY KEY, items int NOT NULL, total numeric(12,2) NOT NULL,
+  at timestamptz NOT NULL, spec jsonb
+);
+CREATE TABLE lines (
+  order_id uuid, number int, amount numeric(12,2) NOT NULL, what text,
+  PRIMARY KEY (order_id, number)
+);
+CREATE TABLE events (id bigint PRIMARY KEY, kind text, data bytea);
+CREATE TABLE blobs (id int PRIMARY KEY, n int NOT NULL, big text, md5 text);
+CREATE TABLE clock (id int PRIMARY KEY, n bigint NOT NULL, digest text NOT NULL);
+ALTER TABLE blobs REPLICA IDENTITY FULL;
+-- Out of line and not compressed: an update of another column does not send it.
+ALTER TABLE accounts ALTER note SET STORAGE EXTERNAL;
+ALTER TABLE blobs ALTER big SET STORAGE EXTERNAL;
+ALTER TABLE events ALTER data SET STORAGE EXTERNAL;
+"""
+TOTAL: Final = Decimal("1000000.00")
+TABLES: Final[dict[str, dict[str, str]]] = {
+    "accounts": {"id": "int", "balance": "number", "n": "int", "note": "text"},
+    "savings": {"owner": "int", "balance": "number", "pot": "text", "n": "int"},
+    "orders": {"id": "uuid", "items": "int", "total": "number", "at": "time", "spec": "json"},
+    "lines": {"order_id": "uuid", "number": "int", "amount": "number", "what": "text"},
+    "events": {"id": "int", "kind": "text", "data": "bytes"},
+    "blobs": {"id": "int", "n": "int", "big": "text", "md5": "text"},
+    "clock": {"id": "int", "n": "int", "digest": "text"},
+}
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "accounts": ("id",),
+    "savings": ("pot", "owner"),
+    "orders": ("id",),
+    "lines": ("order_id", "number"),
+    "events": ("id",),
+    "blobs": ("id",),
+    "clock": ("id",),
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 3
+
+
+def row_hash(table: str, row: Row) -> int:
+    """Return a row's part in the digest."""
+    values = [table, *(_hashed(row[column], kind) for column, kind in TABLES[table].items())]
+    return int.from_bytes(hashlib.sha256(orjson.dumps(values)).digest())
+
+
+def _hashed(value: Any, kind: str) -> Any:  # noqa: ANN401 - any column's
+    if value is None:
+        return None
+    return canonical_json(value) if kind == "json" else value
+
+
+def canonical_json(value: Any) -> str:  # noqa: ANN401 - a document, or its text
+    """Return a document in one form, whether a store keeps it as text or as an object."""
+    document = orjson.loads(value) if isinstance(value, str) else value
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def plain(table: str, row: Row) -> Row:
+    """Return a row that was read as a store has it in the one form."""
+    return {column: _plain(row.get(column), kind) for column, kind in TABLES[table].items()}
+
+
+def _plain(value: Any, kind: str) -> Any:  # noqa: ANN401 - any store's
+    if value is None:
+        return None
+    if kind == "bytes":
+        return value.hex() if isinstance(value, bytes) else base64.b64decode(value).hex()
+    if kind == "time":
+        at = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return (at.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    if kind == "number":
+        return str(value) if isinstance(value, Decimal) else value
+    if kind == "json":
+        return value if isinstance(value, str) else canonical_json(value)
+    return value
+
+
+def findings(state: State) -> list[str]:
+    """Return what is wrong with a state; nothing where the database can have had it."""
+    clock = state["clock"]
+    if not clock:
+        return [f"{name} has rows, and there is no clock" for name, rows in state.items() if rows]
+    digest = 0
+    for table, rows in state.items():
+        if table != "clock":
+            for row in rows:
+                digest ^= row_hash(table, row)
+    found = [] if f"{digest:064x}" == clock[0]["digest"] else ["the digest of all rows differs"]
+    return [*found, *_money(state), *_orders(state), *_single(state)]
+
+
+def _money(state: State) -> list[str]:
+    total = sum(
+        (Decimal(row["balance"]) for name in ("accounts", "savings") for row in state[name]),
+        Decimal(0),
+    )
+    return [] if total == TOTAL else [f"the money adds up to {total}"]
+
+
+def _orders(state: State) -> list[str]:
+    lines: dict[str, list[Row]] = defaultdict(list)
+    for row in state["lines"]:
+        lines[row["order_id"]].append(row)
+    told = []
+    for order in state["orders"]:
+        own = lines.pop(order["id"], [])
+        total = sum((Decimal(row["amount"]) for row in own), Decimal(0))
+        if len(own) != order["items"] or total != Decimal(order["total"]):
+            told.append(f"order {order['id']}: {len(own)} lines of {order['items']}, sum {total}")
+    return told + [
+        f"{len(rows)} lines without their order {order}" for order, rows in lines.items()
+    ]
+
+
+def _single(state: State) -> list[str]:
+    told = []
+    for table, rows in state.items():
+        keys = [tuple(row[column] for column in KEYS[table]) for row in rows]
+        if len(keys) != len(set(keys)):
+            told.append(f"{table} has a key twice")
+    for row in state["blobs"]:
+        md5 = hashlib.md5(row["big"].encode(), usedforsecurity=False).hexdigest()
+        told += [f"blob {row['id']} has another's text"] * (md5 != row["md5"])
+    return told
+
+
+def differences(state: State, source: State) -> list[str]:
+    """Return in which keys and values a store differs from the database."""
+    told = []
+    for table, rows in source.items():
+        own = {_name(table, row): row for row in state[table]}
+        theirs = {_name(table, row): row for row in rows}
+        for what, keys in (
+            ("missing", theirs.keys() - own.keys()),
+            ("left over", own.keys() - theirs.keys()),
+            (
+                "other values",
+                {k for k in own.keys() & theirs.keys() if not _same(own[k], theirs[k])},
+            ),
+        ):
+            if keys:
+                told.append(f"{table}: {len(keys)} {what}, such as {sorted(keys)[:_SHOWN]}")
+        if len(own) != len(state[table]):
+            told.append(f"{table}: a key twice")
+    return told
+
+
+def _name(table: str, row: Row) -> str:
+    return "/".join(str(row[column]) for column in KEYS[table])
+
+
+def _same(one: Row, other: Row) -> bool:
+    return all(
+        canonical_json(one[name]) == canonical_json(other[name])
+        if name == "spec" and None not in (one[name], other[name])
+        else one[name] == other[name]
+        for name in one
+    )
