@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FOR ?=
 CHAOS ?=
+CA ?=
 NAME ?=
 PEER ?= 1
 KILLS ?= 1000
@@ -13,18 +14,22 @@ ARGS ?=
 # Processes that share the tests: a test waits as often as it works. JOBS=0 for none but one.
 JOBS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+# The plugin of Docker's own client, or the program that came before it.
+COMPOSE = $(if $(shell docker compose version 2>/dev/null),docker compose,docker-compose) \
+  -p lockstep -f compose/compose.yaml
 # Tests that know one major only: `make majors` runs them with each of the others as the default.
 BY_MAJOR := $(addprefix tests/faults/test_,campaign.py dead_letters.py failpoints.py large_transaction.py \
   network.py postgres_restarts.py servers_away.py two_daemons.py) $(addprefix tests/integration/test_, \
   keys.py partitions.py pooler.py slot_gaps.py slot_idle.py subtransactions.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-demo demo test check bench campaign cluster majors lock clean
+.PHONY: help python setup setup-demo demo up down test test-containers check bench campaign cluster \
+  majors lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 python:
 	@command -v $(PYTHON) >/dev/null || { \
@@ -35,13 +40,24 @@ setup: python ## make .venv with everything the tests need
 	@$(PYTHON) scripts/bootstrap.py dev
 
 setup-demo: python
-	@$(PYTHON) scripts/bootstrap.py demo
+	@$(PYTHON) scripts/bootstrap.py $(if $(findstring --no-followers,$(ARGS)),capture,demo)
 
-demo: setup-demo ## watch a live Postgres arrive in Kafka (FOR=60s stops and proves it, CHAOS=1 kills parts)
+demo: setup-demo ## watch a live Postgres and its followers (FOR=60s stops and proves it, CHAOS=1 kills parts)
 	@$(BIN)/cdc demo $(if $(FOR),--for $(FOR)) $(if $(CHAOS),--chaos) $(ARGS)
+
+up: ## the whole pipeline as containers, on loopback (CA=FILE: certificates that images are built behind)
+	@$(if $(CA),cp '$(CA)' compose/ca.pem)
+	@$(COMPOSE) up -d --build
+	@$(COMPOSE) ps
+
+down: ## stop the containers and remove them; ARGS=-v removes what they have stored, too
+	@$(COMPOSE) down $(ARGS)
 
 test: setup ## every test, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
 	@$(PYTEST) -n $(JOBS) $(ARGS)
+
+test-containers: setup ## the tests of the whole path on containers; fails without a container engine
+	@LOCKSTEP_TEST_CONTAINERS=1 TC_POOLING_INTERVAL=0.2 $(BIN)/python -m pytest -m containers $(ARGS)
 
 check: setup ## format, lint, types and unit tests, in under a minute
 	@$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Make .venv from the lock files: `python3 scripts/bootstrap.py demo|dev`.
+"""Make .venv from the lock files: `python3 scripts/bootstrap.py capture|demo|dev`.
 
 Needs a Python of 3.11 or newer and nothing else; standard library only, and readable by older
 Pythons, so that they can be told. What is installed is exactly what the lock files name, by sha256;
@@ -25,7 +25,12 @@ from pathlib import Path
 OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-LOCKS = {"demo": "requirements.lock", "dev": "requirements-dev.lock"}
+# Each includes those before it: the demo without followers, with them, and all that tests need.
+LOCKS = {
+    "capture": ["requirements.lock"],
+    "demo": ["requirements.lock", "requirements-followers.lock"],
+    "dev": ["requirements-dev.lock"],
+}
 JAVA_LOCK = "requirements-java.lock"
 
 
@@ -38,9 +43,9 @@ def main() -> None:
     with (ROOT / "pyproject.toml").open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         java = [] if _has_java() else [JAVA_LOCK]
-        # What tests need includes what the demo needs.
-        if not any(_stamp(each) == _digest([LOCKS[each], *java]) for each in (what, "dev")):
-            _install(what, [LOCKS[what], *java])
+        enough = list(LOCKS)[list(LOCKS).index(what) :]
+        if not any(_stamp(each) == _digest([*LOCKS[each], *java]) for each in enough):
+            _install(what, [*LOCKS[what], *java])
 
 
 def _check_machine() -> None:
