@@ -89,3 +89,8 @@ def messages_topic(prefix: str) -> str:
 def snapshot_topic(prefix: str) -> str:
     """Return the topic of the snapshots' state, plans and finished ranges."""
     return f"{prefix}.cdc.snapshot"
+
+
+def followers_topic(prefix: str) -> str:
+    """Return the topic in which followers report."""
+    return f"{prefix}.cdc.followers"

@@ -61,7 +61,13 @@ def internal_topics(config: Config) -> list[Topic]:
             1,
             {**_COMPACTED, "max.message.bytes": str(MAX_MESSAGE_BYTES)},
         ),
+        *([followers_topic(config)] if config.followers else []),
     ]
+
+
+def followers_topic(config: Config) -> Topic:
+    """Return the topic in which followers report."""
+    return Topic(names.followers_topic(config.prefix), 1, _COMPACTED)
 
 
 def data_topic(config: Config, schema: str, table: str) -> Topic:

@@ -1,0 +1,219 @@
+"""What followers say of themselves in `<prefix>.cdc.followers`: written by their jobs, read by all.
+
+A report is written behind the commit in the store: it is later than the truth, never earlier. So
+whoever reads that a follower has applied an LSN will find it in the store. The newest report
+counts, also where it tells of less than an earlier one; one of an older generation does not, since
+readers of the store see another by then.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Producer, TopicPartition
+
+from cdc.events import LSN
+from cdc.log import names, records, topics
+from cdc.log.client import settings, translate, translated
+from cdc.log.reader import consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from confluent_kafka import Consumer, Message
+
+    from cdc.config import Config
+
+# What a follower's job is doing. `waiting`: for a store or a broker that does not answer;
+# `rebuilding`: the store had lost something, and another generation is being built.
+FollowerState = Literal[
+    "starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"
+]
+# A job reports at least so often; who has said nothing for the second is taken for not running.
+REPORT_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 20.0
+_TIMEOUT_SECONDS: Final = 15.0
+_MISSING: Final = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's local errors are spelled so
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+}
+
+
+class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A follower's report: its applied frontier, and what its job is doing."""
+
+    format: int = records.FORMAT
+    pipeline: str
+    follower: str
+    store: str  # delta, redis or opensearch
+    generation: int
+    state: FollowerState
+    # The applied frontier; `place` is the frontier topic's offset behind its record.
+    epoch: int
+    lsn: LSN
+    seq: int
+    committed_at_us: int
+    place: int
+    tables: int = 0  # how many it has applied events of
+    # Since this job began.
+    events: int = 0
+    batches: int = 0
+    errors: int = 0
+    # Of late.
+    events_per_second: float = 0.0
+    batch_seconds: float = 0.0
+    canary_at_us: int | None = None  # when the newest canary that it has applied was sent
+    # Where it waits, rebuilds or has halted: why, and what to do.
+    what: str = ""
+    hint: str = ""
+    owner: str
+    at_us: int
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago it was written, by two machines' clocks."""
+        return max(0.0, time.time() - self.at_us / 1e6)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its job is there, as far as can be told: it is not over, and reports."""
+        return self.state not in {"halted", "stopped"} and self.age_seconds < SILENT_SECONDS
+
+
+def key(pipeline: str, follower: str) -> bytes:
+    """Return the key of a follower's reports."""
+    return msgspec.json.encode({"pipeline": pipeline, "follower": follower})
+
+
+class Reports:
+    """Writes reports, in order; makes the topic where it is missing."""
+
+    def __init__(self, config: Config) -> None:
+        wanted = topics.followers_topic(config)
+        self._topic = wanted.name
+        self._failed: KafkaError | None = None
+        topics.ensure(topics.admin(config), config, [wanted])
+        with translated("creating a producer"):
+            self._producer = Producer(
+                settings(
+                    config,
+                    **{"enable.idempotence": True, "acks": "all", "linger.ms": 0},
+                )
+            )
+
+    def write(self, record: FollowerRecord) -> None:
+        """Send a report on its way. Raises what became of an earlier one."""
+        with translated(f"producing to {self._topic}"):
+            self._producer.poll(0)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise translate(failed, f"producing to {self._topic}")
+        with translated(f"producing to {self._topic}"):
+            self._producer.produce(
+                self._topic,
+                records.encode(record),
+                key(record.pipeline, record.follower),
+                partition=0,
+                on_delivery=self._delivered,
+            )
+
+    def flush(self, seconds: float = _TIMEOUT_SECONDS) -> None:
+        """Wait until all are acknowledged, so long at most."""
+        with translated(f"producing to {self._topic}"):
+            self._producer.flush(seconds)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        self._failed = error or self._failed
+
+
+class Readings:
+    """Reads reports, by a consumer that stays open: what has come since costs next to nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._topic = names.followers_topic(config.prefix)
+        self._client: Consumer | None = None
+        self._next = 0  # the offset behind the newest report read
+        self.newest: dict[str, FollowerRecord] = {}
+
+    def refresh(self) -> dict[str, FollowerRecord]:
+        """Read all that the topic holds now; return the newest report of each follower."""
+        client = self._opened()
+        place = TopicPartition(self._topic, 0)
+        try:
+            low, end = client.get_watermark_offsets(place, timeout=_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() in _MISSING:
+                return self.newest
+            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
+        if end < self._next:  # another topic of the same name
+            self.close()
+            self.newest.clear()
+            self._opened()
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while max(self._next, low) < end:
+            if not self.wait(0.1) and time.monotonic() > deadline:
+                raise translate(
+                    KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
+                    f"reading {self._topic}",
+                )
+        return self.newest
+
+    def wait(self, seconds: float) -> bool:
+        """Take what comes next; return whether that was something, within so long."""
+        client = self._opened()
+        with translated(f"reading {self._topic}"):
+            first = client.poll(seconds)
+            come = [] if first is None else [first, *client.consume(1_000, timeout=0)]
+        return self._take(come)
+
+    def close(self) -> None:
+        """Let go of the connection. Reading again opens another."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _opened(self) -> Consumer:
+        if self._client is None:
+            self._next = 0
+            more: dict[str, str | float | bool] = {"auto.offset.reset": "earliest"}
+            self._client = consumer(self._config, **more)
+            with translated(f"assigning {self._topic}"):
+                self._client.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+        return self._client
+
+    def _take(self, messages: Iterable[Message]) -> bool:
+        moved = False
+        for message in messages:
+            error, offset = message.error(), message.offset()
+            if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                # The end's offset is the next one: past what compaction has taken away.
+                self._next = max(self._next, (offset or 0) + (error is None))
+                moved = True
+            elif error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise translate(error, f"reading {self._topic}")
+            if error is None:
+                self._note(message)
+        return moved
+
+    def _note(self, message: Message) -> None:
+        value = message.value()
+        if value is None:
+            return
+        record = records.decode(FollowerRecord, value, self._topic)
+        known = self.newest.get(record.follower)
+        ours = record.pipeline == self._config.pipeline
+        if ours and (known is None or record.generation >= known.generation):
+            self.newest[record.follower] = record
+
+
+def read(config: Config) -> dict[str, FollowerRecord]:
+    """Return every follower's newest report."""
+    readings = Readings(config)
+    try:
+        return readings.refresh()
+    finally:
+        readings.close()

@@ -1,0 +1,104 @@
+"""Followers' reports, written and read back on a real broker: the newest that counts, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cdc.config import Config, load
+from cdc.events import LSN
+from cdc.log import topics
+from cdc.log.followers import FollowerRecord, Readings, Reports, read
+from tests.fixtures.daemon import wait_until
+from tests.fixtures.servers import KafkaServer
+
+Report = Callable[..., FollowerRecord]
+
+
+@pytest.fixture
+def config(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Config:
+    file = tmp_path / "lockstep.yaml"
+    file.write_text(
+        f"pipeline: {topic_prefix}\n"
+        "source: {dsn: postgresql://localhost/none}\n"
+        f"log: {{bootstrap_servers: '{kafka_server.bootstrap}'}}\n"
+        "followers: {cache: {redis: {url: redis://localhost}}}\n",
+        "utf-8",
+    )
+    return load(file, {})
+
+
+@pytest.fixture
+def report(config: Config) -> Report:
+    """Make a report of `cache` with some fields changed."""
+    plain = FollowerRecord(
+        pipeline=config.pipeline,
+        follower="cache",
+        store="redis",
+        generation=1,
+        state="following",
+        epoch=1,
+        lsn=LSN(100),
+        seq=7,
+        committed_at_us=5,
+        place=3,
+        owner="here:1",
+        at_us=time.time_ns() // 1_000,
+    )
+    return lambda **changed: msgspec.structs.replace(plain, **changed)
+
+
+def test_a_report_is_read_back_as_it_was_written(config: Config, report: Report) -> None:
+    assert read(config) == {}  # no topic is no report
+    reports = Reports(config)  # makes the topic
+    written = report(canary_at_us=9, what="redis is away", hint="start it", lsn=LSN(1 << 63))
+    reports.write(written)
+    reports.write(report(pipeline="another"))
+    reports.flush()
+    assert read(config) == {"cache": written}
+    facts = topics.describe(topics.admin(config), [topics.followers_topic(config).name])
+    assert [each.partitions for each in facts.values()] == [1]
+
+
+def test_the_newest_report_counts_but_not_an_older_generations(
+    config: Config, report: Report
+) -> None:
+    reports, readings = Reports(config), Readings(config)
+    for lsn, generation in ((100, 1), (90, 1), (10, 2), (200, 1)):
+        reports.write(report(lsn=LSN(lsn), generation=generation))
+    reports.write(report(follower="search"))
+    reports.flush()
+    assert readings.refresh()["cache"].lsn == 10
+    assert set(readings.newest) == {"cache", "search"}
+    readings.close()
+
+
+def test_an_open_reader_sees_each_report_when_it_is_there(config: Config, report: Report) -> None:
+    """Also those of a topic that is made, or made anew, after the reader has begun."""
+    readings, client = Readings(config), topics.admin(config)
+    topic = topics.followers_topic(config).name
+    assert readings.refresh() == {}
+    for _ in range(2):
+        reports = Reports(config)
+        for number in range(20):
+            reports.write(report(seq=number))
+            reports.flush()
+            wait_until(lambda: "cache" in readings.refresh(), "nothing is read")
+            assert readings.newest["cache"].seq == number
+        topics.delete(client, [topic])
+        wait_until(lambda: not topics.describe(client, [topic]), "the topic stays")
+    readings.close()
+
+
+def test_waiting_ends_with_the_next_report(config: Config, report: Report) -> None:
+    reports, readings = Reports(config), Readings(config)
+    reports.write(report())
+    reports.flush()
+    readings.refresh()
+    reports.write(report(seq=8))
+    wait_until(lambda: readings.wait(60.0) and readings.newest["cache"].seq == 8, "it never came")
+    readings.close()
