@@ -1,10 +1,10 @@
 """Watch the source beside the stream, for what the stream does not tell.
 
 A table that left the publication, while nobody writes to any; a slot that keeps ever more WAL; the
-transaction that holds it back. Every few seconds, on a thread and a connection of its own: neither
-the loop nor a commit ever waits for these queries, and a source that answers none of them costs
-nothing but the news. What would lose changes is raised where the loop asks; the rest are findings,
-for /readyz, /metrics and the log.
+transaction that holds it back. Every few seconds, on a thread and a connection of its own, which
+also sends the canaries: neither the loop nor a commit ever waits for these queries, and a source
+that answers none of them costs nothing but the news. What would lose changes is raised where the
+loop asks; the rest are findings, for /readyz, /metrics and the log.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc import continuity
 from cdc.control import retention
+from cdc.control.canary import Canary
 from cdc.control.findings import Finding, note
 from cdc.control.heartbeat import Heartbeat
 from cdc.control.retention import Gauge, Retention
@@ -61,6 +62,7 @@ class Watch:
         self._metrics = metrics
         self._gauge = Gauge()
         self._heartbeat = Heartbeat(config)
+        self._canary = Canary(config)
         self._connection: catalog.Connection | None = None
         self._error: CDCError | None = None
         self._seen: tuple[Publication, Publication] | None = None  # what was known, what is
@@ -88,6 +90,8 @@ class Watch:
         while not self._over.is_set():
             try:
                 self._take(self._look())
+                self._between_looks()
+                continue
             except GapError as error:
                 self._error = error
                 break
@@ -100,6 +104,15 @@ class Watch:
                 break
             self._over.wait(LOOK_SECONDS)
         self._disconnect()
+
+    def _between_looks(self) -> None:
+        """Wait until the next look, and send the canaries that are due meanwhile."""
+        assert self._connection is not None
+        look_at = time.monotonic() + LOOK_SECONDS
+        while (left := look_at - time.monotonic()) > 0:
+            if self._over.wait(self._canary.pause(left)):
+                break
+            self._canary.send(self._connection)
 
     def _look(self) -> Look:
         config, known = self._config, self._known
@@ -115,6 +128,8 @@ class Watch:
         server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
         holders = inspection.holders(sql)
         findings = [*retention.judge_holders(holders), *self._heartbeat.due(sql)]
+        self._canary.send(sql)
+        findings += self._canary.findings
         kept = None
         if slot is not None:
             kept = self._gauge.observe(time.monotonic(), server.wal_lsn, slot)

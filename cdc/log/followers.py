@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FollowerState = Literal[
     "starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"
 ]
+# The prefix of logical messages whose content is when they were sent, in microseconds since 1970.
+CANARY: Final = "cdc.canary"
 # A job reports at least so often; who has said nothing for the second is taken for not running.
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0

@@ -1,0 +1,72 @@
+"""A canary comes out of the log as an event, and moves the frontier of an idle database."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from typing import Any
+
+import orjson
+from psycopg.conninfo import make_conninfo
+
+from cdc.log import names, reader
+from cdc.log.followers import CANARY
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+
+def canaries(line: PipelineUnderTest) -> list[dict[str, Any]]:
+    found = reader.read_if_there(line.config, names.messages_topic(line.config.prefix))
+    events = [orjson.loads(each.value() or b"null") for each in found]
+    return [each for each in events if each["message"]["prefix"] == CANARY]
+
+
+def test_a_canary_is_an_event_with_a_seq_and_the_time_it_was_sent(pipeline: NewPipeline) -> None:
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", source={"canary_seconds": 0.2})
+    line.start().wait_ready()
+    began_us = time.time_ns() // 1_000
+    before = reader.read_frontiers(line.config)
+    # More often than the source is looked at.
+    wait_until(lambda: len(canaries(line)) >= 5, "few canaries")
+    events = canaries(line)
+    seqs = [each["source"]["seq"] for each in events]
+    assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+    sent = [int(b64decode(each["message"]["content"])) for each in events]
+    assert sent == sorted(sent)
+    assert sent[-1] - began_us < 60_000_000
+    wait_until(
+        lambda: reader.read_frontiers(line.config)[-1].seq >= seqs[-1], "no frontier has them"
+    )
+    assert len(reader.read_frontiers(line.config)) > len(before)
+
+
+def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipeline) -> None:
+    """Also where transactions are read only, which no canary minds."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    role = f"r_{line.database.name}"
+    emit = "FUNCTION pg_logical_emit_message(boolean, text, text{})"
+    flush = ", boolean" if line.query("SHOW server_version_num")[0] >= "170000" else ""
+    line.database.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION IN ROLE pg_monitor",
+        f"ALTER ROLE {role} SET default_transaction_read_only = on",
+        f"GRANT SELECT ON t TO {role}",
+        f"REVOKE EXECUTE ON {emit.format(flush)} FROM PUBLIC",
+    )
+    try:
+        dsn = make_conninfo(line.database.dsn, user=role)
+        file = line.write("less.yaml", source={"dsn": dsn, "canary_seconds": 0.2})
+        daemon = line.start(config_file=file).wait_ready()
+        wait_until(
+            lambda: any("no canary is sent" in each for each in daemon.health()["warnings"]),
+            "nothing is said",
+        )
+        assert daemon.health()["status"] == 200
+        line.database.execute(f"GRANT EXECUTE ON {emit.format(flush)} TO {role}")
+        wait_until(lambda: canaries(line), "no canary comes")
+        wait_until(lambda: not daemon.health()["warnings"], "it is still said")
+        daemon.term()
+    finally:
+        line.database.execute(
+            f"DROP OWNED BY {role}",
+            f"GRANT EXECUTE ON {emit.format(flush)} TO PUBLIC",
+            f"DROP ROLE {role}",
+        )
