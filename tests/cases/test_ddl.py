@@ -241,7 +241,7 @@ def test_a_table_that_left_the_publication_and_came_back_is_a_gap(new_case: NewC
         f"ALTER PUBLICATION {publication} ADD TABLE t",
         "INSERT INTO t VALUES (3)",
     )
-    line.ends(line.daemon, 78, "public.t", seconds=30)
+    line.ends(line.daemon, 78, "public.t")
 
 
 def test_a_generated_column_is_absent_or_delivered_and_never_null(case: Case) -> None:

@@ -76,7 +76,7 @@ def test_a_slot_dropped_under_the_daemon_is_told_and_not_made_anew(new_case: New
     )
     # Between its end and its return the daemon has no hold on the slot.
     wait_until(lambda: _drop(dropped), "the slot is never free", pause=0.005)
-    line.ends(line.daemon, 78, "does not exist", seconds=30)
+    line.ends(line.daemon, 78, "does not exist")
     assert (
         dropped.ask(
             f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{line.config.slot}'"
@@ -106,7 +106,7 @@ def test_text_that_cannot_be_converted_stops_or_goes_on_as_its_bytes(new_case: N
     line = anything.pipeline
     assert len(anything("INSERT INTO t VALUES (1, 'a')")) == 1
     anything.run("INSERT INTO t VALUES (2, E'\\377b')", "INSERT INTO t VALUES (3, 'c')")
-    line.ends(line.daemon, 78, "invalid.text.handling.mode", "public.t", seconds=30)
+    line.ends(line.daemon, 78, "invalid.text.handling.mode", "public.t")
     line.config_file = line.write("lockstep.yaml", values={"invalid.text.handling.mode": "base64"})
     line.start()
     poisoned, after = anything.events()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SIZE: Final = 2
 # The how manieth time it dies there: some at once, some after a while.
 _COUNTS: Final = (1, 2, 5, 20)
-_RECOVERY_SECONDS: Final = 90.0
+_RECOVERY_SECONDS: Final = 180.0
 _MOVED_EVENTS: Final = 5
 
 

@@ -36,7 +36,7 @@ def insert(row: int, size: int) -> str:
 
 
 def arrived(line: PipelineUnderTest, seq: int) -> None:
-    wait_until(lambda: line.resume()[1].seq >= seq, "the events do not arrive", 60, pause=0.2)
+    wait_until(lambda: line.resume()[1].seq >= seq, "the events do not arrive", pause=0.2)
 
 
 def pointers(line: PipelineUnderTest) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ from tests.fixtures.witness import Witness
 _PERMISSION = 77
 _BATCH = {"max_events": 300, "max_wait_ms": 50}
 _LIMIT_MB = 150
+# Twenty seconds of silence end a connection; each writer has two, and may try them in turn.
+_FOUND_SECONDS = 240.0
 
 
 def begin(line: PipelineUnderTest, **log: object) -> tuple[Daemon, Witness]:
@@ -58,17 +60,17 @@ def test_a_bad_line_to_the_broker_loses_nothing(
 def test_a_half_open_connection_to_the_broker_is_left(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
-    """No reset ever comes. Not ready after a quarter of a minute, and on the way again soon."""
+    """No reset ever comes. Not ready after a quarter of a minute, then found and left."""
     daemon, witness = begin(guarded_line, bootstrap_servers=guarded_broker.proxied)
     with Load(guarded_line.database.dsn, seed=42, steps_per_second=100):
         moves(daemon)
         # Left to itself the daemon may find another way before it has been stuck for so long.
         guarded_broker.proxy.refusing = True
         guarded_broker.proxy.freeze()
-        wait_until(lambda: daemon.health()["status"] == 503, "still ready", 25)
+        wait_until(lambda: daemon.health()["status"] == 503, "still ready")
         assert daemon.get("/livez")[0] == 200
         guarded_broker.proxy.refusing = False
-        moves(daemon, seconds=45)
+        moves(daemon, seconds=_FOUND_SECONDS)
     witness.check()
     assert daemon.peak_rss_mb <= _LIMIT_MB
 
@@ -171,7 +173,7 @@ def test_a_wrong_password_says_so_and_is_not_tried_for_ever(
         "locked.yaml", log__bootstrap_servers=guarded_broker.locked, log__kafka=keys("wrong")
     )
     daemon = guarded_line.start(config_file=file)
-    said = guarded_line.ends(daemon, _PERMISSION, "sasl.password", seconds=60)
+    said = guarded_line.ends(daemon, _PERMISSION, "sasl.password")
     assert "wrong" not in said.replace("is wrong", "")
 
 
@@ -187,7 +189,7 @@ def test_a_right_that_is_revoked_is_named_and_waited_for(
     with Load(guarded_line.database.dsn, seed=46):
         moves(daemon)
         guarded_broker.revoke(f"{prefix}.", operation, what)
-        wait_until(lambda: "kafka-acls.sh" in daemon.log, "it does not say so", 40)
+        wait_until(lambda: "kafka-acls.sh" in daemon.log, "it does not say so")
         assert daemon.state == "reconnecting"
         guarded_broker.allow(f"{prefix}.", operation, what=what)
         moves(daemon)

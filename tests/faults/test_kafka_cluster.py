@@ -129,7 +129,7 @@ def disk_full(ground: Ground) -> None:
     cluster = ground.cluster
     node = cluster.leader(ground.users)
     resource.prlimit(cluster[node].pid, resource.RLIMIT_FSIZE, (1, 1))
-    wait_until(lambda: not cluster[node].running, "the broker writes on", 60)
+    wait_until(lambda: not cluster[node].running, "the broker writes on")
     ground.moves()
     cluster.start([node])
 

@@ -22,7 +22,7 @@ from tests.fixtures.standby import DATABASE, STANDBY_SLOT, NewPair, majors
 _CONFIG = 78
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 # The worker that copies slots sleeps up to half a minute when nothing changes.
-_SYNC_SECONDS = 60.0
+_SYNC_SECONDS = 120.0
 _SYNCED = "SELECT synced AND NOT temporary FROM pg_replication_slots"
 
 pytestmark = [pytest.mark.slow, pytest.mark.majors]

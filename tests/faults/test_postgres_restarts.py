@@ -27,7 +27,7 @@ _BATCH = {"max_events": 300, "max_wait_ms": 50}
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 _CONFIG, _PERMISSION = 78, 77
 # One round of a daemon that is refused: it asks every ten seconds.
-_SLOW_SECONDS = 40.0
+_SLOW_SECONDS = 120.0
 
 
 def moves(daemon: Daemon, seconds: float = 90.0) -> None:

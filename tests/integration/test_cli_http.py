@@ -29,7 +29,7 @@ def server(health: Health) -> Iterator[Server]:
 
 
 def get(server: Server, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -69,7 +69,7 @@ def test_silent_clients_cannot_use_up_the_server(server: Server, health: Health)
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
     try:
         # One more is closed at once instead of waiting for a thread.
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as one_more:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one_more:
             assert one_more.recv(1) == b""
     finally:
         for each in silent:

@@ -77,7 +77,7 @@ def daemon(path: Path) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == Exit.OK
+            assert process.wait(timeout=120) == Exit.OK
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:

@@ -43,7 +43,7 @@ def write(ends: Endpoints, text: str) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS kept (text text)")
         connection.execute("INSERT INTO kept VALUES (%s)", [text])
     admin = AdminClient({"bootstrap.servers": bootstrap_of(ends)})
-    if "kept" not in admin.list_topics(timeout=10).topics:
+    if "kept" not in admin.list_topics(timeout=60).topics:
         admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
     producer = Producer({"bootstrap.servers": bootstrap_of(ends), "transactional.id": "kept"})
     producer.init_transactions(30)

@@ -120,7 +120,7 @@ def test_by_leaf_a_detached_partition_is_a_gap_until_it_is_excluded(pipeline: Ne
     line.database.execute(
         "ALTER TABLE sales DETACH PARTITION sales_24", "INSERT INTO sales VALUES (2, 25, 'bob')"
     )
-    line.ends(line.daemon, 78, "no longer has public.sales_24", seconds=30)
+    line.ends(line.daemon, 78, "no longer has public.sales_24")
     line.config_file = line.write("lockstep.yaml", source__exclude=["public.sales_24"])
     assert "goes on without public.sales_24" in " ".join(s.what for s in set_up(line.config))
     line.start().wait_ready()

@@ -58,7 +58,7 @@ def admin(line: PipelineUnderTest) -> AdminClient:
 def delete_topic(line: PipelineUnderTest, topic: str) -> None:
     client = admin(line)
     client.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in client.list_topics(timeout=10).topics, "it is still there")
+    wait_until(lambda: topic not in client.list_topics(timeout=60).topics, "it is still there")
 
 
 def create_topic(line: PipelineUnderTest, topic: str, partitions: int) -> None:
@@ -266,7 +266,7 @@ def test_partitions_added_are_refused(line: PipelineUnderTest) -> None:
     topic, client = users_topic(line), admin(line)
     client.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
     wait_until(
-        lambda: len(client.list_topics(topic, timeout=10).topics[topic].partitions) == 5, "not 5"
+        lambda: len(client.list_topics(topic, timeout=60).topics[topic].partitions) == 5, "not 5"
     )
     line.refused(_CONFIG, f"topic {topic} has 5 partitions", "pins 3")
 

@@ -18,7 +18,7 @@ _TABLES = (
     "CREATE UNLOGGED TABLE aside.unlogged (id int, filler text)",
 )
 # An idle slot moves every ten seconds or so.
-_IDLE_SECONDS = 40.0
+_IDLE_SECONDS = 120.0
 _FILLER = "SELECT i, repeat('x', 500) FROM generate_series(1, 2000) i"
 
 

@@ -147,7 +147,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=20) == Exit.OK
+        assert process.wait(timeout=120) == Exit.OK
 
 
 def test_a_typo_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
