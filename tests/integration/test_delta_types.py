@@ -37,7 +37,10 @@ TAKEN_AT = 1_700_000_000_123_456
 class Mirror:
     """What the data source gives of a table: read in this process, without Spark."""
 
-    def __init__(self, decoded: Decoded, database: Database) -> None:
+    def __init__(
+        self, decoded: Decoded, database: Database, versions: list[SchemaRecord] | None = None
+    ) -> None:
+        """`versions` are of what the slot had before, if that was read already."""
         self.config = Config(
             pipeline="decoded",
             source=Source(dsn=database.dsn),
@@ -50,7 +53,7 @@ class Mirror:
         assert row is not None
         self.snapshot = str(row[0])
         self.tables = {t.name: t for t in described(self.exporting, "decoded")}
-        self.versions = {version.table: version for version in decoded.schemas()}
+        self.versions = {each.table: each for each in versions or decoded.schemas()}
 
     def table(self, name: str, pages_per_range: int = 1) -> Table:
         """Return the table as a plan has it, cut into ranges."""

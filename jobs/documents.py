@@ -1,0 +1,197 @@
+"""Nested documents follow their mirror: what a cut of it has done to them, for the store's sink.
+
+Not the log but the mirror's `_frontiers` are followed: each row names a frontier and the versions
+of all tables at it. From one row to a later one, the rows that are others give the roots above them
+(`sinks.documents.affected`, once for how it was, once for how it is), and these roots' documents
+are made anew from the tables at exactly the later frontier. To a sink a kind of document is a table
+of its own: its key is the root's, its seq the frontier's, and children are columns.
+
+Columns that come or go change every document, whichever rows were touched.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from cdc.errors import ConfigError
+from jobs.documents_rows import NodeRows
+from sinks.contract import Applied, Change, Changes, Column, Version
+from sinks.documents import Node, affected, documents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from cdc.config.followers import Document
+    from sinks.documents import Row, Terms
+
+SCHEMA: Final = "documents"
+# What children are called among columns' types, one and many.
+ONE: Final = "document"
+MANY: Final = "_document"
+# Roots whose documents are in memory at a time.
+_AT_ONCE: Final = 10_000
+
+
+class Tables(Protocol):
+    """The tables of one frontier; `node` says which one, and which of its columns matter."""
+
+    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+        """Yield the rows whose `columns` are among `wanted`."""
+        ...
+
+    def every(self, node: Node) -> Iterator[Row]:
+        """Yield all rows."""
+        ...
+
+    def newer(self, node: Node, seq: int) -> Iterator[Row]:
+        """Yield the rows that came behind a seq."""
+        ...
+
+    def gone(self, node: Node, since: Self) -> Iterator[Row]:
+        """Yield, as they were in `since`, the rows that are no more or are others now."""
+        ...
+
+    def differ(self, table: str, since: Self) -> bool:
+        """Return whether the table may differ from what it was in `since`."""
+        ...
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Return the names of the source's columns, as the mirror has them."""
+        ...
+
+
+class Kind:
+    """One kind of document: its tree, and the table that a sink takes it for."""
+
+    def __init__(self, name: str, document: Document, versions: Mapping[str, Version]) -> None:
+        self.root = tree(name, document, versions)
+        self.rows = {node: NodeRows(node, versions[node.table]) for node in self.root.walk()}
+        self.version = _version(self.root, versions)
+
+    def changes(
+        self, new: Tables, applied: Applied, old: Tables | None = None, seq: int = 0
+    ) -> Iterator[Changes]:
+        """Yield what became of the documents, some of them at a time.
+
+        From the tables as they were at the frontier of `seq` to those of `applied`; without `old`
+        every document is made.
+        """
+        if old is None:
+            yield from self._every(new, applied)
+            return
+        touched = [node for node in self.root.walk() if new.differ(node.table, old)]
+        if any(old.columns(node.table) != new.columns(node.table) for node in touched):
+            there = {row.key for row in new.every(self.root)}
+            gone = [row.key for row in old.every(self.root) if row.key not in there]
+            yield self._made((), gone, new, applied)
+            yield from self._every(new, applied)
+            return
+        roots = affected(
+            self.root, lambda node: new.gone(node, old) if node in touched else (), old.find
+        ) | affected(
+            self.root, lambda node: new.newer(node, seq) if node in touched else (), new.find
+        )
+        yield from self._documents(roots, new, applied)
+
+    def _every(self, tables: Tables, applied: Applied) -> Iterator[Changes]:
+        rows = tables.every(self.root)
+        while some := list(islice(rows, _AT_ONCE)):
+            yield self._made(some, (), tables, applied)
+
+    def _documents(
+        self, roots: Mapping[bytes, Terms], tables: Tables, applied: Applied
+    ) -> Iterator[Changes]:
+        left = iter(roots.items())
+        while some := dict(islice(left, _AT_ONCE)):
+            found = list(tables.find(self.root, self.root.key, frozenset(some.values())))
+            there = {row.key for row in found}
+            yield self._made(found, [key for key in some if key not in there], tables, applied)
+
+    def _made(
+        self, rows: Sequence[Row], gone: Iterable[bytes], tables: Tables, applied: Applied
+    ) -> Changes:
+        made = zip(rows, documents(self.root, rows, tables.find), strict=True)
+        changes = [self._change(row.key, document, applied) for row, document in made]
+        changes += [self._change(key, None, applied) for key in gone]
+        return Changes((self.version,), changes)
+
+    def _change(self, key: bytes, document: bytes | None, applied: Applied) -> Change:
+        return Change(
+            key,
+            applied.seq,
+            document,
+            self.version.schema_id,
+            applied.lsn,
+            applied.committed_at_us,
+            op="d" if document is None else "c",
+        )
+
+
+def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node:
+    """Return the tree that the configuration describes; raise ConfigError where it can't be."""
+    version = versions.get(document.table)
+    if version is None:
+        raise ConfigError(
+            f"document {name!r} is made of {document.table}, which is not in the log",
+            hint="is it captured (`cdc table list`)? Else it comes with its first event",
+        )
+    if not version.key:
+        raise ConfigError(
+            f"document {name!r} is made of {document.table}, which has no key",
+            hint="give it a primary key, or tables.<table>.key",
+        )
+    columns = document.columns or tuple(column.name for column in version.columns)
+    taken = set(columns) & set(document.children)
+    if taken:
+        raise ConfigError(
+            f"document {name!r} has columns and children of one name: {', '.join(sorted(taken))}",
+            hint="call the child otherwise, or leave the column out by naming `columns`",
+        )
+    return Node(
+        name,
+        document.table,
+        version.key,
+        columns,
+        tuple(document.by.items()),
+        document.one,
+        tuple(_ordered(each, version) for each in document.order),
+        tuple(tree(field, child, versions) for field, child in document.children.items()),
+    )
+
+
+def _ordered(text: str, version: Version) -> tuple[str, bool]:
+    """Return the column, and whether a minus in front of it turns the order round."""
+    names = {column.name for column in version.columns}
+    return (text[1:], True) if text not in names and text.startswith("-") else (text, False)
+
+
+def _version(root: Node, versions: Mapping[str, Version]) -> Version:
+    """Return the table that a sink takes the documents for."""
+    top = versions[root.table]
+    known = {column.name: column for column in top.columns}
+    children = (
+        Column(child.name, ONE if child.one else MANY, 0, -1, nullable=child.one)
+        for child in root.children
+    )
+    return Version(
+        # Another whenever any of its tables is.
+        max(versions[node.table].schema_id for node in root.walk()),
+        SCHEMA,
+        root.name,
+        f"{SCHEMA}.{root.name}",
+        top.key,
+        (*(known[name] for name in root.columns), *children),
+        {**top.values, "document": _shape(root, versions)["fields"]},
+    )
+
+
+def _shape(node: Node, versions: Mapping[str, Version]) -> dict[str, object]:
+    """Return what a mapping needs to know of the children, by their fields."""
+    known = {column.name: column for column in versions[node.table].columns}
+    return {
+        "columns": [[name, known[name].type, known[name].modifier] for name in node.columns],
+        "many": not node.one,
+        "values": dict(versions[node.table].values),
+        "fields": {child.name: _shape(child, versions) for child in node.children},
+    }

@@ -1,0 +1,156 @@
+"""A mirror's tables as they stood at one frontier, read in this process (delta-rs).
+
+Exact by the Delta versions that the mirror's `_frontiers` names. What is asked of a table is pushed
+down as far as Delta's statistics go, and then checked row by row: what is pushed down may let more
+pass, never less.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from pyarrow import types
+
+from sinks import delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from jobs.documents_rows import NodeRows
+    from sinks.documents import Node, Row, Term, Terms
+
+# A query's text grows with what it names; of more values only the least and the greatest are told.
+_NAMED_AT_MOST: Final = 5_000
+_TABLE: Final = "t"
+
+
+class Place(NamedTuple):
+    """Where a mirror lies, and which version of it is meant."""
+
+    path: str
+    version: int
+
+
+class MirrorTables:
+    """The tables of one frontier (`jobs.documents.Tables`)."""
+
+    def __init__(
+        self, places: Mapping[str, Place], rows: Mapping[Node, NodeRows],
+        storage: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._places, self._rows = places, rows
+        self._storage = dict(storage or {})
+        self._opened: dict[str, DeltaTable] = {}
+
+    def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
+        """Yield the rows of the node's table whose `columns` are among `wanted`: a `Find`."""
+        table = self.open(node.table)
+        if table is None or not wanted:
+            return
+        schema = pa.schema(table.schema().to_arrow())
+        tests = [
+            _among(schema, column, {terms[at] for terms in wanted})
+            for at, column in enumerate(columns)
+        ]
+        for row in self._read(node, table, tests):
+            if row.of(columns) in wanted:
+                yield row
+
+    def newer(self, node: Node, seq: int) -> Iterator[Row]:
+        """Yield the rows of the node's table that came behind a seq."""
+        table = self.open(node.table)
+        if table is not None:
+            yield from self._read(node, table, [f"{_quoted(delta_layout.SEQ)} > {seq:d}"])
+
+    def every(self, node: Node) -> Iterator[Row]:
+        """Yield all rows of the node's table."""
+        table = self.open(node.table)
+        if table is not None:
+            yield from self._read(node, table, [])
+
+    def gone(self, node: Node, since: MirrorTables) -> Iterator[Row]:
+        """Yield, as they were in `since`, the rows that are no more or are others now."""
+        before, after = since.open(node.table), self.open(node.table)
+        if before is None:
+            return
+        if after is None:
+            yield from since.every(node)
+            return
+        same = " AND ".join(
+            f"(n.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)})"
+            for name in (*node.key, delta_layout.SEQ)
+        )
+        columns = ", ".join(f"o.{_quoted(name)}" for name in self._rows[node].columns)
+        query = f"SELECT {columns} FROM o WHERE NOT EXISTS (SELECT 1 FROM n WHERE {same})"  # noqa: S608
+        builder = QueryBuilder().register("o", before).register("n", after)
+        yield from self._rows_of(node, builder, query)
+
+    def open(self, name: str) -> DeltaTable | None:
+        """Return the table at its version; None where the frontier knows of none."""
+        if name not in self._places:
+            return None
+        if name not in self._opened:
+            path, version = self._places[name]
+            self._opened[name] = DeltaTable(path, version, storage_options=self._storage or None)
+        return self._opened[name]
+
+    def differ(self, table: str, since: MirrorTables) -> bool:
+        return self._places.get(table) != since._places.get(table)
+
+    def columns(self, name: str) -> tuple[str, ...]:
+        """Return the names of the source's columns that the mirror has."""
+        table = self.open(name)
+        fields = table.schema().fields if table is not None else []
+        return tuple(field.name for field in fields if field.name not in delta_layout.OURS)
+
+    def _read(self, node: Node, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
+        columns = ", ".join(map(_quoted, self._rows[node].columns))
+        where = " AND ".join(f"({test})" for test in tests if test)
+        query = f"SELECT {columns} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608
+        yield from self._rows_of(node, QueryBuilder().register(_TABLE, table), query)
+
+    def _rows_of(self, node: Node, builder: QueryBuilder, query: str) -> Iterator[Row]:
+        reader = self._rows[node]
+        for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
+            yield from reader.read(batch)
+
+
+def _among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
+    """Return a test that every row passes whose column is among `wanted`; "" for any."""
+    kind = schema.field(column).type
+    literals = [_literal(kind, term) for term in wanted]
+    if None in literals or not literals:
+        return ""
+    name = _quoted(column)
+    if len(literals) <= _NAMED_AT_MOST:
+        return f"{name} IN ({', '.join(map(str, literals))})"
+    plain: list[Any] = list(wanted)
+    return f"{name} BETWEEN {_literal(kind, min(plain))} AND {_literal(kind, max(plain))}"
+
+
+def _literal(kind: pa.DataType, term: Term) -> str | None:
+    """Return SQL for what equals the term in a column of that type; None where that can't be said.
+
+    It can't of what has more than one text, as a number in text has.
+    """
+    match term:
+        case bool():
+            return None
+        case int() if types.is_integer(kind):
+            return f"{term:d}"
+        case str() if types.is_string(kind) or types.is_string_view(kind):
+            return "'" + term.replace("'", "''") + "'"
+        case Decimal() | int() if types.is_decimal(kind):
+            return f"CAST('{term:f}' AS DECIMAL({kind.precision},{kind.scale}))"
+        case date() if types.is_date(kind):
+            return f"DATE '{term}'"
+        case _:
+            return None
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

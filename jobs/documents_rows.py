@@ -1,0 +1,99 @@
+"""A mirror's Arrow batches into rows as a document's nodes show them (`sinks.documents.Row`).
+
+One `NodeRows` a node: it knows which columns the node shows, is tied by, and is sorted by, and asks
+for no others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cdc.errors import ConfigError
+from jobs.documents_values import Cells, Reader, exact_texts
+from sinks import delta_layout
+from sinks.documents import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from sinks.contract import Version
+    from sinks.documents import Node
+
+Rank = tuple[int, object]
+
+
+class NodeRows:
+    """How rows of one table version are read for one node."""
+
+    def __init__(self, node: Node, version: Version) -> None:
+        self.node = node
+        ties, order = node.ties, tuple(name for name, _ in node.order)
+        wanted = tuple(dict.fromkeys((*node.columns, *ties, *order)))
+        known = {column.name: column for column in version.columns}
+        missing = [name for name in wanted if name not in known]
+        if missing:
+            raise ConfigError(
+                f"document {node.name!r} names columns that {node.table} has not: "
+                f"{', '.join(missing)}",
+                hint="see followers.<name>.documents; `cdc tail` shows which columns there are",
+            )
+        self._readers = {name: Reader(known[name], version.values) for name in wanted}
+        self._labels = {name: msgspec.json.encode(name) + b":" for name in wanted}
+        self.columns = (*wanted, delta_layout.SEQ, delta_layout.EXACT)
+
+    def read(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """Yield the rows of a batch that has `columns`."""
+        names = list(self._readers)
+        exact = exact_texts(batch.column(delta_layout.EXACT), names, batch.num_rows)
+        cells = {
+            name: self._readers[name].read(batch.column(name), texts)
+            for name, texts in zip(names, exact, strict=True)
+        }
+        node = self.node
+        keys = self._members(cells, node.key, batch.num_rows)
+        members = self._members(cells, node.columns, batch.num_rows)
+        ties = node.ties
+        terms = list(zip(*(cells[name].terms for name in ties), strict=True))
+        places = list(zip(*_order(node, cells), keys, strict=True))
+        for at in range(batch.num_rows):
+            yield Row(
+                b"{%b}" % keys[at],
+                members[at],
+                dict(zip(ties, terms[at], strict=True)),
+                places[at],
+            )
+
+    def _members(self, cells: dict[str, Cells], columns: tuple[str, ...], rows: int) -> list[bytes]:
+        if not columns:
+            return [b""] * rows
+        labelled = ([self._labels[name] + json for json in cells[name].json] for name in columns)
+        return [b",".join(each) for each in zip(*labelled, strict=True)]
+
+
+def _order(node: Node, cells: dict[str, Cells]) -> Iterator[Sequence[object]]:
+    """Yield what rows are sorted by: what the node says, then the key."""
+    for name, descending in (*node.order, *((name, False) for name in node.key)):
+        ranks = cells[name].ranks
+        yield [_Backwards(rank) for rank in ranks] if descending else ranks
+
+
+class _Backwards:
+    """A rank that sorts the other way round, NULL in front, as Postgres has it."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+    def __lt__(self, other: _Backwards) -> bool:
+        return bool(other.rank < self.rank)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Backwards) and self.rank == other.rank
+
+    def __hash__(self) -> int:
+        return hash(self.rank)

@@ -1,0 +1,137 @@
+"""Nested documents: a row with the rows that belong to it, any depth, to one and to many.
+
+Pure: what documents are made of comes from a `Find`, which reads tables as they stood at one
+frontier; nothing here knows which. `affected` walks up from changed rows to the roots whose
+documents they may have changed, `documents` makes the documents of roots by walking down.
+
+A cut's documents are exact by asking both sides: a changed row's old image is walked up in the
+tables as they were, its new one in the tables as they are. So a child that moves changes the
+document that it left and the one that it came to, and an orphan appears when its parent does.
+
+A row belongs to a parent where every column of `by` equals its parent's, as a foreign key has it:
+NULL equals nothing. Of a child to one that several rows match, the first in order stands there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+# What a column's value is compared by; None: NULL.
+Term: TypeAlias = "Hashable"
+Terms: TypeAlias = "tuple[Term, ...]"
+
+
+class Node(NamedTuple):
+    """A table's place in a document."""
+
+    name: str  # the field's; the document's own at the root
+    table: str  # `schema.table`
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    by: tuple[tuple[str, str], ...] = ()  # a column here, and the parent's that it equals
+    one: bool = False
+    order: tuple[tuple[str, bool], ...] = ()  # a column, and whether the greatest comes first
+    children: tuple[Node, ...] = ()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The columns that tie it to its parent."""
+        return tuple(own for own, _ in self.by)
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The columns of its parent that it is tied to."""
+        return tuple(parents for _, parents in self.by)
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """Every column of its table that rows are found by."""
+        found = dict.fromkeys((*self.key, *self.own))
+        for child in self.children:
+            found |= dict.fromkeys(child.parents)
+        return tuple(found)
+
+    def walk(self) -> Iterable[Node]:
+        """Yield it and every node below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+class Row(NamedTuple):
+    """A row as its node shows it."""
+
+    key: bytes  # JSON, as the log has it
+    members: bytes  # the node's columns as members of a JSON object: `"id":7,"name":"Ada"`
+    terms: Mapping[str, Term]  # of the node's ties
+    place: tuple[object, ...]  # what lists are sorted by; no two rows of a table have the same
+
+    def of(self, columns: tuple[str, ...]) -> Terms | None:
+        """Return the terms of some columns; None where one is NULL, which equals nothing."""
+        found = tuple(self.terms[each] for each in columns)
+        return None if None in found else found
+
+
+# The rows of a node's table whose `columns` are among `wanted`, as of one frontier.
+Find: TypeAlias = "Callable[[Node, tuple[str, ...], frozenset[Terms]], Iterable[Row]]"
+
+
+def affected(
+    root: Node, changed: Callable[[Node], Iterable[Row]], find: Find
+) -> dict[bytes, Terms]:
+    """Return the keys of the roots above the changed rows, as JSON and as terms.
+
+    `changed` gives a node's changed rows and `find` the tables, both as of one and the same side of
+    the cut.
+    """
+    found = {}
+    for row in _upward(root, changed, find):
+        terms = row.of(root.key)
+        if terms is not None:
+            found[row.key] = terms
+    return found
+
+
+def _upward(node: Node, changed: Callable[[Node], Iterable[Row]], find: Find) -> Iterable[Row]:
+    """Yield the node's rows that changed, and those below which a row did."""
+    yield from changed(node)
+    for child in node.children:
+        wanted = {row.of(child.own) for row in _upward(child, changed, find)}
+        yield from _found(node, child.parents, wanted, find)
+
+
+def documents(root: Node, rows: Sequence[Row], find: Find) -> list[bytes]:
+    """Return the documents of the root's `rows`, in their order, as JSON objects."""
+    members = [[row.members] for row in rows]
+    for child in root.children:
+        wanted = {row.of(child.parents) for row in rows}
+        belonging = list(_found(child, child.own, wanted, find))
+        made: defaultdict[Terms | None, list[bytes]] = defaultdict(list)
+        below = zip(belonging, documents(child, belonging, find), strict=True)
+        for row, document in sorted(below, key=lambda pair: pair[0].place):
+            made[row.of(child.own)].append(document)
+        name = msgspec.json.encode(child.name) + b":"
+        for row, into in zip(rows, members, strict=True):
+            terms = row.of(child.parents)
+            mine = made[terms] if terms is not None and terms in made else []
+            into.append(name + _field(child, mine))
+    return [b"{%b}" % b",".join(filter(None, each)) for each in members]
+
+
+def _field(child: Node, documents: list[bytes]) -> bytes:
+    if child.one:
+        return documents[0] if documents else b"null"
+    return b"[%b]" % b",".join(documents)
+
+
+def _found(
+    node: Node, columns: tuple[str, ...], wanted: set[Terms | None], find: Find
+) -> Iterable[Row]:
+    terms = frozenset(each for each in wanted if each is not None)
+    return find(node, columns, terms) if terms else ()
