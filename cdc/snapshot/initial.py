@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from cdc import failpoints
-from cdc.errors import GapError, RewrittenError, StoppedError
+from cdc.errors import ConfigError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
 from cdc.log.publisher import LANES, Publisher
 from cdc.snapshot import copying, handover, planning, topic
@@ -60,7 +60,8 @@ _STOPPED: Final = (
     "its ranges in the log are of a moment that ends with this process: unless none is missing, the"
     " next start begins a new generation, whose rows replace them"
 )
-# So often a table may be rewritten under the snapshot before a person is asked to let it be.
+# So often tables may be rewritten under the snapshot before a person is asked: each time all that
+# was copied is copied anew.
 _REWRITES: Final = 5
 _REWRITTEN_SECONDS: Final = 0.5  # more of a pause after each
 
@@ -69,8 +70,9 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
     """Take the initial snapshot where one is due; return when the stream may begin.
 
     `runner` copies instead of what the configuration says.
-    Raises SlotBusyError while another process takes it, StoppedError when the host is to stop, and
-    what the daemon starts over on. What is done is kept as long as the exported snapshot lives.
+    Raises SlotBusyError while another process takes it, ConfigError when tables are rewritten under
+    it again and again, StoppedError when the host is to stop, and what the daemon starts over on.
+    What is done is kept as long as the exported snapshot lives.
     """
     aside = Aside(host)
     state = aside(lambda: topic.read_state(config))
@@ -87,10 +89,12 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
         except RewrittenError as error:
             rewrites += 1
             if rewrites >= _REWRITES:
-                raise RewrittenError(
-                    f"{error.what}, for the {rewrites}th time",
-                    hint="let nobody rewrite, truncate or alter the tables while the snapshot is"
-                    " taken; it begins anew by itself",
+                raise ConfigError(
+                    f"{error.what}, and it was the {rewrites}th time in a row that the snapshot"
+                    " could not be taken for such a reason",
+                    hint="let nobody truncate, rewrite or alter tables until it is taken, and start"
+                    " again; or give the table `snapshot: none` under `tables`: once the daemon"
+                    " streams, `cdc snapshot TABLE` reads it while it changes, truncates and all",
                 ) from error
             log.warning("beginning a new generation", extra={"fields": {"reason": error.what}})
             aside.pause(_REWRITTEN_SECONDS * rewrites)

@@ -23,6 +23,7 @@ from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES as LOADED
 from tests.fixtures.load import Load
+from tests.integration.test_live_snapshot import begin, wait_state
 
 # Room for a loaded machine: processes are started again and again here.
 _SECONDS = 120.0
@@ -114,6 +115,34 @@ def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> N
     assert "since the snapshot was taken" in daemon.log
     line.start(config_file=file).wait_ready(_SECONDS)
     line.database.execute("UPDATE big SET v = 1 WHERE id < 10")
+    converge(line.config)
+
+
+def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stream(
+    pipeline: NewPipeline,
+) -> None:
+    """Each time all would be copied anew, without end; the remedy it names is the way out."""
+    fill = "INSERT INTO queue SELECT i, 'v' FROM generate_series(1, 4000) i"
+    line = pipeline(
+        "CREATE TABLE big (id int PRIMARY KEY, v text)",
+        "CREATE TABLE queue (id int PRIMARY KEY, v text)",
+        "INSERT INTO big SELECT i, 'v' FROM generate_series(1, 4000) i",
+        fill,
+        source={"tables": ["public.*"]},
+        snapshot={**_RANGES, "rows_per_second": 1500, "max_parallel": 1},
+    )
+    daemon = line.start()
+    for number in range(1, 6):
+        wait_until(partial(_copies, line, daemon, number), "no rows", _SECONDS)
+        line.database.execute("TRUNCATE queue", fill)
+    said = ("public.queue was rewritten", "5th time in a row", "snapshot: none", "cdc snapshot")
+    line.ends(daemon, Exit.CONFIG, *said)
+    tables = {"public.queue": {"snapshot": "none"}}
+    file = line.write("apart.yaml", snapshot=_RANGES, tables=tables)
+    line.start(config_file=file).wait_ready(_SECONDS)
+    reading = begin(line, "public.queue")
+    line.database.execute("TRUNCATE queue", fill)
+    assert wait_state(line, reading).state == "done"
     converge(line.config)
 
 

@@ -52,7 +52,7 @@ def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> Liv
             assert record.active or state == record.state, record
         return record is not None and record.state == state
 
-    wait_until(reached, f"{number} is {found(line, number)}", 90)
+    wait_until(reached, f"{number} is {found(line, number)}")
     record = found(line, number)
     assert record is not None
     return record
