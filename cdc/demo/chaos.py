@@ -1,9 +1,9 @@
-"""Kill -9 the daemon, the broker and Postgres, one after the other, while changes flow.
+"""Kill -9 daemon, broker, Postgres and followers, one after the other, while changes flow.
 
-Each round takes the three in another order. The next kill waits until the one before has been
-recovered from: what is shown is how long each takes. Servers are started again after a moment; the
-daemon is its supervisor's. When kills happen follows from the seed, and from how fast the machine
-recovers.
+Each round takes them in another order. The next kill waits until the one before has been
+recovered from: what is shown is how long each takes. Servers are started again after a moment;
+daemon and followers are their supervisor's. When kills happen follows from the seed, and from how
+fast the machine recovers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from cdc.demo.flow import Kill
 from cdc.errors import CDCError
 
 if TYPE_CHECKING:
+    from cdc.demo.child import Child
     from cdc.demo.daemon import Daemon
     from cdc.demo.flow import Flow
+    from cdc.demo.followers import Followers
     from cdc.local.stack import LocalStack
 
-VICTIMS: Final = ("daemon", "broker", "Postgres")
+_FOLLOWERS: Final = "followers"
 _SERVERS: Final = {"broker": "kafka", "Postgres": "postgres"}
 _FIRST_SECONDS: Final = (2.0, 4.0)
 _PAUSE_SECONDS: Final = (1.5, 4.0)
 _DOWN_SECONDS: Final = (0.0, 1.0)
-# A killed broker is let in again when its session of a few seconds has lapsed.
-_PATIENCE_SECONDS: Final = 90.0
+# A killed broker is let in again when its session of a few seconds has lapsed; Spark starts slowly.
+_PATIENCE_SECONDS: Final = 180.0
 _POLL_SECONDS: Final = 0.1
 
 
@@ -38,10 +40,14 @@ class NotRecoveredError(CDCError):
 class Chaos(threading.Thread):
     """Kills until `stop`; what goes wrong is raised by `check`."""
 
-    def __init__(self, stack: LocalStack, daemon: Daemon, flow: Flow, seed: int) -> None:
+    def __init__(
+        self, stack: LocalStack, daemon: Daemon, followers: Followers | None, flow: Flow, seed: int
+    ) -> None:
         super().__init__(name="chaos", daemon=True)
         self._stack = stack
-        self._daemon = daemon
+        self._children: dict[str, Child] = {"daemon": daemon}
+        if followers is not None:
+            self._children[_FOLLOWERS] = followers
         self._flow = flow
         self._chance = random.Random(f"{seed}/chaos")  # noqa: S311 - to be repeated, not secret
         self._over = threading.Event()
@@ -52,7 +58,8 @@ class Chaos(threading.Thread):
             if self._over.wait(self._chance.uniform(*_FIRST_SECONDS)):
                 return
             while True:
-                for victim in self._chance.sample(VICTIMS, len(VICTIMS)):
+                victims = [*self._children, *_SERVERS]
+                for victim in self._chance.sample(victims, len(victims)):
                     self._kill(victim)
                     if self._over.wait(self._chance.uniform(*_PAUSE_SECONDS)):
                         return
@@ -69,10 +76,10 @@ class Chaos(threading.Thread):
             raise self._error
 
     def _kill(self, victim: str) -> None:
-        kill = Kill(victim, time.time())
+        kill = Kill(victim, time.time(), followed=victim == _FOLLOWERS)
         server = _SERVERS.get(victim)
         if server is None:
-            self._daemon.kill()
+            self._children[victim].kill()
         else:
             self._stack[server].kill()
         # Counted from when it is surely dead: what is committed after that proves recovery.
@@ -86,6 +93,6 @@ class Chaos(threading.Thread):
             if time.monotonic() > deadline:
                 raise NotRecoveredError(
                     f"no change arrived within {_PATIENCE_SECONDS:.0f} s of killing the {victim}",
-                    hint="look into the daemon's and the server's logs (--keep leaves them)",
+                    hint="look into the logs of children and servers (--keep leaves them)",
                 )
             time.sleep(_POLL_SECONDS)

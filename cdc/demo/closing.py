@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -24,7 +24,18 @@ def closing_lines(outcome: Outcome) -> list[str]:
         count = len(proof.findings)
         lines.append(f"demo: the log does NOT equal the database, {count} findings:")
         return [*lines, *(f"  {finding}" for finding in proof.findings)]
-    return [*lines, f"demo: {_summary(outcome, proof)}"]
+    return [*lines, f"demo: {_summary(outcome, proof)}", *_follower_lines(outcome)]
+
+
+def _follower_lines(outcome: Outcome) -> list[str]:
+    proof = outcome.followers
+    if proof is None:
+        return []
+    if not proof.equal:
+        first = f"demo: the followers do NOT equal the database, {len(proof.findings)} findings:"
+        return [first, *(f"  {finding}" for finding in proof.findings)]
+    each = ", ".join(f"{name} {grouped(rows)}" for name, rows in proof.rows.items())
+    return [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
 
 
 def _summary(outcome: Outcome, proof: Proof) -> str:
@@ -42,7 +53,7 @@ def _chaos_lines(outcome: Outcome) -> list[str]:
     counts = Counter(kill.what for kill in kills)
     each = ", ".join(f"{count} {what}" for what, count in counts.items()) or "none"
     slowest = max((kill.recovered_seconds or 0 for kill in kills), default=0)
-    held = outcome.proof is not None and outcome.proof.equal
+    held = outcome.equal
     verdict = "nothing lost, twice or out of order; " if held else ""
     summary = (
         f"chaos: {len(kills)} kill -9 ({each}), seed {outcome.options.seed}: {verdict}"
@@ -55,8 +66,8 @@ def closing_json(outcome: Outcome) -> str:
     """Return the outcome as one line of JSON."""
     proof = outcome.proof
     median, high, worst = outcome.late_ms
-    result: dict[str, object] = {
-        "equal": proof.equal if proof else None,
+    result: dict[str, Any] = {
+        "equal": outcome.equal if proof else None,
         "seed": outcome.options.seed,
         "rate": outcome.options.rate,
         "seconds": round(outcome.seconds, 1),
@@ -75,6 +86,12 @@ def closing_json(outcome: Outcome) -> str:
             "seq": proof.seq,
             "frontier": str(proof.frontier.lsn) if proof.frontier else None,
             "findings": proof.findings,
+        }
+    if outcome.followers:
+        followers = outcome.followers
+        result |= {
+            "followers": followers.rows,
+            "findings": (*result["findings"], *followers.findings),
         }
     return orjson.dumps(result).decode()
 

@@ -7,7 +7,7 @@ column lists and generated columns are left out as the publication leaves them o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -56,6 +56,16 @@ _EXPRESSIONS: Final = {
     # As many digits of the fraction as there are, none for a whole second.
     "timestamptz": _FORMED
     % """regexp_replace(to_char({0}, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '[.]?0+Z$', 'Z')""",
+}
+
+_AS_LOGGED: Final[Mapping[str, str]] = {}
+# Where a mirror's types say it otherwise: real as the double it is, times of day as text, points in
+# time in microseconds whatever their precision.
+MIRROR: Final = {
+    "float4": "to_json({0}::float8)",
+    "time": _OUTPUT,
+    "timestamp": _FORMED % _MICROSECONDS,
+    "timestamptz": _FORMED % _MICROSECONDS,
 }
 
 # An array that states its lower bounds is Postgres' own text.
@@ -127,11 +137,13 @@ def snapshot(config: Config) -> Iterator[psycopg.Connection]:
             yield connection
 
 
-def published(connection: psycopg.Connection, publication: str) -> list[Table]:
-    """Return the publication's tables."""
+def published(
+    connection: psycopg.Connection, publication: str, forms: Mapping[str, str] = _AS_LOGGED
+) -> list[Table]:
+    """Return the publication's tables; some types' values take other `forms` than the log's."""
     from_15 = connection.info.server_version >= 150000  # noqa: PLR2004 - column lists came with 15
     tables = connection.execute(_TABLES_FROM_15 if from_15 else _TABLES_BEFORE, [publication])
-    return [_table(connection, *row) for row in tables.fetchall()]
+    return [_table(connection, forms, *row) for row in tables.fetchall()]
 
 
 def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
@@ -161,6 +173,7 @@ def _lsn(config: Config, query: str, *values: str) -> LSN:
 
 def _table(
     connection: psycopg.Connection,
+    forms: Mapping[str, str],
     schema: str,
     table: str,
     published_columns: list[str] | None,
@@ -170,7 +183,7 @@ def _table(
         _COLUMNS, (schema, table, published_columns, published_columns)
     ).fetchall()
     values = sql.SQL(", ").join(
-        sql.SQL(_expression(type_ if built_in else "", modifier, array=array)).format(
+        sql.SQL(_expression(type_ if built_in else "", modifier, forms, array=array)).format(
             sql.Identifier(name)
         )
         for name, type_, built_in, modifier, array, _ in found
@@ -185,15 +198,18 @@ def _table(
     return Table(schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query)
 
 
-def _expression(type_: str, modifier: int, *, array: bool) -> str:
+def _expression(type_: str, modifier: int, forms: Mapping[str, str], *, array: bool) -> str:
     if array:
-        return _ARRAY % _array(type_.removeprefix("_"), modifier)
+        return _ARRAY % _array(type_.removeprefix("_"), modifier, forms)
+    if type_ in forms:
+        return forms[type_]
     if type_ in ("time", "timestamp") and 0 <= modifier <= _MS_PRECISION:
         return f"to_json({_MILLISECONDS})" if type_ == "time" else _FORMED % _MILLISECONDS
     return _EXPRESSIONS.get(type_, _OUTPUT)
 
 
-def _array(element: str, modifier: int) -> str:
-    if element in _FORMED_ELEMENTS:
-        return _ELEMENTS % _expression(element, modifier, array=False).replace("{0}", "u.e")
+def _array(element: str, modifier: int, forms: Mapping[str, str]) -> str:
+    if element in _FORMED_ELEMENTS or element in forms:
+        one = _expression(element, modifier, forms, array=False)
+        return _ELEMENTS % one.replace("{0}", "u.e")
     return _WHOLE_ARRAYS.get(element, "to_json({0}::text[])")

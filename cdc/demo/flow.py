@@ -19,8 +19,11 @@ import orjson
 from cdc.log import records
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cdc.demo.tail import Seen
     from cdc.events import Frontier
+    from cdc.log.followers import FollowerRecord
 
 # Rates and lateness tell of the last seconds only.
 WINDOW_SECONDS: Final = 5.0
@@ -57,6 +60,7 @@ class Kill:
     what: str
     at: float  # seconds since the epoch
     recovered_seconds: float | None = None
+    followed: bool = False  # recovered from only when all followers have applied such a change
 
 
 @dataclass
@@ -103,6 +107,7 @@ class Flow:
         self.worst_late_ms = 0.0
         self._late: deque[tuple[float, float]] = deque()
         self._all_late: Counter[int] = Counter()
+        self.followers: dict[str, FollowerRecord] = {}
         self._frontier_topic = frontier_topic
         self._decode = msgspec.json.Decoder(_Event).decode
 
@@ -119,7 +124,7 @@ class Flow:
         committed = event.ts_us / 1e6
         self.first_at = self.first_at or now
         for kill in self.kills:
-            if kill.recovered_seconds is None and committed > kill.at:
+            if kill.recovered_seconds is None and not kill.followed and committed > kill.at:
                 kill.recovered_seconds = now - kill.at
         late_ms = max(0.0, (now - committed) * 1000)
         self._note_lateness(now, late_ms)
@@ -130,6 +135,21 @@ class Flow:
         key = "" if seen.key is None else ", ".join(map(str, orjson.loads(seen.key).values()))
         op = OPS.get(event.op, event.op)
         self.last.append(Glimpse(event.source.seq, op, event.source.table, key, late_ms))
+
+    def note_followers(self, newest: Mapping[str, FollowerRecord], now: float) -> None:
+        """Note what followers have reported by `now`."""
+        self.followers = dict(newest)
+        applied = min((each.committed_at_us / 1e6 for each in newest.values()), default=0.0)
+        for kill in self.kills:
+            if kill.recovered_seconds is None and kill.followed and applied > kill.at:
+                kill.recovered_seconds = now - kill.at
+
+    def behind(self, follower: FollowerRecord) -> tuple[int, float]:
+        """Return by how many events and by how many seconds of commits it is behind the log."""
+        if self.frontier is None or follower.seq >= self.frontier.seq:
+            return 0, 0.0
+        late_us = self.frontier.committed_at_us - follower.committed_at_us
+        return self.frontier.seq - follower.seq, max(0.0, late_us / 1e6)
 
     def _note_lateness(self, now: float, late_ms: float) -> None:
         self._late.append((now, late_ms))

@@ -10,7 +10,7 @@ import shutil
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from cdc.demo.daemon import kill_left_behind
+from cdc.demo.child import kill_left_behind
 from cdc.errors import ConfigError
 from cdc.local.errors import LocalStackError
 from cdc.local.home import Home, file_lock

@@ -129,15 +129,23 @@ def _standing(config: Config, fold: Fold) -> str:
 
 
 def compare(
-    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+    state: TableState,
+    table: database.Table,
+    connection: psycopg.Connection,
+    findings: Findings,
+    place: str = "the log",
 ) -> int:
-    """Compare one table; return how many rows the database has."""
+    """Compare one table; return how many rows the database has. `place` has the state."""
     compared = _compare_keyed if table.key else _compare_keyless
-    return compared(state, table, connection, findings)
+    return compared(state, table, connection, findings, place)
 
 
 def _compare_keyed(
-    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+    state: TableState,
+    table: database.Table,
+    connection: psycopg.Connection,
+    findings: Findings,
+    place: str,
 ) -> int:
     logged: dict[Key, Row] = {}
     for key, row in state.rows.items():
@@ -146,7 +154,7 @@ def _compare_keyed(
             findings.add(f"{table.name}: the record key {key_hash(key)} does not fit its row")
         logged[_key(columns)] = row
     if state.keyless:
-        findings.add(f"{table.name}: {state.keyless.total()} rows stand in the log without a key")
+        findings.add(f"{table.name}: {state.keyless.total()} rows stand in {place} without a key")
     count = 0
     missing: list[str] = []
     differ: dict[str, list[str]] = {}
@@ -160,8 +168,8 @@ def _compare_keyed(
             for column in table.columns:
                 if not _same(row[column], other.get(column)):
                     differ.setdefault(column, []).append(_named(name))
-    _tell(findings, table, "rows of the database are missing from the log", missing)
-    _tell(findings, table, "rows of the log are not in the database", [_named(k) for k in logged])
+    _tell(findings, table, f"rows of the database are missing from {place}", missing)
+    _tell(findings, table, f"rows of {place} are not in the database", [_named(k) for k in logged])
     for column, keys in differ.items():
         _tell(findings, table, f"rows differ in column {column}", keys)
     return count
@@ -178,14 +186,18 @@ def _key_columns(key: bytes, row: Row, table: database.Table) -> Row:
 
 
 def _compare_keyless(
-    state: TableState, table: database.Table, connection: psycopg.Connection, findings: Findings
+    state: TableState,
+    table: database.Table,
+    connection: psycopg.Connection,
+    findings: Findings,
+    place: str,
 ) -> int:
     if state.rows:
-        findings.add(f"{table.name}: {len(state.rows)} rows stand in the log under a key")
+        findings.add(f"{table.name}: {len(state.rows)} rows stand in {place} under a key")
     stored = Counter(canonical(row) for row in database.rows(connection, table))
     for what, more in (
-        ("rows of the database are missing from the log", stored - state.keyless),
-        ("rows of the log are not in the database", state.keyless - stored),
+        (f"rows of the database are missing from {place}", stored - state.keyless),
+        (f"rows of {place} are not in the database", state.keyless - stored),
     ):
         _tell(findings, table, what, [key_hash(row) for row in more.elements()])
     return stored.total()

@@ -20,6 +20,9 @@ TABLES: Final = (
     "users",
 )
 
+# Followed by mirrors only: the other stores know rows by their keys.
+KEYLESS: Final = ("clicks",)
+
 # Money only moves between accounts: at every commit their balances add up to accounts * opening.
 ACCOUNTS: Final = 100
 OPENING_BALANCE: Final = "1000.00"

@@ -1,10 +1,10 @@
 """The run of the demo from an empty folder to the closing line.
 
 Servers come up while the schema is made in the first of them; then publication, slot and topics,
-the daemon, the generator, and the listener that feeds the view. At the end the generator stops
-first, the proof is made with the daemon running, and everything that was started is stopped, in the
-order in which each may still be needed. Ctrl-C ends the run early in the same way; a second one
-skips the proof.
+the daemon and the followers, the generator, and the listeners that feed the view. At the end the
+generator stops first, the proof is made with daemon and followers running, and everything that was
+started is stopped, in the order in which each may still be needed. Ctrl-C ends the run early in the
+same way; a second one skips the proof.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import psutil
 import psycopg
@@ -25,16 +25,19 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.config import load
 from cdc.control.setup import set_up
+from cdc.demo import followers as following
 from cdc.demo.chaos import Chaos
+from cdc.demo.child import Watcher
 from cdc.demo.daemon import Daemon
 from cdc.demo.flow import Flow, Kill
 from cdc.demo.home import claimed
 from cdc.demo.proof import Proof, prove
 from cdc.demo.readers import Asker, Listener
 from cdc.demo.schema import DDL
+from cdc.demo.stores import FollowersProof, prove_followers
 from cdc.demo.view import Scene, View
 from cdc.demo.writing import Generator
-from cdc.local import ports
+from cdc.local import ports, spark
 from cdc.local.progress import Progress
 from cdc.local.stack import Endpoints, LocalStack
 from cdc.log import names
@@ -47,8 +50,10 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.local.home import Home
 
+_T = TypeVar("_T")
 _PIPELINE: Final = "demo"
 _SERVERS: Final = ("postgres", "kafka")
+_STORES: Final = ("redis", "opensearch")
 _TURN_SECONDS: Final = 0.05
 _INTERRUPTED: Final = 130  # as shells say it
 
@@ -60,6 +65,7 @@ class Options:
     home: Path
     seconds: float | None
     chaos: bool
+    followers: bool
     seed: int
     rate: float
     keep: bool
@@ -75,10 +81,27 @@ class Outcome:
     first_change_seconds: float | None = None  # from the start of the command
     late_ms: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile, maximum
     kills: list[Kill] = field(default_factory=list)
+    followers: FollowersProof | None = None  # None where there are none, or Ctrl-C skipped it
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything that was asked for was proved."""
+        followed = self.followers is None or self.followers.equal
+        return self.proof is not None and self.proof.equal and followed
 
 
 class InterruptedEarly(Exception):  # noqa: N818 - not an error: the user's wish
     """Ctrl-C before there was anything to prove."""
+
+
+class _Cast(NamedTuple):
+    """Who is on the stage while changes flow."""
+
+    daemon: Daemon
+    followers: following.Followers | None
+    generator: Generator
+    listener: Listener
+    asker: Asker
 
 
 class Interrupts:
@@ -128,7 +151,7 @@ class Stage:
         servers = LocalStack(home.path, progress=self._progress, tied=True)
         up: Future[Endpoints] = Future()
         threading.Thread(
-            target=_settle, args=(up, lambda: servers.up(_SERVERS)), daemon=True
+            target=_settle, args=(up, lambda: self._raise(servers)), daemon=True
         ).start()
         stack.callback(servers.down)
         dsn = ""
@@ -146,10 +169,18 @@ class Stage:
             time.sleep(_TURN_SECONDS)
         ends = up.result()
         dsn = dsn or _make_schema(str(ends.postgres_dsn))
-        config = _configure(home, dsn, str(ends.kafka_bootstrap))
+        config = _configure(home, dsn, ends, followed=self._options.followers)
         for _ in set_up(config):
             self._check_interrupt()
         return config
+
+    def _raise(self, servers: LocalStack) -> Endpoints:
+        """Start the servers, and fetch the jars that followers need beside Spark."""
+        if not self._options.followers:
+            return servers.up(_SERVERS)
+        ends = servers.up((*_SERVERS, *_STORES))
+        spark.jars(self._progress)
+        return ends
 
     def _check_interrupt(self) -> None:
         if self._interrupts.asked.is_set():
@@ -158,54 +189,66 @@ class Stage:
     # -- while changes flow -----------------------------------------------------------------
 
     def _play(self, home: Home, config: Config, stack: ExitStack) -> None:
-        options = self._options
-        daemon = Daemon(home, home.path / "lockstep.yaml", config)
+        options, file = self._options, home.path / "lockstep.yaml"
+        stack.enter_context(Watcher(home))
+        daemon = Daemon(home, file, config)
         stack.callback(daemon.stop)
         daemon.start()
+        flow = Flow(names.frontier_topic(config.prefix))
+        followers = self._follow(home, file, config, flow, stack) if options.followers else None
         generator = Generator(home, config.source.dsn, options.seed, options.rate)
         stack.callback(generator.stop)
-        flow = Flow(names.frontier_topic(config.prefix))
         listener, asker = Listener(config, flow), Asker(daemon)
         for thread in (listener, asker):
             stack.callback(thread.close)
             thread.start()
         # Silent from here on: lines about restarts would tear the picture.
         servers = LocalStack(home.path)
-        chaos = Chaos(servers, daemon, flow, options.seed) if options.chaos else None
+        chaos = None
+        if options.chaos:
+            chaos = Chaos(servers, daemon, followers, flow, options.seed)
         began = time.time()
-        turn = self._turn(flow, began, daemon, generator, listener, asker)
+        turn = self._turn(flow, began, _Cast(daemon, followers, generator, listener, asker))
         self._flow_on(turn, flow, generator, chaos)
         self._outcome.seconds = time.time() - began
         generator.stop()
         self._prove(config, turn)
         self._note(flow)
 
-    def _turn(
-        self,
-        flow: Flow,
-        began: float,
-        daemon: Daemon,
-        generator: Generator,
-        listener: Listener,
-        asker: Asker,
-    ) -> Callable[[], None]:
+    @staticmethod
+    def _follow(
+        home: Home, file: Path, config: Config, flow: Flow, stack: ExitStack
+    ) -> following.Followers:
+        followers = following.Followers(home, file)
+        stack.callback(followers.stop)
+        followers.start()
+        reader = following.Reader(config, flow)
+        stack.callback(reader.close)
+        reader.start()
+        return followers
+
+    def _turn(self, flow: Flow, began: float, cast: _Cast) -> Callable[[], None]:
         """Return what is done over and over: supervise, look for failures, show."""
         title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
+        if cast.followers is not None:
+            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
         if self._options.chaos:
             title += ", with kill -9"
 
         def turn() -> None:
-            daemon.supervise()
-            listener.check()
+            cast.daemon.supervise()
+            if cast.followers is not None:
+                cast.followers.supervise()
+            cast.listener.check()
             scene = Scene(
                 flow,
                 title,
                 began,
                 time.time(),
-                generator.written,
-                asker.answer,
-                daemon.pid,
-                daemon.starts,
+                cast.generator.written,
+                cast.asker.answer,
+                cast.daemon.pid,
+                cast.daemon.starts,
             )
             self._view.show(scene)
             time.sleep(_TURN_SECONDS)
@@ -238,14 +281,25 @@ class Stage:
     def _prove(self, config: Config, turn: Callable[[], None]) -> None:
         """Prove it beside the view and the supervisor; a second Ctrl-C goes without."""
         self._view.say("the generator has stopped; comparing the log with the database …")
-        proof: Future[Proof] = Future()
-        threading.Thread(target=_settle, args=(proof, lambda: prove(config)), daemon=True).start()
+        proof = self._beside(turn, lambda: prove(config))
+        self._outcome.proof = proof
+        if proof is None or proof.frontier is None or not config.followers:
+            return
+        self._view.say("… and what the followers' stores hold, as soon as they are there …")
+        reached = proof.frontier.lsn
+        self._outcome.followers = self._beside(turn, lambda: prove_followers(config, reached))
+
+    @staticmethod
+    def _beside(turn: Callable[[], None], call: Callable[[], _T]) -> _T | None:
+        """Call it in a thread while the turns go on; return None where Ctrl-C skips it."""
+        result: Future[_T] = Future()
+        threading.Thread(target=_settle, args=(result, call), daemon=True).start()
         try:
-            while not proof.done():
+            while not result.done():
                 turn()
         except KeyboardInterrupt:
-            return
-        self._outcome.proof = proof.result()
+            return None
+        return result.result()
 
     def _note(self, flow: Flow) -> None:
         with flow.lock:
@@ -253,7 +307,7 @@ class Stage:
             self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
 
 
-def _settle(future: Future[object], call: Callable[[], object]) -> None:
+def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
     try:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
@@ -270,15 +324,17 @@ def _make_schema(url: str) -> str:
     return dsn
 
 
-def _configure(home: Home, dsn: str, bootstrap: str) -> Config:
+def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Config:
     """Write the pipeline's configuration and return it as the daemon will read it."""
     file = home.path / "lockstep.yaml"
-    settings = {
+    settings: dict[str, Any] = {
         "pipeline": _PIPELINE,
         "source": {"dsn": dsn, "tables": ["public.*"]},
-        "log": {"bootstrap_servers": bootstrap},
+        "log": {"bootstrap_servers": ends.kafka_bootstrap},
         "snapshot": {"mode": "never"},  # the tables are new
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
+    if followed:
+        settings["followers"] = following.settings(home, ends)
     file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return load(file)

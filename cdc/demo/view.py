@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from cdc.demo.flow import Flow, Kill
+    from cdc.log.followers import FollowerRecord
 
 _FRAMES_PER_SECOND: Final = 4
 _LINE_SECONDS: Final = 2.0
@@ -34,7 +35,8 @@ _WIDE_COLUMNS: Final = 110
 _FIXED_ROWS: Final = 11
 _OP_STYLES: Final = {"insert": "green", "update": "yellow", "delete": "red", "truncate": "magenta"}
 _COUNTED: Final = (("c", "insert"), ("u", "update"), ("d", "delete"))
-_STATE_STYLES: Final = {"streaming": "green", "down": "bold red"}
+_STATE_STYLES: Final = {"streaming": "green", "following": "green", "down": "bold red"}
+_STOPPED_STYLES: Final = {"halted": "bold red", "silent": "bold red"}
 
 
 class Scene(NamedTuple):
@@ -166,12 +168,18 @@ def line(scene: Scene) -> str:
         f"  late {f'{late[0]:.0f} ms (p99 {late[1]:.0f})' if late else '-'}"
         f"  {flow.transactions.per_second(now):.0f} Kafka transactions/s"
         f"  daemon {scene.daemon}"
+    ) + "".join(
+        f"  {name} {_state(each)} {flow.behind(each)[0]} events behind"
+        for name, each in sorted(flow.followers.items())
     )
 
 
 def draw(scene: Scene, width: int, height: int) -> RenderableType:
     """Return the moment as a picture for a terminal of that size."""
     kills = [_kill(scene, kill) for kill in scene.flow.kills[-_KILLS_SHOWN:]]
+    below: list[RenderableType] = [Text(), *kills] if kills else []
+    if scene.flow.followers:
+        below = [Text(), _followers(scene.flow), *below]
     tables, body = _tables(scene), list[RenderableType]()
     if width >= _WIDE_COLUMNS:
         columns = Table.grid(padding=(0, 3), expand=True)
@@ -181,13 +189,13 @@ def draw(scene: Scene, width: int, height: int) -> RenderableType:
         body.append(columns)
     else:
         # The border, the tables' and events' headers, the blanks and the two lines below.
+        followers = len(scene.flow.followers)
         room = height - tables.row_count - len(kills) - _FIXED_ROWS
+        room -= followers + 2 if followers else 0
         body.append(tables)
         if room > 0:
             body += [Text(), _events(scene.flow, room)]
-    body += [Text(), _standing(scene)]
-    if kills:
-        body += [Text(), *kills]
+    body += [Text(), _standing(scene), *below]
     return Panel(Group(*body), title=scene.title, title_align="left", border_style="cyan")
 
 
@@ -247,6 +255,35 @@ def _standing(scene: Scene) -> Group:
         Text(f"{now - scene.began:.0f} s", "dim"),
     )
     return Group(log, daemon)
+
+
+def _followers(flow: Flow) -> Table:
+    """Return where each follower stands: its applied frontier, and how far that is behind."""
+    shown = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("follower", "store", "state"):
+        shown.add_column(name, min_width=9)
+    for name in ("applied frontier", "seq", "behind", "events/s", "batch"):
+        shown.add_column(name, justify="right", min_width=8)
+    for name, each in sorted(flow.followers.items()):
+        state = _state(each)
+        events, seconds = flow.behind(each)
+        shown.add_row(
+            name,
+            each.store,
+            Text(state, _STATE_STYLES.get(state) or _STOPPED_STYLES.get(state, "yellow")),
+            str(each.lsn),
+            grouped(each.seq),
+            Text(f"{seconds:.1f} s, {grouped(events)} events", "" if events else "dim"),
+            f"{each.events_per_second:.0f}",
+            f"{each.batch_seconds:.1f} s",
+        )
+    return shown
+
+
+def _state(follower: FollowerRecord) -> str:
+    """Return what a follower says of itself, or that it has said nothing for long."""
+    over = follower.state in {"halted", "stopped"}
+    return follower.state if over or follower.runs else "silent"
 
 
 def _waiting(scene: Scene) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import orjson
 import pytest
 from rich.console import Console
@@ -14,10 +17,12 @@ from cdc.demo.closing import closing_json, closing_lines
 from cdc.demo.flow import WINDOW_SECONDS, Flow, Kill
 from cdc.demo.proof import Proof
 from cdc.demo.stage import Options, Outcome
+from cdc.demo.stores import FollowersProof
 from cdc.demo.tail import Seen
 from cdc.demo.view import Lines, Scene, Screen, draw, line
 from cdc.events import LSN, Frontier
 from cdc.log import records
+from cdc.log.followers import FollowerRecord
 
 NOW = 1_800_000_000.0
 HEIGHT = 24
@@ -30,9 +35,14 @@ def change(seq: int, committed: float, op: str = "c", table: str = "users") -> S
     return Seen(f"demo.public.{table}", 0, seq, b'{"id":%d}' % seq, value, 0)
 
 
-def frontier(seq: int) -> Seen:
+def frontier(seq: int, committed: float = 0) -> Seen:
     record = records.FrontierRecord(
-        pipeline="demo", epoch=1, lsn=LSN(0x3A4B5C8), seq=seq, committed_at_us=0, partitions=()
+        pipeline="demo",
+        epoch=1,
+        lsn=LSN(0x3A4B5C8),
+        seq=seq,
+        committed_at_us=round(committed * 1e6),
+        partitions=(),
     )
     return Seen(FRONTIERS, 0, seq, b"{}", records.encode(record), 0)
 
@@ -156,11 +166,66 @@ def test_a_screen_leaves_the_last_picture_behind(flow: Flow) -> None:
 
 
 def outcome(*findings: str, chaos: bool = False) -> Outcome:
-    options = Options(Path("home"), 60.0, chaos, seed=7, rate=300, keep=False)
+    options = Options(Path("home"), 60.0, chaos, followers=True, seed=7, rate=300, keep=False)
     last = Frontier(1, LSN(0x3A4B5C8), 18412, 0, ())
     proof = Proof(not findings, 8, 5210, 18412, 18412, last, findings)
     kills = [Kill("daemon", NOW, 1.5), Kill("broker", NOW, 7.25), Kill("daemon", NOW, 1.0)]
     return Outcome(options, proof, 60.0, 5.4, (8, 21, 90), kills if chaos else [])
+
+
+def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
+    told: dict[str, object] = {
+        "pipeline": "demo",
+        "follower": "mirror",
+        "store": "delta",
+        "generation": 1,
+        "state": "following",
+        "epoch": 1,
+        "lsn": LSN(0x3A4B000),
+        "seq": seq,
+        "committed_at_us": round(committed * 1e6),
+        "place": 1,
+        "owner": "here",
+        "at_us": round(time.time() * 1e6),
+    }
+    return msgspec.convert(told | more, FollowerRecord)
+
+
+def test_followers_are_shown_with_what_they_have_applied_and_lack(flow: Flow) -> None:
+    """Also one that has fallen silent, whatever it said last."""
+    flow.take(frontier(100, NOW + 1), NOW + 1)
+    silent = reported(100, NOW + 1, follower="cache", store="redis", at_us=0)
+    flow.note_followers({"mirror": reported(60, NOW + 0.6), "cache": silent}, NOW + 1)
+    shown = rendered(flow, 130)
+    assert "0.4 s, 40 events" in shown
+    assert re.search(r"cache +redis +silent +0/3A4B000 +100 +0.0 s, 0 events", shown)
+    assert "mirror following 40 events behind" in line(scene(flow))
+
+
+def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Flow) -> None:
+    kill = Kill("followers", NOW + 2, followed=True)
+    flow.kills.append(kill)
+    flow.take(change(101, NOW + 3), NOW + 3)
+    both = {"mirror": reported(101, NOW + 3), "cache": reported(100, NOW + 1)}
+    flow.note_followers(both, NOW + 4)
+    assert kill.recovered_seconds is None
+    flow.note_followers(both | {"cache": reported(101, NOW + 3)}, NOW + 5)
+    assert kill.recovered_seconds == 3
+
+
+def test_the_followers_proof_is_told_too() -> None:
+    equal = FollowersProof(equal=True, lsn=LSN(0x3A4B5C8), rows={"mirror": 5210}, findings=())
+    (_, told) = closing_lines(replace(outcome(), followers=equal))
+    assert told == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
+    found = equal._replace(equal=False, findings=("cache: public.users: 1 rows differ",))
+    wrong = replace(outcome(), followers=found)
+    assert closing_lines(wrong)[-2:] == [
+        "demo: the followers do NOT equal the database, 1 findings:",
+        "  cache: public.users: 1 rows differ",
+    ]
+    told_json = orjson.loads(closing_json(wrong))
+    assert told_json["equal"] is False
+    assert told_json["findings"] == ["cache: public.users: 1 rows differ"]
 
 
 def test_the_closing_line_tells_the_whole_outcome() -> None:

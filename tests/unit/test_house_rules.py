@@ -25,7 +25,7 @@ IMPORTED_BY = {
     "rich": ("cdc/demo", "cdc/cli", "tests"),
     "pyspark": ("jobs", "tests", "benchmarks"),
     "delta": ("jobs", "tests", "benchmarks"),
-    "deltalake": ("sinks", "jobs", "tests", "benchmarks"),
+    "deltalake": ("sinks", "jobs", "cdc/demo/stores.py", "tests", "benchmarks"),
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
     "adbc_driver_postgresql": ("jobs/adbc.py",),
     "adbc_driver_manager": ("jobs/adbc.py",),

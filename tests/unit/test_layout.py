@@ -41,6 +41,10 @@ OWNERS = {
     "requests": {"cdc/local/artifacts.py"},
     "maven_artifact": {"cdc/local/artifacts.py"},
     "click": {"cdc/cli"},
+    # The demo's proof reads the followers' stores on its own, as any of their readers.
+    "redis": {"cdc/demo/stores.py"},
+    "opensearchpy": {"cdc/demo/stores.py"},
+    "deltalake": {"cdc/demo/stores.py"},
     "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/demo/view.py"},
     "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a configuration of its own
 }

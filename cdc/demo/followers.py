@@ -1,0 +1,76 @@
+"""The followers as the demo's child: one `cdc follow` for all three; and what they report.
+
+Delta mirrors lie in the demo's folder. A table without a key can be followed by mirrors only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.demo.child import FOLLOWERS, Child
+from cdc.demo.schema import KEYLESS, TABLES
+from cdc.errors import CDCError
+from cdc.log.followers import Readings
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.demo.flow import Flow
+    from cdc.local.home import Home
+    from cdc.local.stack import Endpoints
+
+_READ_SECONDS: Final = 0.2
+
+
+def settings(home: Home, ends: Endpoints) -> dict[str, Any]:
+    """Return the section `followers` of the demo's configuration."""
+    keyed = [f"public.{name}" for name in TABLES if name not in KEYLESS]
+    return {
+        "mirror": {"delta": {"path": str(home.data / "delta")}},
+        "cache": {"tables": keyed, "redis": {"url": ends.redis_url}},
+        "search": {"tables": keyed, "opensearch": {"url": ends.opensearch_url}},
+    }
+
+
+def installed() -> str:
+    """Return what is missing to run followers here; nothing where all is there."""
+    from importlib.util import find_spec  # noqa: PLC0415 - asked once
+
+    wanted = ("pyspark", "deltalake", "redis", "opensearchpy")
+    return ", ".join(name for name in wanted if find_spec(name) is None)
+
+
+class Followers(Child):
+    """One `cdc follow`."""
+
+    def __init__(self, home: Home, config_file: Path) -> None:
+        super().__init__(home, FOLLOWERS, "follow", "--config", str(config_file))
+
+
+class Reader(threading.Thread):
+    """Feeds the flow with the followers' reports; none where there are no followers."""
+
+    def __init__(self, config: Config, flow: Flow) -> None:
+        super().__init__(name="followers", daemon=True)
+        self._config = config
+        self._flow = flow
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        readings = Readings(self._config)
+        while not self._over.is_set():
+            try:
+                readings.wait(_READ_SECONDS)
+            except CDCError:
+                # A broker that was killed comes back; the listener tells when it does not.
+                self._over.wait(_READ_SECONDS)
+                continue
+            with self._flow.lock:
+                self._flow.note_followers(readings.newest, time.time())
+        readings.close()
+
+    def close(self) -> None:
+        self._over.set()
+        self.join(5)

@@ -1,0 +1,192 @@
+"""Prove that the followers' stores equal the database: read each as its own readers would.
+
+As the log's proof, this one asks for a quiet moment: nobody writes. Redis and OpenSearch hold rows
+as the log's JSON; a mirror's typed values are put into the same form here, but for a few that the
+database is asked for in the mirror's. Nothing of the sinks is used: what docs/FOLLOWERS.md tells
+readers is what is held against it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from cdc.config.stores import follows
+from cdc.demo import database
+from cdc.demo.proof import compare
+from cdc.errors import UnavailableError
+from cdc.log import names
+from cdc.log.fold import TableState, canonical
+from cdc.log.fold_cuts import Findings
+from cdc.log.followers import FollowerRecord, Readings
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.config.followers import Follower
+    from cdc.events import LSN
+    from cdc.log.fold_events import Row
+
+# Spark may have been killed just now, and starts slowly.
+WAIT_SECONDS: Final = 180.0
+_READ_SECONDS: Final = 0.2
+_PAGE: Final = 1_000
+_NAIVE_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without a zone
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_EXACT: Final = "_exact"
+
+Read = Callable[[database.Table], Iterator["Row"]]
+
+
+class FollowersProof(NamedTuple):
+    """The outcome: `findings` is empty if and only if every store equals the database."""
+
+    equal: bool
+    lsn: LSN
+    rows: dict[str, int]  # by follower, how many the database has of its tables
+    findings: tuple[str, ...]
+
+
+def prove_followers(
+    config: Config, reached: LSN, *, wait_seconds: float = WAIT_SECONDS
+) -> FollowersProof:
+    """Wait until every follower has applied `reached`, then compare its store with the database."""
+    findings = Findings()
+    rows: dict[str, int] = {}
+    late = _wait(config, reached, wait_seconds)
+    for name, follower in config.followers.items():
+        if name in late:
+            findings.add(f"{name}: {late[name]}")
+            continue
+        rows[name] = _compare(config, name, follower, findings)
+    told = findings.told()
+    return FollowersProof(not told, reached, rows, told)
+
+
+def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
+    """Return which followers have not applied it after so long, and what they said last."""
+    readings = Readings(config)
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            with suppress(UnavailableError):  # a broker that was killed
+                readings.wait(_READ_SECONDS)
+            late = [
+                name
+                for name in config.followers
+                if name not in readings.newest or readings.newest[name].lsn < reached
+            ]
+            if not late or time.monotonic() > deadline:
+                said = {name: readings.newest.get(name) for name in late}
+                return {name: _standing(each, reached, seconds) for name, each in said.items()}
+    finally:
+        readings.close()
+
+
+def _standing(record: FollowerRecord | None, reached: LSN, seconds: float) -> str:
+    text = f"did not reach {reached} within {seconds:.0f} s"
+    if record is None:
+        return f"{text}: it has never reported"
+    return f"{text}: it is {record.state} at {record.lsn}. {record.what} {record.hint}".strip()
+
+
+def _compare(config: Config, name: str, follower: Follower, findings: Findings) -> int:
+    if follower.delta is not None:
+        read, forms = _mirrors(config, follower), database.MIRROR
+    elif follower.redis is not None:
+        read, forms = _redis(config, follower), {}
+    else:
+        read, forms = _opensearch(config, follower), {}
+    count = 0
+    with database.snapshot(config) as connection:
+        for table in database.published(connection, config.publication, forms):
+            if not follows(follower, table.schema, table.table):
+                continue
+            state = TableState(name, table.schema, table.table)
+            for row in read(table):
+                if table.key:
+                    state.rows[orjson.dumps({each: row.get(each) for each in table.key})] = row
+                else:
+                    state.keyless[canonical(row)] += 1
+            count += compare(state, table, connection, findings, name)
+    return count
+
+
+def _redis(config: Config, follower: Follower) -> Read:
+    """Read whole rows under `<prefix>:<schema>.<table>:<key>`."""
+    import redis  # noqa: PLC0415 - a store's client, only where it is followed
+
+    assert follower.redis is not None
+    prefix = follower.redis.prefix or config.prefix
+    client: redis.Redis = redis.Redis.from_url(follower.redis.url)
+
+    def read(table: database.Table) -> Iterator[Row]:
+        for key in client.scan_iter(match=f"{prefix}:{table.name}:*", count=_PAGE):
+            yield orjson.loads(client.get(key) or b"null")
+
+    return read
+
+
+def _opensearch(config: Config, follower: Follower) -> Read:
+    """Read the documents behind the alias `<prefix>-<schema>.<table>`."""
+    from opensearchpy import OpenSearch  # noqa: PLC0415 - as above
+    from opensearchpy.helpers import scan  # noqa: PLC0415
+
+    assert follower.opensearch is not None
+    prefix = follower.opensearch.prefix or config.prefix
+    client = OpenSearch(follower.opensearch.url)
+
+    def read(table: database.Table) -> Iterator[Row]:
+        for found in scan(client, index=f"{prefix}-{table.name}", size=_PAGE):
+            yield found["_source"]
+
+    return read
+
+
+def _mirrors(config: Config, follower: Follower) -> Read:
+    """Read each mirror at the version that the newest frontier names."""
+    from deltalake import DeltaTable  # noqa: PLC0415 - as above
+
+    assert follower.delta is not None
+    root = follower.delta.path or config.delta.path
+    frontiers = DeltaTable(f"{root}/_frontiers").to_pyarrow_table().to_pylist()
+    newest = max(frontiers, key=lambda row: (row["generation"], row["seq"], row["lsn"]))
+    versions = dict(newest["versions"])
+
+    def read(table: database.Table) -> Iterator[Row]:
+        topic = names.data_topic(config.prefix, table.schema, table.table)
+        if table.name not in versions:  # nothing has ever come of it
+            return
+        path = f"{root}/{topic.removeprefix(f'{config.prefix}.')}"
+        mirror = DeltaTable(path, version=versions[table.name]).to_pyarrow_table()
+        for row in mirror.to_pylist():
+            exact = dict(row[_EXACT] or ())
+            yield {each: exact.get(each, _form(row[each])) for each in table.columns}
+
+    return read
+
+
+def _form(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any type's; one line a type
+    """Return a mirror's value in the log's form."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case Decimal():
+            return format(value, "f")
+        case bytes():
+            return base64.b64encode(value).decode()
+        case datetime():
+            return (value - (_EPOCH if value.tzinfo else _NAIVE_EPOCH)) // _MICROSECOND
+        case date():
+            return (value - _EPOCH.date()).days
+        case list():
+            return [_form(each) for each in value]
+    return value
