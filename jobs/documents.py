@@ -14,7 +14,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+import msgspec
+
 from cdc.errors import ConfigError
+from cdc.log.values_options import Values
 from jobs.documents_rows import NodeRows
 from sinks.contract import Applied, Change, Changes, Column, Version
 from sinks.documents import Node, affected, documents
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.config.followers import Document
+    from cdc.log.records import SchemaRecord
     from sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
@@ -66,7 +70,12 @@ class Kind:
 
     def __init__(self, name: str, document: Document, versions: Mapping[str, Version]) -> None:
         self.root = tree(name, document, versions)
-        self.rows = {node: NodeRows(node, versions[node.table]) for node in self.root.walk()}
+        # Of a table that has had no event yet nothing is known, and no row is there.
+        self.rows = {
+            node: NodeRows(node, versions[node.table])
+            for node in self.root.walk()
+            if node.table in versions
+        }
         self.version = _version(self.root, versions)
 
     def changes(
@@ -132,9 +141,8 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
     """Return the tree that the configuration describes; raise ConfigError where it can't be."""
     version = versions.get(document.table)
     if version is None:
-        raise ConfigError(
-            f"document {name!r} is made of {document.table}, which is not in the log",
-            hint="is it captured (`cdc table list`)? Else it comes with its first event",
+        return Node(
+            name, document.table, (), document.columns, tuple(document.by.items()), document.one
         )
     if not version.key:
         raise ConfigError(
@@ -176,7 +184,7 @@ def _version(root: Node, versions: Mapping[str, Version]) -> Version:
     )
     return Version(
         # Another whenever any of its tables is.
-        max(versions[node.table].schema_id for node in root.walk()),
+        max(versions[table].schema_id for node in root.walk() if (table := node.table) in versions),
         SCHEMA,
         root.name,
         f"{SCHEMA}.{root.name}",
@@ -188,10 +196,29 @@ def _version(root: Node, versions: Mapping[str, Version]) -> Version:
 
 def _shape(node: Node, versions: Mapping[str, Version]) -> dict[str, object]:
     """Return what a mapping needs to know of the children, by their fields."""
-    known = {column.name: column for column in versions[node.table].columns}
+    version = versions.get(node.table)
+    known = {column.name: column for column in version.columns} if version else {}
     return {
-        "columns": [[name, known[name].type, known[name].modifier] for name in node.columns],
+        "columns": [
+            [name, known[name].type, known[name].modifier] for name in node.columns if name in known
+        ],
         "many": not node.one,
-        "values": dict(versions[node.table].values),
+        "values": dict(version.values) if version else {},
         "fields": {child.name: _shape(child, versions) for child in node.children},
     }
+
+
+def version_of(record: SchemaRecord) -> Version:
+    """Return a table version as sinks know it."""
+    return Version(
+        record.schema_id,
+        record.schema,
+        record.table,
+        record.topic,
+        record.key,
+        tuple(
+            Column(each.name, each.type, each.type_id, each.type_modifier, each.nullable, each.mask)
+            for each in record.columns
+        ),
+        msgspec.to_builtins(record.values or Values()),
+    )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # A query's text grows with what it names; of more values only the least and the greatest are told.
 _NAMED_AT_MOST: Final = 5_000
 _TABLE: Final = "t"
+_OURS: Final = {*delta_layout.ours(history=True), *delta_layout.ours(soft=True)}
 
 
 class Place(NamedTuple):
@@ -85,7 +86,11 @@ class MirrorTables:
             for name in (*node.key, delta_layout.SEQ)
         )
         columns = ", ".join(f"o.{_quoted(name)}" for name in self._rows[node].columns)
-        query = f"SELECT {columns} FROM o WHERE NOT EXISTS (SELECT 1 FROM n WHERE {same})"  # noqa: S608
+        live = _live(before, "o"), _live(after, "n")
+        query = (
+            f"SELECT {columns} FROM o WHERE {live[0]} AND NOT EXISTS"  # noqa: S608 - quoted
+            f" (SELECT 1 FROM n WHERE {live[1]} AND {same})"
+        )
         builder = QueryBuilder().register("o", before).register("n", after)
         yield from self._rows_of(node, builder, query)
 
@@ -105,18 +110,28 @@ class MirrorTables:
         """Return the names of the source's columns that the mirror has."""
         table = self.open(name)
         fields = table.schema().fields if table is not None else []
-        return tuple(field.name for field in fields if field.name not in delta_layout.OURS)
+        return tuple(field.name for field in fields if field.name not in _OURS)
 
     def _read(self, node: Node, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
         columns = ", ".join(map(_quoted, self._rows[node].columns))
-        where = " AND ".join(f"({test})" for test in tests if test)
-        query = f"SELECT {columns} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608
+        where = " AND ".join([_live(table, _TABLE), *filter(None, tests)])
+        query = f"SELECT {columns} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
         yield from self._rows_of(node, QueryBuilder().register(_TABLE, table), query)
 
     def _rows_of(self, node: Node, builder: QueryBuilder, query: str) -> Iterator[Row]:
         reader = self._rows[node]
         for batch in pa.RecordBatchReader.from_stream(builder.execute(query)):
             yield from reader.read(batch)
+
+
+def _live(table: DeltaTable, name: str) -> str:
+    """Return the test of rows that are there: neither marked as deleted nor of the past."""
+    names = {field.name for field in table.schema().fields}
+    if delta_layout.CURRENT in names:
+        return f"{name}.{delta_layout.CURRENT}"
+    if delta_layout.DELETED in names:
+        return f"{name}.{delta_layout.DELETED} IS NOT TRUE"
+    return "TRUE"
 
 
 def _among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:

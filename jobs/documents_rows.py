@@ -30,7 +30,7 @@ class NodeRows:
     """How rows of one table version are read for one node."""
 
     def __init__(self, node: Node, version: Version) -> None:
-        self.node = node
+        self.node, self.topic = node, version.topic
         ties, order = node.ties, tuple(name for name, _ in node.order)
         wanted = tuple(dict.fromkeys((*node.columns, *ties, *order)))
         known = {column.name: column for column in version.columns}

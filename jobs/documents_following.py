@@ -1,0 +1,146 @@
+"""A follower's documents, one frontier of their mirror after another.
+
+A cut goes from the row of `_frontiers` at which the store stands to the newest one. Nothing but the
+mirror is read, and of the log only its table versions: those in force at the later frontier say
+what a document looks like.
+
+A store that stands at a frontier of which the mirror has no row, or whose files are no more, can't
+be brought forward by what has changed: that is a gap, and the follower is built anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from deltalake.exceptions import DeltaError
+
+from cdc.errors import ConfigError, GapError
+from cdc.log import names, reader
+from jobs.documents import Kind, Tables, version_of
+from jobs.documents_mirror import MirrorTables, Place
+from sinks import delta_frontiers, delta_lake, delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cdc.config import Config
+    from cdc.log.records import SchemaRecord
+    from sinks.contract import Applied, Changes, Sink, Version
+
+
+class Cut(NamedTuple):
+    """What is to be applied: from a frontier of the mirror, or from nothing, to a later one."""
+
+    before: delta_frontiers.Row | None
+    after: delta_frontiers.Row
+
+
+class DocumentsFollower:
+    """What a follower with documents reads; it keeps no position of its own."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        follower = config.followers[name]
+        mirror = config.followers[follower.mirror or ""]
+        root = (mirror.delta and mirror.delta.path) or config.delta.path
+        if root is None:
+            raise ConfigError(
+                f"follower {name} is made from {follower.mirror}, whose path is not known",
+                hint="set its delta.path",
+            )
+        self._config, self._name, self._root = config, name, root
+        self._documents, self._mirror = follower.documents, follower.mirror
+        self._storage: dict[str, str] = {}
+        self._schemas: list[SchemaRecord] = []
+        self._schemas_end = -1
+
+    def cut(self, standing: Applied | None) -> Cut | None:
+        """Return the cut from where the store stands; None where there is nothing new."""
+        table = delta_lake.opened(f"{self._root.rstrip('/')}/{delta_frontiers.NAME}", self._storage)
+        if table is None:
+            return None
+        newest = delta_frontiers.as_of(table, None, None)
+        if newest is None or (standing and not _is_later(newest.applied, standing)):
+            return None
+        if standing is None:
+            return Cut(None, newest)
+        at = f"seq = {standing.seq} AND lsn = {int(standing.lsn)}"
+        found = delta_frontiers.rows(table, at)
+        if not found:
+            raise self._gap(standing)
+        return Cut(max(found, key=lambda row: row.applied.generation), newest)
+
+    def changes(self, cut: Cut) -> Iterator[Changes]:
+        """Yield what the cut has done to the documents."""
+        before, after = cut
+        for kind in self.kinds(after.applied):
+            try:
+                yield from kind.changes(
+                    self._tables(after, kind),
+                    after.applied,
+                    before and self._tables(before, kind),
+                    before.applied.seq if before else 0,
+                )
+            except DeltaError as error:
+                if before is None or not _is_lost(error):
+                    raise
+                raise self._gap(before.applied) from error
+
+    def kinds(self, applied: Applied) -> list[Kind]:
+        """Return the kinds of documents, by the table versions in force at a frontier."""
+        versions = self._versions(applied)
+        return [
+            Kind(name, document, versions)
+            for name, document in self._documents.items()
+            # Of a table without any event so far there are no rows.
+            if document.table in versions
+        ]
+
+    def _tables(self, row: delta_frontiers.Row, kind: Kind) -> Tables:
+        places = {
+            node.table: Place(
+                delta_layout.path(self._root, self._config.prefix, rows.topic),
+                row.versions[node.table],
+            )
+            for node, rows in kind.rows.items()
+            if node.table in row.versions
+        }
+        return MirrorTables(places, kind.rows, self._storage)
+
+    def _versions(self, applied: Applied) -> Mapping[str, Version]:
+        topic = names.schema_topic(self._config.prefix)
+        end = reader.end_offsets(self._config, [(topic, 0)]).get((topic, 0), 0)
+        if end != self._schemas_end:
+            self._schemas = reader.read_schemas(self._config)
+            self._schemas_end = end
+        known = sorted(self._schemas, key=lambda record: record.schema_id)
+        return {
+            f"{record.schema}.{record.table}": version_of(record)
+            for record in known
+            if record.from_lsn <= applied.lsn
+        }
+
+    def _gap(self, applied: Applied) -> GapError:
+        return GapError(
+            f"the mirror {self._mirror} does not have frontier {applied.lsn} (seq {applied.seq})"
+            f" any more, at which the documents of {self._name} stand",
+            hint=f"`cdc rebuild {self._name}` builds them anew, beside what there is",
+        )
+
+
+def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:
+    """Bring a store from one end of the cut to the other; return how many documents were news."""
+    applied = cut.after.applied
+    sink.begin(applied.seq, [kind.version for kind in follower.kinds(applied)])
+    news = sum(sink.write(changes) for changes in follower.changes(cut))
+    sink.commit(applied._replace(generation=generation))
+    return news
+
+
+def _is_later(applied: Applied, than: Applied) -> bool:
+    return (applied.seq, applied.lsn) > (than.seq, than.lsn)
+
+
+def _is_lost(error: DeltaError) -> bool:
+    """Return whether files or versions are missing, as VACUUM and log cleanup leave it."""
+    said = str(error)
+    return any(words in said for words in ("not found", "Not Found", "No such file", "Invalid"))
