@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +20,30 @@ if TYPE_CHECKING:
     from sinks.contract import Sink
 
 
+def _redis(config: Config, name: str, follower: Follower) -> Sink:
+    from sinks.redis import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
+    from sinks.shapes import Shape  # noqa: PLC0415 - as above
+
+    assert follower.redis is not None
+    store = follower.redis
+    return RedisSink(
+        Settings(
+            url=store.url,
+            prefix=store.prefix or config.prefix,
+            follower=name,
+            cluster=store.cluster,
+            shapes={
+                table: Shape(**msgspec.structs.asdict(shape))
+                for table, shape in store.shapes.items()
+            },
+            tombstone_seconds=max(1, round(store.tombstone_hours * 3600)),
+        )
+    )
+
+
 # By the name of the field of `Follower` that is set: a function of the configuration, the
 # follower's name and its section.
-_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Sink]]] = {}
+_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Sink]]] = {"redis": _redis}
 
 
 def kind(follower: Follower) -> str:

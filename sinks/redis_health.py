@@ -1,0 +1,62 @@
+"""Whether the servers still are those that were written to, and what they may throw away."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from cdc.errors import StoreLostError
+from sinks.redis_client import Client
+from sinks.redis_names import SLOTS, Names
+
+Evicts = Literal["", "volatile", "allkeys"]
+_AGAIN: Final = "the follower builds it anew from the log"
+
+
+def evicts(client: Client) -> Evicts:
+    """Return which keys the servers may evict: none, those with a TTL, all."""
+    found: Evicts = ""
+    for memory in client.info("memory"):
+        policy = str(memory.get("maxmemory_policy", "noeviction"))
+        if memory.get("maxmemory") and policy.startswith("allkeys"):
+            return "allkeys"
+        if memory.get("maxmemory") and policy.startswith("volatile"):
+            found = "volatile"
+    return found
+
+
+def runs(client: Client) -> list[str]:
+    """Return each server's run, which is another after a restart."""
+    return [str(server["run_id"]) for server in client.info("server")]
+
+
+# --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
+
+
+def mark_slots(client: Client, names: Names, token: bytes) -> None:
+    """Put a sentinel into every slot of a cluster."""
+    if names.cluster:
+        slots = range(SLOTS)
+        client.ask_all([(b"SET", names.sentinel(slot), token) for slot in slots], slots)
+
+
+def check_slots(client: Client, names: Names, token: bytes) -> None:
+    """Raise StoreLostError where a slot of a cluster lacks its sentinel."""
+    if names.cluster:
+        found = _sentinels(client, names)
+        lost = sum(each != token for each in found)
+        if lost:
+            raise StoreLostError(
+                f"{lost} of the {SLOTS} hash slots of the Redis cluster have lost their data",
+                hint=_AGAIN,
+            )
+
+
+def refuse_orphans(client: Client, names: Names) -> None:
+    """Raise StoreLostError where a cluster has the follower's data but not its own key."""
+    if names.cluster and any(_sentinels(client, names)):
+        raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_AGAIN)
+
+
+def _sentinels(client: Client, names: Names) -> list[bytes | None]:
+    slots = range(SLOTS)
+    return client.ask_all([(b"GET", names.sentinel(slot)) for slot in slots], slots)

@@ -1,0 +1,318 @@
+"""Shapes: how a table's rows stand in a store of keys and values, by templates.
+
+A template is text with `{column}` for that column's value; `{{` and `}}` stand for braces. A
+value's text is its JSON without the quotes: `7`, `12.50`, `true`, `Ada`. NULL has no text, so a row
+that has one in its key, member or text does not stand in the store.
+
+Pure: no store is known here. A `Shaper` is made for one version of a table and takes its rows as
+the log's JSON; it parses no more columns than the shape needs, and of whole rows none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from cdc.errors import ConfigError
+from sinks.contract import Change, Version
+
+_PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)")
+# Between the columns of a key of several stands a colon; one within a value is escaped.
+_ESCAPED: Final = str.maketrans({"%": "%25", ":": "%3A"})
+_NULL_IN_KEY: Final = "%N"  # no text's escape, so no text's like
+
+Values: TypeAlias = Mapping[str, bytes]  # by column, its JSON; a column that is missing is NULL
+
+
+class Shape(NamedTuple):
+    """What the configuration says of a table's rows; see docs/CONFIG.md."""
+
+    key: str | None = None
+    form: str = "row"
+    fields: tuple[str, ...] = ()
+    value: str | None = None
+    member: str | None = None
+    score: str | None = None
+    ttl_seconds: int | None = None
+
+    @property
+    def collects(self) -> bool:
+        """Whether a row is a member of a collection of rows."""
+        return self.form in {"set", "zset"}
+
+
+class Shaped(NamedTuple):
+    """Where a row stands and as what."""
+
+    place: bytes  # the key that any client reads
+    # The value: one string; of a hash, fields and values in turn; of a set the member, of a sorted
+    # set its score behind it.
+    value: tuple[bytes, ...]
+    # JSON with the columns of the templates, from which an update that does not send them is
+    # filled; nothing where the value itself tells them.
+    kept: bytes = b""
+
+
+class Template:
+    """Text with columns in it."""
+
+    def __init__(self, text: str) -> None:
+        """Raise ValueError where a brace is alone."""
+        self.pieces: list[tuple[str, str | None]] = []  # literal, or "" and a column
+        for match in _PIECE.finditer(text):
+            column, alone, literal = match.groups()
+            if alone:
+                raise ValueError(f"a brace is alone in {text!r}; write {alone * 2} for one")
+            self.pieces.append((literal or ("" if column else match[0][0]), column))
+        self._tagged = self._tag_end()
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(column for _, column in self.pieces if column)
+
+    def fill(self, values: Values, *, to_the_tag: bool = False) -> bytes | None:
+        """Return the text for a row, or as much as tells its slot; None where a column is NULL."""
+        filled = []
+        for literal, column in self.pieces[: self._tagged if to_the_tag else None]:
+            text = literal.encode() if column is None else text_of(values.get(column, b"null"))
+            if text is None:
+                return None
+            filled.append(text)
+        return b"".join(filled)
+
+    def fixed_by(self, columns: Iterable[str]) -> bool:
+        """Return whether `columns` decide the hash slot of every text that it gives."""
+        telling = {column for _, column in self.pieces[: self._tagged] if column}
+        return telling <= frozenset(columns)
+
+    def _tag_end(self) -> int | None:
+        """Return how many pieces tell the slot: those up to the tag's end, None for all.
+
+        A slot is that of the text between the first brace and the next closing one, else of all.
+        """
+        opened = None
+        for at, (literal, _) in enumerate(self.pieces):
+            if literal == "{" and opened is None:
+                opened = at
+            if literal == "}" and opened is not None:
+                return at + 1 if at > opened + 1 else None
+        return None
+
+
+def text_of(value: bytes) -> bytes | None:
+    """Return the text of a JSON value, None of null."""
+    if value[:1] == b'"':
+        return _decode_text(value).encode()
+    return None if value == b"null" else value
+
+
+_decode_text: Final = msgspec.json.Decoder(str).decode
+
+
+class Columns:
+    """Takes some columns out of rows, as JSON, without parsing the others."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        slots = [(f"c{n}", msgspec.Raw, msgspec.Raw(b"null")) for n in range(len(self.names))]
+        rename = {f"c{n}": name for n, name in enumerate(self.names)}
+        row = msgspec.defstruct("Row", slots, rename=rename)
+        self._decode = msgspec.json.Decoder(row).decode
+        self._pairs = [(f"c{n}", name) for n, name in enumerate(self.names)]
+
+    def of(self, row: bytes) -> dict[str, bytes]:
+        """Return the columns' JSON by name; null of those that the row lacks."""
+        found = self._decode(row)
+        return {name: bytes(getattr(found, slot)) for slot, name in self._pairs}
+
+
+_any_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def values_of(row: bytes) -> dict[str, bytes]:
+    """Return all columns of a row as JSON, by name."""
+    return {name: bytes(value) for name, value in _any_object.decode(row).items()}
+
+
+def object_of(values: Values) -> bytes:
+    """Return a JSON object of columns' JSON."""
+    return b"{%b}" % b",".join(
+        b"%b:%b" % (msgspec.json.encode(name), value) for name, value in values.items()
+    )
+
+
+class Placer:
+    """Tells by its key where a row stands that does not move."""
+
+    def __init__(self, shape: Shape, prefix: str, table: str) -> None:
+        """Raise ValueError where the key's template is none."""
+        self.template = None if shape.key is None else Template(shape.key)
+        self._head = f"{prefix}:{table}:".encode()
+
+    def place(self, key: bytes) -> bytes:
+        """Return the place of the row with this key, which is JSON."""
+        if self.template is not None:
+            filled = self.template.fill(values_of(key))
+            # A key that is too long for the log is a digest there, whose columns have no names.
+            return self._head + key if filled is None else filled
+        # Mostly a column alone, whose JSON is its text but for the quotes: `{"id":7}`.
+        value = key[1:-1].partition(b":")[2]
+        if value.isdigit():
+            return self._head + value
+        if value[:1] == b'"' and value.find(b'"', 1) == len(value) - 1 and b"\\" not in value:
+            return self._head + value[1:-1]
+        texts = [text_of(value) for value in values_of(key).values()]
+        if len(texts) == 1:
+            return self._head + (_NULL_IN_KEY.encode() if texts[0] is None else texts[0])
+        return (
+            self._head
+            + ":".join(
+                _NULL_IN_KEY if text is None else text.decode().translate(_ESCAPED)
+                for text in texts
+            ).encode()
+        )
+
+    def anchor(self, key: bytes) -> bytes:
+        """Return text in the hash slot of the row's place, which its key alone tells."""
+        if self.template is None:
+            return self.place(key)
+        filled = self.template.fill(values_of(key), to_the_tag=True)
+        return self._head + key if filled is None else filled
+
+
+class Shaper:
+    """Shapes the rows of one version of a table."""
+
+    def __init__(self, shape: Shape, version: Version, prefix: str) -> None:
+        """Raise ConfigError where the table lacks what the shape names."""
+        self.shape, self.version = shape, version
+        if not version.key:
+            raise _refused(version, "has no key, by which rows are told apart", _KEYLESS)
+        try:
+            placer = Placer(shape, prefix, version.name)
+            self._value = None if shape.value is None else Template(shape.value)
+            self._member = None if shape.member is None else Template(shape.member)
+        except ValueError as error:
+            raise _refused(version, f"has a wrong template: {error}") from None
+        self._key, self.place, self.anchor = placer.template, placer.place, placer.anchor
+        known = {column.name for column in version.columns}
+        self._fields = shape.fields or tuple(column.name for column in version.columns)
+        # What stands in the templates, and of the row what the shape shows.
+        templates = (each for each in (self._key, self._value, self._member) if each)
+        named = {name for template in templates for name in template.columns}
+        self._templated = sorted(named | ({shape.score} if shape.score else set()))
+        shown = self._fields if shape.form in {"fields", "hash"} else ()
+        self._columns = Columns((*self._templated, *shown))
+        for name in self._columns.names:
+            if name not in known:
+                raise _refused(version, f"has no column {name}, which its shape names")
+        self._used = known if shape.form == "row" else frozenset(self._columns.names)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a row's key alone tells where it stands, and its value is the row."""
+        return self.shape.form == "row" and not self.moves
+
+    @property
+    def moves(self) -> bool:
+        """Whether a change of a row can take it to another place."""
+        return self._key is not None and not self._key.columns <= set(self.version.key)
+
+    @property
+    def slot_is_fixed(self) -> bool:
+        """Whether a row stays in one hash slot wherever it moves."""
+        return self._key is None or self._key.fixed_by(self.version.key)
+
+    def shaped(self, change: Change) -> Shaped | None:
+        """Return what a change makes of its row; None where it then stands nowhere.
+
+        So it is where the key has no row any more, where a template's column is NULL, and where
+        a column is unknown that the shape needs: nothing is better than something else.
+        """
+        row = change.row
+        if row is None or not self._used.isdisjoint(change.unchanged):
+            return None
+        assert change.key is not None
+        if self.plain:
+            return Shaped(self.place(change.key), (row,))
+        values = self._columns.of(row)
+        place = self._key.fill(values) if self._key else self.place(change.key)
+        value = self._form(row, values)
+        if place is None or value is None:
+            return None
+        kept = {name: values[name] for name in self._templated}
+        return Shaped(place, value, object_of(kept) if kept else b"")
+
+    def _form(self, row: bytes, values: dict[str, bytes]) -> tuple[bytes, ...] | None:
+        form = self.shape.form
+        if form == "row":
+            return (row,)
+        if form == "fields":
+            return (object_of({name: values[name] for name in self._fields}),)
+        if form == "hash":
+            texts = ((name, text_of(values[name])) for name in self._fields)
+            return tuple(
+                part for n, text in texts if text is not None for part in (n.encode(), text)
+            )
+        template = self._value if form == "text" else self._member
+        filled = template.fill(values) if template else None
+        if filled is None or form != "zset":
+            return None if filled is None else (filled,)
+        score = self._score(values)
+        return None if score is None else (filled, score)
+
+    def _score(self, values: dict[str, bytes]) -> bytes | None:
+        assert self.shape.score is not None
+        text = text_of(values[self.shape.score])
+        if text is None:
+            return None
+        try:
+            score = number_of(text.decode())
+        except ValueError:
+            raise _refused(
+                self.version,
+                f"has a score, {self.shape.score}, that is neither number nor time",
+                "name a column of a number or a timestamptz as `score`",
+            ) from None
+        return None if math.isnan(score) else repr(score).encode()
+
+    def row(self, value: Iterable[bytes] | None, kept: bytes) -> bytes:
+        """Return the columns that a stored value and what was kept tell, as a JSON object.
+
+        A hash tells text alone, so its values are strings there whatever they were.
+        """
+        values = values_of(kept) if kept else {}
+        form, parts = self.shape.form, list(value or ())
+        if form in {"row", "fields"} and parts:
+            if not kept:
+                return parts[0]
+            values |= values_of(parts[0])
+        elif form == "hash":
+            shown = dict.fromkeys(self._fields, b"null")
+            names = (part.decode() for part in parts[::2])
+            texts = (msgspec.json.encode(part.decode()) for part in parts[1::2])
+            values = shown | dict(zip(names, texts, strict=True)) | values
+        return object_of(values)
+
+
+def number_of(text: str) -> float:
+    """Return a number's or a time's number: of a time the seconds since 1970."""
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text).timestamp()
+
+
+_SHAPE: Final = "mend `shapes` of the follower, then `cdc rebuild` it"
+_KEYLESS: Final = (
+    "give it a primary key, or `tables.<table>.key`, or leave it out of the follower's `tables`"
+)
+
+
+def _refused(version: Version, what: str, hint: str = _SHAPE) -> ConfigError:
+    return ConfigError(f"{version.name} {what}", hint=hint)
