@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.config import mask_dsn
-from cdc.control import doctor_failover, doctor_meeting, doctor_snapshot, doctor_tables
+from cdc.control import (
+    doctor_failover,
+    doctor_meeting,
+    doctor_migrations,
+    doctor_snapshot,
+    doctor_tables,
+)
 from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, error
@@ -36,6 +42,7 @@ def examine(config: Config) -> list[Finding]:
         source = source._replace(set_up=log is not None and log.resume is not None)
         findings += check_source(config, source)
         findings += _tables(config, source)
+        findings += doctor_migrations.examine(config)
         findings += doctor_failover.examine(config, source.server, source.slot)
         findings += doctor_snapshot.examine(config, source.server, source.slot, source.tables)
     if log is not None:

@@ -35,6 +35,20 @@ SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'alembic_version'
 """
 _READ: Final = b"SELECT version_num FROM lockstep.alembic_version"
+# Whether what makes each of them work is there, on (`O` or `A` of a trigger), and ours to use.
+_WORKING: Final = b"""
+SELECT 'signal_table', t.tgenabled IN ('O', 'A') FROM pg_trigger t
+JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'lockstep' AND c.relname = 'signal' AND t.tgname = 'tell'
+UNION ALL
+SELECT 'heartbeat_table',
+  has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'lockstep' AND c.relname = 'heartbeat'
+UNION ALL
+SELECT 'ddl_audit', count(*) = 2 FROM pg_event_trigger
+WHERE evtname IN ('lockstep_ddl', 'lockstep_ddl_drop') AND evtenabled IN ('O', 'A')
+"""
 # As env.py leaves it on the schema that it creates: one that a user made stays.
 _MARK: Final = "made by cdc setup"
 _PARENTS: Final = Path(__file__).parents
@@ -53,6 +67,24 @@ def applied(connection: psycopg.Connection) -> dict[str, str]:
             return {}
         rows = connection.execute(_READ).fetchall()
     return {name: row[0] for name in NAMES for row in rows if row[0].rpartition("_")[0] == name}
+
+
+def working(connection: psycopg.Connection) -> dict[str, bool]:
+    """Return which of them are there and on, whoever keeps account."""
+    with translated("reading triggers and rights"):
+        return dict(connection.execute(_WORKING).fetchall())
+
+
+def newest() -> dict[str, str]:
+    """Return the newest revision of each, as its scripts are named: `NAME_1`, `NAME_2`."""
+    scripts = [path.stem for path in (folder() / "versions").glob("*_*.py")]
+    return {
+        name: max(
+            (each for each in scripts if each.rpartition("_")[0] == name),
+            key=lambda each: int(each.rpartition("_")[2]),
+        )
+        for name in NAMES
+    }
 
 
 def other_slots(connection: psycopg.Connection, slot: str) -> list[str]:

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.cli.main import cdc
-from cdc.control import migrations
+from cdc.control import doctor_migrations, migrations
 from cdc.control.setup import set_up, survey, tear_down
 from cdc.control.steps import Did
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
+from tests.integration.test_live_snapshot import found as found_live
+from tests.integration.test_live_snapshot import wait_state
 
 pytestmark = pytest.mark.majors
 
@@ -246,6 +248,78 @@ def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
 
     wait_until(told, "nobody is told that there is no heartbeat")
     assert bare.daemon.health()["status"] == 200
+
+
+def test_a_row_of_the_signal_table_has_a_table_read(bare: PipelineUnderTest) -> None:
+    """Rows that the log never saw, in Debezium's words; and another row stops what it began."""
+    bare.database.execute("INSERT INTO users SELECT i, 'old' FROM generate_series(1, 700) i")
+    ask(bare, signal_table=True).set_up()
+    bare.start().wait_ready()
+    signal = "INSERT INTO lockstep.signal (id, type, data) VALUES ('{}', '{}', '{}')"
+    tables = '{"type": "incremental", "data-collections": ["public.users"]}'
+    run_all(
+        bare,
+        signal.format("nobody-knows", "log", '{"message": "for others"}'),
+        signal.format("all-of-it", "execute-snapshot", tables),
+        "UPDATE users SET name = 'new' WHERE id % 7 = 0",
+    )
+    assert wait_state(bare, "all-of-it").rows >= 600
+    assert {event["op"] for event in rows(bare)} == {"r", "u"}
+    converge(bare.config)
+    run_all(
+        bare,
+        signal.format("no-more", "execute-snapshot", tables),
+        signal.format("enough", "stop-snapshot", tables),
+    )
+    wait_until(
+        lambda: (found := found_live(bare, "no-more")) is not None and not found.active,
+        "it goes on",
+    )
+
+
+def doctor(line: PipelineUnderTest) -> dict[str, str]:
+    """Return what the doctor says of each, by its name: how bad it is, and what mends it."""
+    return {
+        name: f"{each.severity.value}: {each.fix}"
+        for each in doctor_migrations.examine(line.config)
+        for name in _PARTS
+        if f"the {name.replace('_', ' ').replace('ddl', 'DDL')} " in each.what
+    }
+
+
+def test_the_doctor_tells_what_is_missing_disabled_old_or_too_much(
+    bare: PipelineUnderTest,
+) -> None:
+    assert doctor(bare) == {}
+    ask(bare, **_ALL)
+    assert all(said.startswith("warning: cdc setup") for said in doctor(bare).values())
+    assert len(doctor(bare)) == len(_ALL)
+    bare.set_up()
+    assert doctor(bare) == dict.fromkeys(_ALL, "ok: ")
+    run_all(
+        bare,
+        "ALTER EVENT TRIGGER lockstep_ddl DISABLE",
+        "DROP TRIGGER tell ON lockstep.signal",
+        "DROP TABLE lockstep.heartbeat",
+    )
+    broken = doctor(bare)
+    assert broken == {n: f"warning: cdc migrations down {n}; cdc setup" for n in _ALL}
+    for name in broken:
+        list(migrations.down(bare.config, [name]))
+    bare.set_up()
+    assert doctor(bare) == dict.fromkeys(_ALL, "ok: ")
+    ask(bare, signal_table=True)
+    said = doctor(bare)
+    assert said["signal_table"] == "ok: "
+    assert said["ddl_audit"].startswith("note: migrations.ddl_audit: true, or: cdc migrations down")
+    version = "UPDATE lockstep.alembic_version SET version_num = 'signal_table_{}'"
+    where = " WHERE version_num LIKE 'signal%'"
+    run_all(bare, version.format(0) + where)
+    assert doctor(bare)["signal_table"] == "warning: cdc migrations up signal_table"
+    run_all(bare, version.format(9) + where)
+    assert doctor(bare)["signal_table"] == "note: update this one"
+    run_all(bare, version.format(1) + where)
+    teardown(bare)
 
 
 def run_all(line: PipelineUnderTest, *sql: str) -> None:
