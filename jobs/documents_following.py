@@ -96,14 +96,12 @@ class DocumentsFollower:
         ]
 
     def _tables(self, row: delta_frontiers.Row, kind: Kind) -> Tables:
-        places = {
-            node.table: Place(
-                delta_layout.path(self._root, self._config.prefix, rows.topic),
-                row.versions[node.table],
-            )
-            for node, rows in kind.rows.items()
-            if node.table in row.versions
-        }
+        places = {}
+        for node, rows in kind.rows.items():
+            place = rows.topic.removeprefix(f"{self._config.prefix}.")
+            if place in row.versions:
+                path = delta_layout.path(self._root, self._config.prefix, rows.topic)
+                places[node.table] = Place(path, row.versions[place])
         return MirrorTables(places, kind.rows, self._storage)
 
     def _versions(self, applied: Applied) -> Mapping[str, Version]:

@@ -6,12 +6,12 @@ has them (docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from cdc.events import LSN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 class Column(NamedTuple):
@@ -164,4 +164,44 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class Generations(Sink, Protocol):
+    """A sink whose store can hold several generations, one of which readers see.
+
+    A sink as its configuration makes it is the current generation's: `open` binds it to that, or
+    makes the first. When another has become current meanwhile, `begin` and `commit` raise
+    SwitchedError, and `open` binds it anew; one that `at` has made stays with its own.
+    """
+
+    def generations(self) -> Mapping[int, Applied | None]:
+        """Return every generation there is, and its applied frontier; writes nothing."""
+        ...
+
+    def current(self) -> int | None:
+        """Return the generation that readers see; None where the store is new."""
+        ...
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        """Return a sink of that generation, current or aside; `open` makes it where it is missing.
+
+        Of `tables` alone where given: the others are those of the current generation.
+        """
+        ...
+
+    def switch(self, generation: int) -> None:
+        """Let readers see that generation from here on, at once; nothing is deleted.
+
+        Where it has some tables only, the applied frontier is the older of the two, and `reached`
+        the newest that any table has, so that the next cut makes one state of them.
+        """
+        ...
+
+    def drop(self, generation: int) -> None:
+        """Delete what only that generation has; again after a kill. ConfigError for the current."""
+        ...
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield each row's key, its seq and what is stored of it as JSON, in any order."""
         ...
