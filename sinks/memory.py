@@ -7,15 +7,15 @@ one. So it is never given to executors, which are other processes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from cdc.errors import StoreLostError
+from cdc.errors import ConfigError, StoreLostError, SwitchedError
 from sinks.contract import Applied, Change, Changes, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sinks.contract import Version
 
@@ -44,6 +44,9 @@ class Memory:
     generation: int = 1
     build: object = field(default_factory=object)
     lost: bool = False
+    # The generations that readers do not see, by number; of which tables this one is, if not all.
+    aside: dict[int, Memory] = field(default_factory=dict)
+    only: frozenset[str] | None = None
 
     def rows(self, table: str) -> dict[bytes, Row]:
         """Return what a reader sees of a table."""
@@ -60,14 +63,22 @@ class MemorySink:
     parallel = False
 
     def __init__(
-        self, name: str, *, whole_rows: bool = False, histories: frozenset[str] = frozenset()
+        self,
+        name: str,
+        *,
+        whole_rows: bool = False,
+        histories: frozenset[str] = frozenset(),
+        aside: tuple[int, frozenset[str] | None] | None = None,
     ) -> None:
         self.whole_rows = whole_rows
-        self._name, self._histories = name, histories
+        self._name, self._histories, self._aside = name, histories, aside
         self._build: object = None
 
     def open(self) -> Standing | None:
         store = STORES.setdefault(self._name, Memory())
+        if self._aside is not None and self._aside[0] != store.generation:
+            number, only = self._aside
+            store = store.aside.setdefault(number, Memory(generation=number, only=only))
         if store.lost:
             raise StoreLostError(f"the store {self._name} was flushed", hint="")
         self._build = store.build
@@ -85,6 +96,8 @@ class MemorySink:
         self._store.reached = max(self._store.reached, reached)
 
     def write(self, changes: Changes) -> int:
+        if self._store.only is not None and changes.version.name not in self._store.only:
+            return 0
         table = self._store.tables.setdefault(changes.version.name, Table())
         if changes.truncated is not None:
             _truncate(table, changes.truncated)
@@ -109,11 +122,57 @@ class MemorySink:
     def close(self) -> None:
         """There is nothing to let go of."""
 
+    def generations(self) -> Mapping[int, Applied | None]:
+        store = STORES.get(self._name)
+        every = [store, *store.aside.values()] if store else []
+        return {each.generation: each.applied for each in every}
+
+    def current(self) -> int | None:
+        return STORES[self._name].generation if self._name in STORES else None
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        return type(self)(
+            self._name,
+            whole_rows=self.whole_rows,
+            histories=self._histories,
+            aside=(generation, tables),
+        )
+
+    def switch(self, generation: int) -> None:
+        old = STORES[self._name]
+        if generation == old.generation:
+            return
+        new = old.aside.pop(generation)
+        if new.only is not None and old.applied and new.applied:
+            rebuilt = {name: new.tables[name] for name in new.only & new.tables.keys()}
+            new.tables = old.tables | rebuilt
+            new.reached = max(old.reached, new.reached, old.applied.seq, new.applied.seq)
+            new.applied = min(old.applied, new.applied, key=lambda each: (each.seq, each.lsn))
+            new.applied = new.applied._replace(generation=generation)
+            new.only = None
+        new.aside, old.aside = {**old.aside, old.generation: old}, {}
+        STORES[self._name] = new
+
+    def drop(self, generation: int) -> None:
+        if generation == self.current():
+            raise ConfigError(f"readers see generation {generation}", hint="switch first")
+        STORES[self._name].aside.pop(generation, None)
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        table = self._store.tables.get(version.name, Table())
+        for key, (seq, row) in list(table.rows.items()):
+            if row is not None:
+                yield key, seq, msgspec.json.encode(row)
+
     @property
     def _store(self) -> Memory:
-        store = STORES[self._name]
-        if store.lost or store.build is not self._build:
+        current = STORES[self._name]
+        every = [current, *current.aside.values()]
+        store = next((each for each in every if each.build is self._build), None)
+        if store is None or store.lost:
             raise StoreLostError(f"the store {self._name} is not the one that was opened", hint="")
+        if self._aside is None and store is not current:
+            raise SwitchedError(f"readers of {self._name} see another generation")
         return store
 
 

@@ -1,0 +1,129 @@
+"""What sinks promise of stores that hold several generations, whatever the store."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import pytest
+
+from cdc.errors import ConfigError, SwitchedError
+from sinks.contract import Changes, Generations, Sink, Version
+from tests.contract.under_test import (
+    LINES,
+    USERS,
+    StoreUnderTest,
+    applied,
+    apply,
+    change,
+    key,
+    row,
+)
+
+
+@pytest.fixture
+def several(sink: Sink) -> Generations:
+    if not hasattr(sink, "at"):
+        pytest.skip("this store has one generation")
+    return cast("Generations", sink)
+
+
+def users(seq: int, *ids: int) -> Changes:
+    return Changes((USERS,), [change(USERS, seq, row(USERS, seq, each), each) for each in ids])
+
+
+def lines(seq: int, *ids: int) -> Changes:
+    return Changes(
+        (LINES,), [change(LINES, seq, row(LINES, seq, each, 1), each, 1) for each in ids]
+    )
+
+
+def put(sink: Sink, generation: int, seq: int, *tables: Changes) -> None:
+    """Write one cut into a generation."""
+    sink.begin(seq, [version for changes in tables for version in changes.versions])
+    for changes in tables:
+        sink.write(changes)
+    sink.commit(applied(seq, generation=generation))
+
+
+def seqs(sink: Generations, version: Version) -> dict[bytes, int]:
+    return {each: seq for each, seq, _ in sink.contents(version)}
+
+
+def test_a_generation_is_built_aside_and_readers_see_it_from_its_switch_on(
+    several: Generations, store: StoreUnderTest
+) -> None:
+    """And the follower of the one before notices, and goes on in the new one."""
+    assert several.current() == 1
+    apply(several, 5, users(5, 1, 2), lines(4, 7))
+    aside = several.at(2)
+    assert aside.open() is None
+    put(aside, 2, 3, users(3, 1))
+    assert several.current() == 1
+    assert store.rows("public.users") == {key(USERS, n): row(USERS, 5, n) for n in (1, 2)}
+    assert {number: a and a.seq for number, a in several.generations().items()} == {1: 5, 2: 3}
+    assert seqs(aside, USERS) == {key(USERS, 1): 3}
+    put(aside, 2, 6, users(6, 1, 3), lines(4, 7))
+    found = {each: (seq, value) for each, seq, value in aside.contents(USERS)}
+    assert found.keys() == {key(USERS, 1), key(USERS, 3)}
+    assert msgspec.json.decode(found[key(USERS, 3)][1])["name"] == "n6"
+    for _ in range(2):
+        several.switch(2)
+        assert several.current() == 2
+    assert store.rows("public.users") == {key(USERS, n): row(USERS, 6, n) for n in (1, 3)}
+    with pytest.raises(SwitchedError):
+        several.begin(7, [USERS])
+    standing = several.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.applied.generation) == (6, 2)
+    put(several, 2, 8, users(8, 4))
+    assert key(USERS, 4) in store.rows("public.users")
+    aside.close()
+
+
+def test_the_one_before_stays_until_it_is_dropped(
+    several: Generations, store: StoreUnderTest
+) -> None:
+    apply(several, 5, users(5, 1), lines(4, 7))
+    aside = several.at(2)
+    aside.open()
+    put(aside, 2, 5, users(5, 1), lines(4, 7))
+    with pytest.raises(ConfigError):
+        several.drop(1)
+    several.switch(2)
+    old = several.at(1)
+    assert old.open() is not None
+    assert seqs(old, USERS) == {key(USERS, 1): 5}
+    with pytest.raises(ConfigError):
+        several.drop(2)
+    for _ in range(2):
+        several.drop(1)
+        assert list(several.generations()) == [2]
+    assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
+    for each in (old, aside):
+        each.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_some_tables_are_built_aside_and_the_others_shared(
+    several: Generations, store: StoreUnderTest, *, ahead: bool
+) -> None:
+    """The next cut has to reach what any table has: before, the store is at no frontier."""
+    apply(several, 5, users(5, 1, 2), lines(4, 7))
+    if ahead:
+        apply(several, 6, users(6, 2))
+    aside = several.at(2, frozenset({"public.users"}))
+    assert aside.open() is None
+    put(aside, 2, 5, users(5, 1, 2), lines(4, 7))
+    if not ahead:
+        put(aside, 2, 6, users(6, 2))
+    several.switch(2)
+    standing = several.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.reached) == (5, 6)
+    put(several, 2, 6, users(6, 2))
+    assert store.rows("public.users") == {
+        key(USERS, n): row(USERS, seq, n) for n, seq in ((1, 5), (2, 6))
+    }
+    assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
+    aside.close()
