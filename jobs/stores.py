@@ -6,6 +6,7 @@ client is imported when it is needed: followers of other stores go without.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -60,3 +61,37 @@ def sink(config: Config, name: str, follower: Follower) -> Sink:
     if store not in _MAKERS:
         raise ConfigError(f"there is no sink for {store}", hint="take another store")
     return _MAKERS[store](config, name, follower)
+
+
+def _delta(config: Config, name: str, follower: Follower) -> Sink:
+    from sinks.delta import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
+
+    delta = follower.delta
+    assert delta is not None, "the maker of a delta follower"
+    path = delta.path or config.delta.path
+    assert path is not None, "one of the two is there: the configuration is checked"
+    return DeltaSink(
+        Settings(
+            pipeline=config.pipeline,
+            follower=name,
+            prefix=config.prefix,
+            path=path,
+            storage=delta.storage,
+            history=frozenset(delta.history),
+            soft=delta.deletes == "soft",
+            partition=delta.partition,
+            cluster=delta.cluster,
+            is_direct=partial(_is_direct, config),
+            applier=delta.applier,
+            spark_above_bytes=delta.spark_above_bytes,
+            optimize_minutes=delta.optimize_minutes,
+            vacuum_hours=delta.vacuum_hours,
+        )
+    )
+
+
+def _is_direct(config: Config, schema: str, table: str) -> bool:
+    return config.selection.of((schema, table)).snapshot == "direct"
+
+
+_MAKERS["delta"] = _delta

@@ -17,6 +17,14 @@ class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         str | None,
         Meta(description="Where the mirrors lie. Default `delta.path`.", examples=["s3a://lake/x"]),
     ] = None
+    storage: Annotated[
+        dict[str, str],
+        Meta(
+            description="Options of the object store, as delta-rs names them; credentials are also "
+            "taken from the environment.",
+            examples=[{"AWS_REGION": "eu-central-1"}],
+        ),
+    ] = {}
     history: Annotated[
         Names,
         Meta(

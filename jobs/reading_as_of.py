@@ -1,0 +1,120 @@
+"""Several mirrors as of one frontier: what the database held at one LSN.
+
+`read_as_of` gives Spark's DataFrames, `read_as_of_arrow` Arrow tables without Spark. Both take the
+newest frontier of the follower that is not above what is asked, and each mirror at the version that
+stands at it (docs/DELTA.md, "Frontiers"). How far back that reaches is `vacuum_hours`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from cdc.errors import ConfigError
+from cdc.events import LSN
+from cdc.log import names
+from sinks import delta_frontiers, delta_lake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sinks.contract import Applied
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AsOf(Generic[T]):
+    """Tables by name, and the frontier at which all of them are."""
+
+    applied: Applied
+    tables: Mapping[str, T]
+
+
+def read_as_of(
+    spark: SparkSession,
+    path: str,
+    tables: Iterable[str],
+    *,
+    lsn: LSN | str | None = None,
+    time: datetime | None = None,
+    storage: Mapping[str, str] | None = None,
+) -> AsOf[DataFrame]:
+    """Return DataFrames of `schema.table` names below `path`, at the newest frontier asked for.
+
+    At most `lsn`, or the commit time `time`; without either the newest. ConfigError where there is
+    none so old, or no such table at it.
+    """
+    row = _row(path, lsn, time, storage)
+    places = {name: _place(row, name) for name in tables}
+    return AsOf(
+        row.applied,
+        {
+            name: spark.read.format("delta")
+            .option("versionAsOf", row.versions[place])
+            .load(f"{path.rstrip('/')}/{place}")
+            for name, place in places.items()
+        },
+    )
+
+
+def read_as_of_arrow(
+    path: str,
+    tables: Iterable[str],
+    *,
+    lsn: LSN | str | None = None,
+    time: datetime | None = None,
+    storage: Mapping[str, str] | None = None,
+) -> AsOf[pa.Table]:
+    """Return the same as Arrow tables, by delta-rs."""
+    row = _row(path, lsn, time, storage)
+    found = {}
+    for name in tables:
+        place = _place(row, name)
+        table = delta_lake.opened(f"{path.rstrip('/')}/{place}", storage or {}, row.versions[place])
+        if table is None:
+            raise _missing(name, row)
+        found[name] = delta_lake.read(table, delta_lake.arrow_schema(table).names)
+    return AsOf(row.applied, found)
+
+
+def _row(
+    path: str,
+    lsn: LSN | str | None,
+    time: datetime | None,
+    storage: Mapping[str, str] | None,
+) -> delta_frontiers.Row:
+    table = delta_lake.opened(f"{path.rstrip('/')}/{delta_frontiers.NAME}", storage or {})
+    row = None
+    if table is not None:
+        asked = LSN.parse(lsn) if isinstance(lsn, str) else lsn
+        row = delta_frontiers.as_of(table, asked, time and time.astimezone(UTC))
+    if row is None:
+        raise ConfigError(
+            f"{path} has no frontier{'' if lsn is None and time is None else ' so old'}",
+            hint="name the path of a Delta follower that has applied something, and a place within"
+            " its `vacuum_hours`",
+        )
+    return row
+
+
+def _place(row: delta_frontiers.Row, name: str) -> str:
+    """Return where a table lies, which is named as its topic."""
+    schema, _, table = name.partition(".")
+    place = names.data_topic("", schema, table).removeprefix(".")
+    for each in (name, place):
+        if each in row.versions:
+            return each
+    raise _missing(name, row)
+
+
+def _missing(name: str, row: delta_frontiers.Row) -> ConfigError:
+    return ConfigError(
+        f"there is no mirror of {name} at {row.applied.lsn}",
+        hint=f"there are {', '.join(sorted(row.versions)) or 'none'}",
+    )

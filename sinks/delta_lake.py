@@ -1,0 +1,176 @@
+"""Delta tables by delta-rs: opened, made, read, committed to; its errors in ours.
+
+Every commit carries the follower's own Delta transaction, `app` and the seq that the table has
+reached. Delta refuses the later of two concurrent commits with one `app`, whatever they touch: so
+of two copies of a follower one always sees what the other has done before it goes on, and a
+table's newest transaction says up to which seq its rows are.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from cdc.errors import StoreLostError, UnavailableError
+from sinks import delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# Our commits are among the newest: others only compact, add a property, and the like.
+_HISTORY: Final = 50
+_TABLE: Final = "t"
+
+
+class ConflictError(Exception):
+    """Somebody else has committed in the meantime: look again, then decide."""
+
+
+class Commit(NamedTuple):
+    """What a commit says of itself."""
+
+    app: str
+    seq: int
+    facts: Mapping[str, object]
+
+    @property
+    def properties(self) -> CommitProperties:
+        """As delta-rs takes them."""
+        return CommitProperties(
+            custom_metadata={"userMetadata": delta_layout.metadata(**self.facts)},
+            app_transactions=[Transaction(self.app, self.seq)],
+        )
+
+
+def opened(path: str, storage: Mapping[str, str], version: int | None = None) -> DeltaTable | None:
+    """Return the table, its newest version if none is named; None where there is none."""
+    with translated(path):
+        try:
+            return DeltaTable(path, version, storage_options=dict(storage))
+        except TableNotFoundError:
+            return None
+
+
+def made(
+    path: str,
+    schema: dict[str, object],
+    storage: Mapping[str, str],
+    *,
+    properties: Mapping[str, str],
+    facts: Mapping[str, object],
+    partition: Sequence[str] = (),
+) -> DeltaTable:
+    """Make a table; return the one that another copy has made meanwhile."""
+    with translated(path):
+        try:
+            return DeltaTable.create(
+                path,
+                Schema.from_json(json.dumps(schema)),
+                configuration=dict(properties),
+                storage_options=dict(storage),
+                partition_by=list(partition) or None,
+                commit_properties=CommitProperties(
+                    custom_metadata={"userMetadata": delta_layout.metadata(**facts)}
+                ),
+            )
+        except DeltaError:
+            found = opened(path, storage)
+            if found is None:
+                raise
+            return found
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise what delta-rs raises as an error of ours."""
+    try:
+        yield
+    except TableNotFoundError as error:
+        raise StoreLostError(f"there is no Delta table {path} any more") from error
+    except CommitFailedError as error:
+        raise ConflictError(str(error)) from error
+    except (DeltaError, OSError) as error:
+        raise UnavailableError(
+            f"{path}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            hint="the follower tries again; see that the storage can be reached and written",
+        ) from error
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Return the columns as Arrow has them, without Delta's notes on them."""
+    return plain(pa.schema(table.schema().to_arrow()))
+
+
+def newest_facts(table: DeltaTable) -> dict[str, object]:
+    """Return what the newest commit of ours says of itself; nothing where none does."""
+    for commit in table.history(_HISTORY):
+        if found := delta_layout.facts(commit.get("userMetadata")):
+            return found
+    return {}
+
+
+def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table:
+    """Return columns of all rows, or of those that an SQL predicate names."""
+    names = ", ".join(map(quoted, columns)) or "1 AS one"
+    query = f"SELECT {names} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608 - names quoted
+    found = pa.table(QueryBuilder().register(_TABLE, table).execute(query).read_all())
+    if not columns:
+        return found
+    known = arrow_schema(table)
+    return found.cast(pa.schema([known.field(name) for name in columns]))
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as delta-rs' SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def busy(path: str) -> UnavailableError:
+    """Return the error of a table to which others commit all the time."""
+    return UnavailableError(
+        f"{path}: other writers were always first", hint="run one copy of a follower"
+    )
+
+
+def replace(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+    """Put the rows in the place of all that is stored."""
+    write_deltalake(table, rows, mode="overwrite", commit_properties=commit.properties)
+
+
+def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+    """Add the rows to what is stored."""
+    write_deltalake(table, rows, mode="append", commit_properties=commit.properties)
+
+
+def streamed(table: DeltaTable) -> Iterator[pa.Table]:
+    """Return all rows, part by part."""
+    schema = arrow_schema(table)
+    names = ", ".join(map(quoted, schema.names))
+    query = f"SELECT {names} FROM {_TABLE}"  # noqa: S608 - names quoted
+    for part in QueryBuilder().register(_TABLE, table).execute(query):
+        yield pa.table(part).cast(schema)
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """Return the columns without Delta's notes on them."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def looked_up(exact: pa.Array, name: str) -> pa.Array:
+    """Return a column's texts of `_exact`."""
+    if exact.null_count == len(exact):
+        return pa.nulls(len(exact), pa.string())
+    return pc.map_lookup(exact, query_key=name, occurrence="first")

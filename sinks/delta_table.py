@@ -1,0 +1,186 @@
+"""One table's mirror: found or made, its columns followed, its batches applied.
+
+How far a mirror is its newest Delta transaction of our app says: the seq of the cut that was last
+written. A batch counts only where its cut ends above that, and of it what is above; so a commit is
+made of a state that has none of it, and holds all of it. Row versions are compared on top of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc.errors import ConfigError, UnavailableError
+from sinks import delta_evolve, delta_lake, delta_layout
+from sinks.delta_columns import Reader, wanted
+from sinks.delta_lake import Commit, ConflictError
+from sinks.delta_rows import batch
+from sinks.delta_work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from sinks.contract import Applied, Change, Changes, Version
+
+_TRIES: Final = 5
+_ALL: Final = 2**63 - 1
+
+
+class Keeper(NamedTuple):
+    """Whose mirrors these are, and how they are kept."""
+
+    pipeline: str
+    follower: str
+    generation: int
+    storage: Mapping[str, str]
+    soft: bool
+    history: frozenset[str]
+    partition: Mapping[str, Sequence[str]]
+    is_direct: Callable[[str, str], bool] | None
+
+    @property
+    def app(self) -> str:
+        """The Delta transactions' name."""
+        return f"lockstep/{self.pipeline}/{self.follower}/{self.generation}"
+
+    def facts(self, applied: Applied | None = None) -> dict[str, object]:
+        """Return what a commit says of its writer, and of the frontier that it reaches."""
+        said: dict[str, object] = {
+            "pipeline": self.pipeline,
+            "follower": self.follower,
+            "generation": self.generation,
+        }
+        if applied is not None:
+            said |= {"epoch": applied.epoch, "frontier": str(applied.lsn), "seq": applied.seq}
+        return said
+
+
+class Mirror:
+    """The mirror of the table `name`, at `path`."""
+
+    def __init__(self, name: str, path: str, keeper: Keeper) -> None:
+        self.name, self.path, self._keeper = name, path, keeper
+        self._table: DeltaTable | None = None
+        self._readers: dict[int, Reader] = {}
+        # An older generation left it: the first batch takes its rows' place.
+        self._is_stale = False
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table; it is there once `find` or `make` has been called."""
+        assert self._table is not None, "a mirror is found or made first"
+        return self._table
+
+    @property
+    def seq(self) -> int:
+        """The seq up to which the table holds everything."""
+        return (self._table and self._table.transaction_version(self._keeper.app)) or 0
+
+    def find(self) -> bool:
+        """Look at the table as it is; return whether there is one. Raises where it is not ours."""
+        if self._table is not None:
+            with delta_lake.translated(self.path):
+                self._table.update_incremental()
+            return True
+        table = delta_lake.opened(self.path, self._keeper.storage)
+        if table is None:
+            return False
+        self._is_stale = self._is_of_before(delta_lake.newest_facts(table))
+        self._table = table
+        return True
+
+    def _is_of_before(self, facts: Mapping[str, object]) -> bool:
+        """Return whether an older generation of ours left it; raise where it is not ours."""
+        mine = self._keeper
+        owner = facts.get("pipeline"), facts.get("follower", mine.follower)
+        if owner != (mine.pipeline, mine.follower):
+            raise ConfigError(
+                f"{self.path} is no mirror of the follower {mine.follower} of the pipeline"
+                f" {mine.pipeline}",
+                hint="move it away, or give the follower another path",
+            )
+        if "follower" in facts:
+            return facts.get("generation") != mine.generation
+        if facts.get("frontier") is None:
+            raise UnavailableError(
+                f"the snapshot that fills {self.path} is not whole yet",
+                hint="the follower goes on by itself when it is",
+            )
+        return False
+
+    def make(self, version: Version, changes: Sequence[Change] = ()) -> None:
+        """Make the table where it is missing; let it have the version's columns."""
+        keeper = self._keeper
+        history = self.name in keeper.history
+        if history and not version.key:
+            raise ConfigError(
+                f"{self.name} is to have a history and has no key",
+                hint="give it a primary key or `tables.<table>.key`, or take it out of `history`",
+            )
+        columns = wanted(version, changes)
+        ours = delta_layout.ours(history=history, soft=keeper.soft and bool(version.key))
+        schema = delta_layout.schema(columns, self.name, ours)
+        if self._table is not None:
+            if delta_evolve.follow(self._table, schema, self.name, keeper.facts()):
+                self._readers.clear()
+            return
+        if keeper.is_direct and keeper.is_direct(version.schema, version.table):
+            raise ConfigError(
+                f"the rows of {self.name} went into Delta directly, and {self.path} is no table",
+                hint="let the follower have the path `delta.path`, or read them again:"
+                f" `cdc snapshot {self.name}`",
+            )
+        self._table = delta_lake.made(
+            self.path,
+            schema,
+            keeper.storage,
+            properties=delta_layout.properties(name for name, _ in columns),
+            facts=keeper.facts(),
+            partition=keeper.partition.get(self.name, ()),
+        )
+
+    def work(self, changes: Changes) -> Work:
+        """Return what is to be done for changes that are all above `seq`."""
+        schema = delta_lake.arrow_schema(self.table)
+        key = changes.version.key
+        old = None
+        if not key and any(change.before for change in changes.changes):
+            old = batch(_old(changes), schema, self._readers)
+        return Work(
+            batch=batch(changes, schema, self._readers),
+            key=key,
+            # Above everything that is stored, whoever's it is.
+            truncated=_ALL if self._is_stale else changes.truncated,
+            soft=self._keeper.soft,
+            history=self.name in self._keeper.history,
+            before=old,
+        )
+
+    def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
+        """Commit the work, unless another copy has come so far; then nothing is left to do."""
+        commit = Commit(self._keeper.app, applied.seq, self._keeper.facts(applied))
+        began = self.seq
+        for _ in range(_TRIES):
+            try:
+                applier(self.table, work, commit)
+            except ConflictError:
+                self.find()
+                if self.seq >= applied.seq:
+                    return
+                if self.seq > began:
+                    # Another copy is half way: what it has done must not be done again.
+                    work = work.above(self.seq)
+                continue
+            self._is_stale = False
+            return
+        raise delta_lake.busy(self.path)
+
+
+def _old(changes: Changes) -> Changes:
+    """Return the old rows in the changes' places; where there is one, it counts as deleted."""
+    old = [
+        change._replace(row=None if change.before else b"{}", unchanged=())
+        for change in changes.changes
+    ]
+    return changes._replace(changes=old)
