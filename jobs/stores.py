@@ -95,3 +95,28 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
 
 
 _MAKERS["delta"] = _delta
+
+
+def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
+    # Of the extra `opensearch`.
+    from sinks.opensearch import OpenSearchOptions, OpenSearchSink  # noqa: PLC0415
+
+    store = follower.opensearch
+    assert store is not None, "the maker of an OpenSearch follower"
+    return OpenSearchSink(
+        OpenSearchOptions(
+            url=store.url,
+            pipeline=config.pipeline,
+            follower=name,
+            prefix=store.prefix or config.prefix,
+            user=store.user,
+            password=store.password,
+            ca_file=store.ca_file,
+            aliases=store.aliases,
+            mappings=store.mappings,
+            settings=store.settings,
+        )
+    )
+
+
+_MAKERS["opensearch"] = _opensearch

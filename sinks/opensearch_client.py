@@ -1,0 +1,225 @@
+"""The one client of OpenSearch: a request in, an answer's bytes out, errors in our own words.
+
+Bodies come and go as bytes: rows are JSON already, and what is needed of an answer is read by type
+where it is used. Nothing is retried here. What passes by itself is an UnavailableError, what needs
+a person says what to do; no error shows a value, which OpenSearch's own reasons do.
+
+https://docs.opensearch.org/2.19/api-reference/
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import (
+    ConnectionError as NoConnection,
+)
+from opensearchpy.exceptions import (
+    ConnectionTimeout,
+    OpenSearchException,
+    SSLError,
+    TransportError,
+)
+from opensearchpy.serializer import JSONSerializer
+
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    InvariantError,
+    PermissionDeniedError,
+    StoreLostError,
+    UnavailableError,
+)
+
+# A bulk request that the server works on for longer has met a server in trouble.
+_PATIENCE_SECONDS: Final = 60.0
+_CONNECTIONS: Final = 4
+_NDJSON: Final = "application/x-ndjson"
+_JSON: Final = "application/json"
+# It tells every request at INFO and every refusal, with the document in it, at WARNING.
+logging.getLogger("opensearch").setLevel(logging.CRITICAL)
+
+
+class Answer(NamedTuple):
+    """A status that was asked for, and the body."""
+
+    status: int  # 200 stands for every 2xx
+    body: str
+
+
+class _Bytes(JSONSerializer):
+    """Leave bodies as they are."""
+
+    def loads(self, s: str) -> Any:  # noqa: ANN401 - the base's
+        return s
+
+    def dumps(self, data: Any) -> Any:  # noqa: ANN401 - the base's
+        return data
+
+
+class Client:
+    """Connections to one cluster, made when the first request goes out; for any thread."""
+
+    def __init__(self, url: str, user: str | None, password: str | None, ca: str | None) -> None:
+        given: dict[str, Any] = {"ca_certs": ca} if ca is not None else {}
+        if user is not None:
+            given["http_auth"] = (user, password or "")
+        self._url = url
+        self._client = OpenSearch(
+            url,
+            timeout=_PATIENCE_SECONDS,
+            max_retries=0,
+            retry_on_timeout=False,
+            pool_maxsize=_CONNECTIONS,
+            serializer=_Bytes(),
+            ssl_show_warn=False,
+            **given,
+        )
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        fine: tuple[int, ...] = (),
+        **parameters: str,
+    ) -> Answer:
+        """Return the answer if its status is 2xx or `fine`; raise otherwise.
+
+        A body of bytes goes out as it is, as lines of JSON; any other as JSON.
+        """
+        kind = _NDJSON if isinstance(body, bytes) else _JSON
+        raw = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        try:
+            text = self._client.transport.perform_request(
+                method, path, params=parameters, body=raw, headers={"content-type": kind}
+            )
+        except TransportError as error:
+            status = error.status_code
+            if isinstance(status, int) and status in fine:
+                return Answer(status, _body(error))
+            raise self._translated(error, f"{method} {path}") from error
+        except OpenSearchException as error:
+            raise InvariantError(f"the client of OpenSearch says {type(error).__name__}") from error
+        return Answer(200, text or "")
+
+    def make_index(self, name: str, settings: object, mappings: object, *aliases: str) -> None:
+        """Make an index with its aliases at once, unless it is there already."""
+        body = {
+            "settings": settings,
+            "mappings": mappings,
+            "aliases": {alias: {} for alias in aliases},
+        }
+        answer = self.call("PUT", f"/{name}", body, fine=(400,))
+        if answer.status == 400:  # noqa: PLR2004
+            why = reason_of(answer.body)
+            if why.type != "resource_already_exists_exception":
+                raise refusal(400, why, f"the index {name}")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _translated(self, error: TransportError, request: str) -> CDCError:
+        if isinstance(error, SSLError):
+            return ConfigError(
+                f"no TLS connection to OpenSearch at {self._url}: {_cause(error)}",
+                hint="ca_file must hold the authority that signed its certificate, and the URL "
+                "the name that the certificate is for",
+            )
+        if isinstance(error, ConnectionTimeout):
+            return UnavailableError(
+                f"OpenSearch at {self._url} has not answered {request} "
+                f"within {_PATIENCE_SECONDS:.0f} s",
+                hint="see whether its nodes are overloaded or collecting garbage",
+            )
+        if isinstance(error, NoConnection):
+            return UnavailableError(
+                f"OpenSearch at {self._url} can't be reached: {_cause(error)}",
+                hint="start it, or correct the follower's url",
+            )
+        assert isinstance(error.status_code, int)
+        return refusal(error.status_code, reason_of(_body(error)), request)
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a request or an item of one was refused."""
+
+    type: str = ""
+    reason: str | None = None
+    caused_by: Reason | None = None
+
+    def text(self) -> str:
+        """Return all of it; it may show the document's values."""
+        below = f": {self.caused_by.text()}" if self.caused_by else ""
+        return f"{self.type}: {self.reason}{below}"
+
+
+class _Refused(msgspec.Struct):
+    error: Reason | str = ""
+
+
+def reason_of(body: str) -> Reason:
+    """Return what a refusal's body says; of a proxy's, which is no JSON, nothing."""
+    try:
+        error = msgspec.json.decode(body, type=_Refused).error
+    except msgspec.MsgspecError:
+        return Reason()
+    return error if isinstance(error, Reason) else Reason(reason=error)
+
+
+def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 - one a row
+    """Return the error that a status is; `what` names the request."""
+    said = f"OpenSearch refuses {what}: {status} {why.type}".rstrip()
+    if why.type == "cluster_block_exception":
+        return _blocked(why, what)
+    if status == 401:  # noqa: PLR2004 - HTTP's numbers are their own names, here and below
+        return PermissionDeniedError(
+            f"OpenSearch does not know us: {what}", hint="set the follower's user and password"
+        )
+    if status == 403:  # noqa: PLR2004
+        return PermissionDeniedError(
+            said, hint="give the follower's user the rights that docs/FOLLOWERS.md lists"
+        )
+    if status == 404 and why.type in {"index_not_found_exception", "aliases_not_found_exception"}:  # noqa: PLR2004
+        return StoreLostError(f"an index of the follower is gone: {why.reason}")
+    if status == 413:  # noqa: PLR2004
+        return ConfigError(said, hint="raise http.max_content_length of OpenSearch, or a proxy's")
+    if status == 429 or status >= 500:  # noqa: PLR2004
+        return UnavailableError(
+            said, hint="OpenSearch has more to do than it can: it passes, or needs more nodes"
+        )
+    if "maximum shards open" in (why.reason or ""):
+        return ConfigError(
+            f"OpenSearch refuses {what}: {why.reason}",
+            hint="delete indices, follow fewer tables, add nodes, or raise the cluster setting "
+            "cluster.max_shards_per_node",
+        )
+    # Of a request that makes an index the reason speaks of settings and mappings, not of values.
+    shown = f": {why.text()}" if not what.endswith(("_doc", "_bulk")) else ""
+    return ConfigError(
+        f"{said}{shown}", hint="see the follower's settings and mappings in the configuration"
+    )
+
+
+def _blocked(why: Reason, what: str) -> CDCError:
+    reason = why.reason or ""
+    if "flood-stage" in reason:
+        hint = "a node's disk is all but full: free some, and OpenSearch lifts the block by itself"
+    else:
+        hint = "somebody has blocked it: lift index.blocks.* or cluster.blocks.* of its settings"
+    return UnavailableError(f"OpenSearch refuses {what}: {reason}", hint=hint)
+
+
+def _body(error: TransportError) -> str:
+    return msgspec.json.encode(error.info).decode()  # which the client has parsed
+
+
+def _cause(error: TransportError) -> str:
+    """Return the network's own words, which the client wraps twice."""
+    cause = error.info if isinstance(error.info, Exception) else error
+    inner = getattr(cause, "reason", None) or cause
+    return type(inner).__name__ if not str(inner) else str(inner).rpartition(": ")[2]

@@ -1,0 +1,298 @@
+"""How a table stands in OpenSearch: names, `_id`s, and a mapping derived from its columns' types.
+
+A document is the row as the log has it, byte for byte, so it is exact whatever a field can hold. A
+field decides only what can be searched. It has the natural type where nearly all of a column's
+values are some, with `ignore_malformed`: a value that is none (`infinity` in a date, NaN in a
+number, an array with odd bounds) stands in the document and is left out of that field. Where a
+type has such values, or the field rounds, `<column>.exact` has every value as a keyword.
+
+Pure. docs/FOLLOWERS.md has the table for users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sinks.contract import Column, Version
+
+Properties = dict[str, Any]
+
+MAX_ID_BYTES: Final = 512
+# In front of the `_id` of a key that cannot be its own.
+HASHED: Final = "sha256:"
+# Lucene refuses a document with a term of more than 32,766 bytes; a UTF-16 unit takes 3 at most.
+_LONGEST_TERM: Final = 8_191
+# A long, and a double's mantissa, hold every number of so many digits.
+_LONG_DIGITS: Final = 18
+_DOUBLE_DIGITS: Final = 15
+# Postgres' modifiers: numeric packs precision and scale, both count from 4.
+_MODIFIER_OFFSET: Final = 4
+_SCALE_BITS: Final = 0x7FF
+_SCALE_SIGN: Final = 0x400
+_MILLISECONDS: Final = 3
+
+_KEYWORD: Final = {"type": "keyword", "ignore_above": _LONGEST_TERM}
+_EXACT: Final = {"fields": {"exact": _KEYWORD}}
+_TEXT: Final = {"type": "text", **_EXACT}
+_OPAQUE: Final = {"type": "object", "enabled": False}
+_ISO: Final = "strict_date_optional_time"
+
+# Field names that OpenSearch keeps for itself.
+_RESERVED: Final = {
+    *("_data_stream_timestamp", "_doc_count", "_field_names", "_id", "_ignored", "_index"),
+    *("_nested_path", "_recovery_source", "_routing", "_seq_no", "_source", "_version"),
+}
+
+
+# --- fields ---
+
+
+def properties(version: Version, instead: Mapping[str, Any]) -> Properties:
+    """Return the fields of a table's documents; `instead` replaces some, by column."""
+    document = version.values.get("document")
+    fields = document if isinstance(document, dict) else {}
+    found: Properties = {
+        field_name(column.name): _nested(fields[column.name], version.values)
+        if column.name in fields
+        else field(column.type, column.modifier, version.values, masked=column.mask is not None)
+        for column in version.columns
+    }
+    return {**found, **instead}
+
+
+def _nested(child: Mapping[str, Any], values: Mapping[str, object]) -> Properties:
+    """Return the field of rows that belong to a document: `nested` where they may be many."""
+    inner = {
+        field_name(name): field(kind, modifier, values) for name, kind, modifier in child["columns"]
+    }
+    inner |= {field_name(name): _nested(below, values) for name, below in child["fields"].items()}
+    return {"type": "nested" if child["many"] else "object", "properties": inner}
+
+
+def field(
+    name: str, modifier: int, values: Mapping[str, object], *, masked: bool = False
+) -> Properties:
+    """Return the mapping of a column of the type `name`, as the options `values` write it."""
+    if masked:
+        return _KEYWORD
+    if name.startswith("_") and "." not in name:
+        element = field(name[1:], modifier, values)
+        # Text stands in an array's place where its bounds are odd: what can't pass that over is
+        # a keyword, which takes anything.
+        return _KEYWORD if element["type"] == "boolean" else element | _exact_too(element)
+    if name in _PLAIN:
+        return _PLAIN[name]
+    # A type of somebody's own may be called as a built-in one is, in a schema of its own.
+    made = _BY_OPTION.get(name) or _EXTENSIONS.get(name.rpartition(".")[2])
+    return made(modifier, values) if made else _KEYWORD
+
+
+def _exact_too(element: Properties) -> Properties:
+    return _EXACT if element.get("ignore_malformed") else {}
+
+
+def _lenient(kind: str, **more: object) -> Properties:
+    """Return a field whose type holds every value that its column can have."""
+    return {"type": kind, "ignore_malformed": True, **more}
+
+
+def _near(kind: str, **more: object) -> Properties:
+    """Return a field whose type holds nearly every value, beside the keyword that holds all."""
+    return _lenient(kind, **more, **_EXACT)
+
+
+def _numeric(modifier: int, values: Mapping[str, object]) -> Properties:
+    if values.get("decimal.handling.mode") == "precise":  # base64, with its scale where it has none
+        return _KEYWORD if modifier >= _MODIFIER_OFFSET else _OPAQUE
+    if modifier < _MODIFIER_OFFSET:
+        return _near("double")
+    packed = modifier - _MODIFIER_OFFSET
+    scale = ((packed & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
+    digits = max((packed >> 16) - min(scale, 0), scale)
+    if scale <= 0:
+        return _near("long" if digits <= _LONG_DIGITS else "double")
+    if digits <= _DOUBLE_DIGITS:
+        return _near("scaled_float", scaling_factor=10**scale)
+    return _near("double")
+
+
+def _money(_modifier: int, values: Mapping[str, object]) -> Properties:
+    precise = values.get("decimal.handling.mode") == "precise"
+    return _KEYWORD if precise else _near("double")
+
+
+def _date(_modifier: int, values: Mapping[str, object]) -> Properties:
+    if values.get("time.precision.mode") == "isostring":
+        return _near("date", format="uuuu-MM-dd'Z'||strict_date")
+    return _near("integer")
+
+
+def _time(_modifier: int, values: Mapping[str, object]) -> Properties:
+    return _KEYWORD if values.get("time.precision.mode") == "isostring" else _near("long")
+
+
+def _timestamp(modifier: int, values: Mapping[str, object]) -> Properties:
+    mode = values.get("time.precision.mode")
+    if mode == "isostring":
+        return _near("date", format=_ISO)
+    adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
+    if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
+        # The second form is for who searches; a number is always the first.
+        return _near("date", format=f"epoch_millis||{_ISO}")
+    return _near("long")
+
+
+def _interval(_modifier: int, values: Mapping[str, object]) -> Properties:
+    return _near("long") if values.get("interval.handling.mode") == "numeric" else _KEYWORD
+
+
+def _hstore(_modifier: int, values: Mapping[str, object]) -> Properties:
+    return _OPAQUE if values.get("hstore.handling.mode") == "map" else _TEXT
+
+
+_PLAIN: Final[dict[str, Properties]] = {
+    "bool": {"type": "boolean"},
+    "int2": _lenient("integer"),
+    "int4": _lenient("integer"),
+    "int8": _lenient("long"),
+    "oid": _lenient("long"),
+    "float4": _near("float"),
+    "float8": _near("double"),
+    "timestamptz": _near("date", format=_ISO),
+    "bytea": {"type": "binary"},
+    "inet": _near("ip"),
+    **dict.fromkeys(("text", "varchar", "bpchar", "json", "jsonb", "xml", "tsvector"), _TEXT),
+}
+_BY_OPTION: Final[dict[str, Callable[[int, Mapping[str, object]], Properties]]] = {
+    "numeric": _numeric,
+    "money": _money,
+    "date": _date,
+    "time": _time,
+    "timestamp": _timestamp,
+    "interval": _interval,
+}
+_EXTENSIONS: Final[dict[str, Callable[[int, Mapping[str, object]], Properties]]] = {
+    "hstore": _hstore,
+    "citext": lambda _modifier, _values: _TEXT,
+}
+
+
+def digest(of: Properties) -> str:
+    """Return what tells one mapping from another, for the name of an index."""
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
+
+
+# --- names ---
+
+
+def field_name(column: str) -> str:
+    """Return a column's name as a field; but for odd names its own.
+
+    A dot would make an object of it, an empty name and OpenSearch's own are refused: these get the
+    escapes of topic names, `_xHH`.
+    """
+    if not column.strip() or column in _RESERVED:
+        return "".join(f"_x{byte:02X}" for byte in column[:1].encode() or b"\0") + column[1:]
+    return re.sub(r"_(?=x[0-9A-F]{2})", "_x5F", column).replace(".", "_x2E")
+
+
+def index_part(name: str) -> str:
+    """Return a name in the alphabet of indices: lower case, `_xhh` for every other byte."""
+    plain = re.sub(r"_(?=x[0-9a-f]{2})", "_x5f", name)
+    return "".join(
+        char if char in _PLAIN_CHARACTERS else "".join(f"_x{b:02x}" for b in char.encode())
+        for char in plain
+    )
+
+
+_PLAIN_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+# An index's name has 255 bytes; generation, hash, count and `-w` are to follow.
+_LONGEST_ALIAS: Final = 200
+
+
+def alias(prefix: str, version: Version) -> str:
+    """Return the alias of a table that was given none."""
+    name = f"{index_part(prefix)}-{index_part(version.schema)}.{index_part(version.table)}"
+    if len(name) <= _LONGEST_ALIAS:
+        return name
+    return f"{name[: _LONGEST_ALIAS - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+# --- keys and documents ---
+
+
+class Ids:
+    """`_id`s of one table's keys.
+
+    The value itself of a key of one column (`7`, `ada@example.org`), else the key's JSON as the log
+    has it; a hash of that JSON where it is too long, empty, or looks like such a hash.
+    """
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._head = b"{%b:" % msgspec.json.encode(key[0]) if len(key) == 1 else None
+
+    def of(self, key: bytes) -> bytes:
+        """Return the `_id` as a JSON string."""
+        if self._head and key.startswith(self._head):
+            value = key[len(self._head) : -1]
+            first = value[:1]
+            if first == b'"':
+                text: str = msgspec.json.decode(value)
+                if 0 < len(text.encode()) <= MAX_ID_BYTES and not text.startswith(HASHED):
+                    return value
+            elif first not in (b"{", b"["):
+                return b'"%b"' % value
+        elif not self._head and len(key) <= MAX_ID_BYTES:
+            return msgspec.json.encode(key.decode())
+        return b'"%b%b"' % (HASHED.encode(), hashlib.sha256(key).hexdigest().encode())
+
+
+def key_of(version: Version, row: bytes, ids: Ids, id_: str) -> bytes:
+    """Return the key of a row, byte for byte the log's; its document has that `_id`."""
+    values = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
+    key = msgspec.json.encode({name: values[name] for name in version.key})
+    if msgspec.json.decode(ids.of(key)) == id_:
+        return key
+    # Too long for the log itself, which then has its hash.
+    return msgspec.json.encode({"sha256": hashlib.sha256(key).hexdigest()})
+
+
+class Documents:
+    """Rows as documents and back: the same bytes, but for tables with odd column names."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        fields = {column.name: field_name(column.name) for column in columns}
+        self._odd = {name: field for name, field in fields.items() if name != field}
+        self._back = {field: name for name, field in self._odd.items()}
+
+    def document(self, row: bytes) -> bytes:
+        return _renamed(row, self._odd) if self._odd else row
+
+    def row(self, document: bytes) -> bytes:
+        return _renamed(document, self._back) if self._back else document
+
+
+def _renamed(members: bytes, names: Mapping[str, str]) -> bytes:
+    values = msgspec.json.decode(members, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({names.get(name, name): value for name, value in values.items()})
+
+
+def refuse_keyless(versions: Sequence[Version]) -> None:
+    """Raise ConfigError where a table's rows have nothing to be found by."""
+    for version in versions:
+        if not version.key:
+            raise ConfigError(
+                f"table {version.name} has no key, and an index has each row under its key",
+                hint="give it a primary key or `tables.<table>.key`, or leave it out of the "
+                "follower's tables",
+            )
