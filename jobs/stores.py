@@ -99,7 +99,8 @@ _MAKERS["delta"] = _delta
 
 def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
     # Of the extra `opensearch`.
-    from sinks.opensearch import OpenSearchOptions, OpenSearchSink  # noqa: PLC0415
+    from sinks.opensearch import OpenSearchSink  # noqa: PLC0415
+    from sinks.opensearch_tables import OpenSearchOptions  # noqa: PLC0415
 
     store = follower.opensearch
     assert store is not None, "the maker of an OpenSearch follower"

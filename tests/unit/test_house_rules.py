@@ -26,7 +26,7 @@ IMPORTED_BY = {
     "pyspark": ("jobs", "tests", "benchmarks"),
     "delta": ("jobs", "tests", "benchmarks"),
     "deltalake": ("sinks", "jobs", "cdc/demo/stores.py", "tests", "benchmarks"),
-    "opensearchpy": ("sinks/opensearch_client.py",),
+    "opensearchpy": ("sinks/opensearch_client.py", "cdc/demo", "tests", "benchmarks"),
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
     "adbc_driver_postgresql": ("jobs/adbc.py",),
     "adbc_driver_manager": ("jobs/adbc.py",),
