@@ -59,6 +59,7 @@ class Settings(NamedTuple):
     cluster: bool = False
     shapes: Mapping[str, Shape] = {}
     tombstone_seconds: int = 24 * 3600
+    answer_seconds: float = 60.0  # a server that forks to save stands still for seconds
 
 
 @dataclasses.dataclass
@@ -83,7 +84,7 @@ class RedisSink:
     def __init__(self, settings: Settings, aside: Aside | None = None) -> None:
         self._settings, self._aside = settings, aside
         self._names = Names(settings.prefix, settings.follower, cluster=settings.cluster)
-        self._client = Client(settings.url, cluster=settings.cluster)
+        self._client = self._connect()
         self._laid: dict[int, Laid] = {}
         self._known: set[tuple[int, str]] = set()  # builds' tables whose layout the store knows
         self._state: State | None = None
@@ -97,7 +98,12 @@ class RedisSink:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._client = Client(self._settings.url, cluster=self._settings.cluster)
+        self._client = self._connect()
+
+    def _connect(self) -> Client:
+        settings = self._settings
+        seconds = settings.answer_seconds
+        return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
 
     def open(self) -> Standing | None:
         self._cut, self._known = None, set()
@@ -176,10 +182,11 @@ class RedisSink:
         for laid, operations in cut.gathered or ():
             filling = state.filling(laid.version.name)
             floor = floor_field(filling.build, laid.version.name)
-            arguments += laid.group(filling, 0, floor, len(operations))
-            for _, touched, given in operations:
-                keys += touched
-                arguments += given
+            for _, mine in gathered(operations):
+                arguments += laid.group(filling, 0, floor, len(mine))
+                for _, touched, given in mine:
+                    keys += touched
+                    arguments += given
         stand = stand_of(applied)
         seen = (b"%d" % applied.seq, str(applied.lsn).encode(), b"%d" % applied.committed_at_us)
         mark = b"%d" % state.generation
@@ -282,8 +289,8 @@ class RedisSink:
         if bears_not and (self._evicts == "allkeys" or (self._evicts == "volatile" and mortal)):
             raise ConfigError(
                 f"{laid.version.name} can't stand in a Redis that evicts keys: {bears_not}",
-                hint="set `maxmemory-policy noeviction`, or take another form and a key template of "
-                "the primary key's columns",
+                hint="set `maxmemory-policy noeviction`, or take a form that is no collection, and "
+                "a key of the primary key's columns",
             )
 
     def _operations(self, changes: Changes, laid: Laid) -> Iterator[Operation]:

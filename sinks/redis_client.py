@@ -29,7 +29,6 @@ from cdc.errors import (
 )
 
 _CONNECT_SECONDS: Final = 10.0
-_ANSWER_SECONDS: Final = 60.0  # a server that forks to save stands still for seconds
 # So many calls are under way before their answers are read: the server works while we pack. Answers
 # are a few bytes each, so that they never fill a socket while nobody reads.
 _WINDOW: Final = 8
@@ -54,8 +53,8 @@ class Call(NamedTuple):
 class Client:
     """A connection for each server that is talked to, made at the first use."""
 
-    def __init__(self, url: str, *, cluster: bool) -> None:
-        self._url, self._cluster = url, cluster
+    def __init__(self, url: str, *, cluster: bool, answer_seconds: float) -> None:
+        self._url, self._cluster, self._seconds = url, cluster, answer_seconds
         self._client: redis.Redis | RedisCluster | None = None
         self._lines: dict[redis.Redis, Any] = {}  # one connection held for each server
 
@@ -111,12 +110,7 @@ class Client:
         with self._translated():
             for call in calls:
                 line = self._line(self._server(call.slot))
-                line.send_packed_command(
-                    line.pack_command(
-                        b"EVALSHA", script.digest, len(call.keys), *call.keys, *call.arguments
-                    ),
-                    check_health=False,
-                )
+                line.send_packed_command((_packed(script, call),), check_health=False)
                 under_way.append((call, line))
                 if len(under_way) >= _WINDOW:
                     settle()
@@ -154,7 +148,7 @@ class Client:
         if self._client is None:
             options: dict[str, Any] = {
                 "socket_connect_timeout": _CONNECT_SECONDS,
-                "socket_timeout": _ANSWER_SECONDS,
+                "socket_timeout": self._seconds,
                 "protocol": 2,
             }
             if self._cluster:
@@ -213,6 +207,15 @@ _REPEATED: Final = (
     exceptions.AskError,
     exceptions.TryAgainError,
 )
+
+
+def _packed(script: Script, call: Call) -> bytes:
+    """Return the call as the protocol has it; the library is slow where parts are many."""
+    head = (b"EVALSHA", script.digest, b"%d" % len(call.keys))
+    parts = [b"*%d\r\n" % (len(head) + len(call.keys) + len(call.arguments))]
+    for some in (head, call.keys, call.arguments):
+        parts += [b"$%d\r\n%b\r\n" % (len(each), each) for each in some]
+    return b"".join(parts)
 
 
 def _node(client: RedisCluster, slot: int) -> ClusterNode:
