@@ -21,9 +21,10 @@ from jobs.documents_mirror import MirrorTables, Place
 from sinks import delta_frontiers, delta_lake, delta_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from cdc.config import Config
+    from cdc.events import LSN
     from cdc.log.records import SchemaRecord
     from sinks.contract import Applied, Changes, Sink, Version
 
@@ -38,7 +39,13 @@ class Cut(NamedTuple):
 class DocumentsFollower:
     """What a follower with documents reads; it keeps no position of its own."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        versions: Callable[[LSN], Mapping[str, Version]] | None = None,
+    ) -> None:
+        """`versions` gives the table versions in force at an LSN; the log's by default."""
         follower = config.followers[name]
         mirror = config.followers[follower.mirror or ""]
         root = (mirror.delta and mirror.delta.path) or config.delta.path
@@ -49,9 +56,8 @@ class DocumentsFollower:
             )
         self._config, self._name, self._root = config, name, root
         self._documents, self._mirror = follower.documents, follower.mirror
-        self._storage: dict[str, str] = {}
-        self._schemas: list[SchemaRecord] = []
-        self._schemas_end = -1
+        self._storage = mirror.delta.storage if mirror.delta else {}
+        self._versions = versions or LogVersions(config)
 
     def cut(self, standing: Applied | None) -> Cut | None:
         """Return the cut from where the store stands; None where there is nothing new."""
@@ -87,7 +93,7 @@ class DocumentsFollower:
 
     def kinds(self, applied: Applied) -> list[Kind]:
         """Return the kinds of documents, by the table versions in force at a frontier."""
-        versions = self._versions(applied)
+        versions = self._versions(applied.lsn)
         return [
             Kind(name, document, versions)
             for name, document in self._documents.items()
@@ -104,25 +110,33 @@ class DocumentsFollower:
                 places[node.table] = Place(path, row.versions[place])
         return MirrorTables(places, kind.rows, self._storage)
 
-    def _versions(self, applied: Applied) -> Mapping[str, Version]:
-        topic = names.schema_topic(self._config.prefix)
-        end = reader.end_offsets(self._config, [(topic, 0)]).get((topic, 0), 0)
-        if end != self._schemas_end:
-            self._schemas = reader.read_schemas(self._config)
-            self._schemas_end = end
-        known = sorted(self._schemas, key=lambda record: record.schema_id)
-        return {
-            f"{record.schema}.{record.table}": version_of(record)
-            for record in known
-            if record.from_lsn <= applied.lsn
-        }
-
     def _gap(self, applied: Applied) -> GapError:
         return GapError(
             f"the mirror {self._mirror} does not have frontier {applied.lsn} (seq {applied.seq})"
             f" any more, at which the documents of {self._name} stand",
             hint=f"`cdc rebuild {self._name}` builds them anew, beside what there is",
         )
+
+
+class LogVersions:
+    """The table versions that the log has, read again where there are more of them."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: list[SchemaRecord] = []
+        self._end = -1
+
+    def __call__(self, lsn: LSN) -> Mapping[str, Version]:
+        """Return the newest of each table that is not behind an LSN."""
+        topic = names.schema_topic(self._config.prefix)
+        end = reader.end_offsets(self._config, [(topic, 0)])[topic, 0]
+        if end != self._end:
+            self._known, self._end = reader.read_schemas(self._config), end
+        return {
+            f"{record.schema}.{record.table}": version_of(record)
+            for record in self._known
+            if record.from_lsn <= lsn
+        }
 
 
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:

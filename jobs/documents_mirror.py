@@ -85,7 +85,7 @@ class MirrorTables:
             f"(n.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)})"
             for name in (*node.key, delta_layout.SEQ)
         )
-        columns = ", ".join(f"o.{_quoted(name)}" for name in self._rows[node].columns)
+        columns = self._selected(node, before, "o")
         live = _live(before, "o"), _live(after, "n")
         query = (
             f"SELECT {columns} FROM o WHERE {live[0]} AND NOT EXISTS"  # noqa: S608 - quoted
@@ -113,10 +113,18 @@ class MirrorTables:
         return tuple(field.name for field in fields if field.name not in _OURS)
 
     def _read(self, node: Node, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
-        columns = ", ".join(map(_quoted, self._rows[node].columns))
+        columns = self._selected(node, table, _TABLE)
         where = " AND ".join([_live(table, _TABLE), *filter(None, tests)])
         query = f"SELECT {columns} FROM {_TABLE} WHERE {where}"  # noqa: S608 - quoted
         yield from self._rows_of(node, QueryBuilder().register(_TABLE, table), query)
+
+    def _selected(self, node: Node, table: DeltaTable, name: str) -> str:
+        """Return what is selected; a column that the table has not at this version is NULL."""
+        there = {field.name for field in table.schema().fields}
+        return ", ".join(
+            f"{name}.{_quoted(each)}" if each in there else f"NULL AS {_quoted(each)}"
+            for each in self._rows[node].columns
+        )
 
     def _rows_of(self, node: Node, builder: QueryBuilder, query: str) -> Iterator[Row]:
         reader = self._rows[node]

@@ -1,0 +1,167 @@
+"""Documents follow a real mirror, frontier after frontier, into a store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from cdc.config import Config, Log, Source
+from cdc.config.followers import DeltaFollower, Follower, RedisFollower
+from cdc.errors import GapError
+from cdc.events import LSN
+from jobs.documents_following import DocumentsFollower, apply
+from sinks.contract import Applied, Change, Changes, Column, Version
+from sinks.delta import DeltaSink, Settings
+from sinks.memory import STORES, MemorySink
+from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
+
+MONEY = Decimal("0.01")
+
+
+class Shop:
+    """A pipeline without its log: rows go into the mirror, documents come out of it."""
+
+    def __init__(self, path: Path, *, soft: bool) -> None:
+        self.path, self.name = path, str(path)
+        self.config = Config(
+            pipeline="x",
+            source=Source(dsn="postgresql://nobody"),
+            log=Log(bootstrap_servers="localhost:1", prefix="x"),
+            followers={
+                "lake": Follower(delta=DeltaFollower(path=str(path))),
+                "cache": Follower(
+                    redis=RedisFollower(url="redis://nowhere"), documents=DOCUMENTS, mirror="lake"
+                ),
+            },
+        )
+        self.versions = dict(VERSIONS)
+        self.mirror = DeltaSink(Settings("x", "lake", "x", str(path), soft=soft))
+        self.mirror.open()
+        self.world: World = {name: {} for name in VERSIONS}
+        self.seq = 0
+        self._open()
+
+    def _open(self) -> None:
+        self.follower = DocumentsFollower(self.config, "cache", self._in_force)
+        self.sink = MemorySink(self.name)
+
+    def _in_force(self, _: LSN) -> Mapping[str, Version]:
+        return self.versions
+
+    def cut(self, changes: Mapping[str, Mapping[tuple[Any, ...], dict[str, Any] | None]]) -> None:
+        """Bring the mirror to the next frontier."""
+        told = []
+        for name, rows in changes.items():
+            version, made = self.versions[name], []
+            for key, row in rows.items():
+                self.seq += 1
+                if row is None:
+                    self.world[name].pop(key, None)
+                else:
+                    self.world[name][key] = self.seq, row
+                named = dict(zip(KEYS[name], key, strict=True))
+                made.append(
+                    Change(
+                        msgspec.json.encode(named, enc_hook=str),
+                        self.seq,
+                        None if row is None else msgspec.json.encode(row, enc_hook=str),
+                        version.schema_id,
+                        self.seq,
+                        self.seq,
+                        op="d" if row is None else "u",
+                    )
+                )
+            told.append(Changes((version,), made))
+        self.mirror.begin(self.seq, [each.version for each in told])
+        for each in told:
+            self.mirror.write(each)
+        self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 0, {}))
+
+    def follow(self) -> bool:
+        """Bring the documents to the mirror's frontier, as a follower that has just started."""
+        self._open()
+        standing = self.sink.open()
+        cut = self.follower.cut(standing.applied if standing else None)
+        if cut is not None:
+            apply(self.follower, self.sink, cut, 1)
+        return cut is not None
+
+    def check(self) -> None:
+        """Fail unless the documents are those of the rows."""
+        for name in DOCUMENTS:
+            stored = STORES[self.name].rows(f"documents.{name}")
+            found = {key.decode(): row for key, row in stored.items()}
+            assert found == json.loads(json.dumps(expected(name, self.world)))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    made = Shop(tmp_path / "lake", soft=request.param)
+    yield made
+    made.mirror.close()
+    STORES.pop(made.name, None)
+
+
+def _row(chosen: Random, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    row: dict[str, Any] = {}
+    for column in VERSIONS[name].columns:
+        if column.type == "int8":
+            row[column.name] = chosen.randint(1, 5)
+        elif column.type == "numeric":
+            row[column.name] = Decimal(chosen.randint(1, 5)).quantize(MONEY)
+        else:
+            row[column.name] = chosen.choice(["a", "b", "it's", "ü"])
+        if column.name not in KEYS[name] and chosen.random() < 0.2:
+            row[column.name] = None
+    return tuple(row[each] for each in KEYS[name]), row
+
+
+@pytest.mark.parametrize("shop", [False], indirect=True, ids=["hard"])
+def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
+    """Whichever frontiers were passed over; deleted rows may stay in the mirror, marked."""
+    chosen = Random(6)
+    assert not shop.follow()
+    for _ in range(14):
+        changes: dict[str, dict[tuple[Any, ...], dict[str, Any] | None]] = {}
+        for _ in range(chosen.randint(1, 8)):
+            name = chosen.choice(sorted(VERSIONS))
+            key, row = _row(chosen, name)
+            gone = chosen.random() < 0.3 and key in shop.world[name]
+            changes.setdefault(name, {})[key] = None if gone else row
+        shop.cut(changes)
+        if chosen.random() < 0.7:
+            assert shop.follow()
+            shop.check()
+    shop.follow()
+    shop.check()
+    assert not shop.follow()
+
+
+@pytest.mark.parametrize("shop", [False], indirect=True, ids=["hard"])
+def test_a_new_column_stands_in_every_document(shop: Shop) -> None:
+    """And a mirror without the frontier that the documents stand at is a gap."""
+    shop.cut({"shop.people": {(n,): {"id": n, "name": "x"} for n in (1, 2)}})
+    shop.follow()
+    people = shop.versions["shop.people"]
+    age = Column("age", "int4", 23, -1, nullable=True)
+    shop.versions["shop.people"] = people._replace(schema_id=9, columns=(*people.columns, age))
+    shop.cut({"shop.people": {(2,): {"id": 2, "name": "x", "age": 7}}})
+    shop.follow()
+    found = STORES[shop.name].rows("documents.person")
+    assert [found[b'{"id":%d}' % n]["age"] for n in (1, 2)] == [None, 7]
+    shop.mirror.close()
+    shutil.rmtree(shop.path)
+    other = Shop(shop.path, soft=False)
+    other.seq = shop.seq
+    other.cut({"shop.people": {(3,): {"id": 3, "name": "x"}}})
+    with pytest.raises(GapError, match="cdc rebuild cache"):
+        other.follow()
+    other.mirror.close()
