@@ -25,7 +25,7 @@ import orjson
 ROOT: Final = Path(__file__).parents[1]
 # How many of the fuzzed inputs go to each target: the readers of the stream's bytes get most.
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
-_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot")
+_PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot", "followers")
 
 
 class FoundError(Exception):
@@ -133,6 +133,21 @@ def _rounds(told: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def followers(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Hurt followers and their stores, in so many rounds; read the mirrors so often."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "followers.json"
+        env = {
+            "LOCKSTEP_FOLLOWERS": str(chosen.followers),
+            "LOCKSTEP_READS": str(chosen.reads),
+            "LOCKSTEP_SEED": str(chosen.seed),
+            "LOCKSTEP_RESULT": str(result),
+        }
+        _run("pytest", "-q", "tests/faults", "-m", "followers", "-p", "no:randomly", **env)
+        told: dict[str, Any] = orjson.loads(result.read_bytes())
+        return told
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one attack")
@@ -144,6 +159,8 @@ def main() -> int:
     parser.add_argument(
         "--snapshots", type=int, default=50, help="snapshots to be hurt, of each kind"
     )
+    parser.add_argument("--followers", type=int, default=50, help="rounds of hurt followers")
+    parser.add_argument("--reads", type=int, default=10_000, help="reads at random frontiers")
     parser.add_argument("--seed", type=int, default=1 + secrets.randbelow(1_000_000))
     parser.add_argument("--write", type=Path, help="keep the figures in this file")
     chosen = parser.parse_args()
@@ -157,6 +174,7 @@ def main() -> int:
         "model": model,
         "faults": faults,
         "snapshot": snapshot,
+        "followers": followers,
     }
     for name, attack in attacks.items():
         if chosen.only in (None, name):

@@ -163,10 +163,10 @@ def _mirrors(config: Config, follower: Follower) -> Read:
 
     def read(table: database.Table) -> Iterator[Row]:
         topic = names.data_topic(config.prefix, table.schema, table.table)
-        if table.name not in versions:  # nothing has ever come of it
+        place = topic.removeprefix(f"{config.prefix}.")
+        if place not in versions:  # nothing has ever come of it
             return
-        path = f"{root}/{topic.removeprefix(f'{config.prefix}.')}"
-        mirror = DeltaTable(path, version=versions[table.name]).to_pyarrow_table()
+        mirror = DeltaTable(f"{root}/{place}", version=versions[place]).to_pyarrow_table()
         for row in mirror.to_pylist():
             exact = dict(row[_EXACT] or ())
             yield {each: exact.get(each, _form(row[each])) for each in table.columns}

@@ -1,0 +1,114 @@
+"""Rounds of injuries to followers under load: after each, every store equals the database.
+
+One world for all rounds; what the seed of a round gives is its load, its injuries and the pauses
+between them. While a round lasts, Redis and OpenSearch are read all the time, and behind it the
+mirrors at random frontiers of any round: each state must be one that the database had.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.faults.follower_injuries import INJURIES, WEIGHTS
+from tests.faults.follower_load import FollowerLoad
+from tests.faults.follower_rows import findings
+from tests.fixtures.daemon import wait_until
+
+if TYPE_CHECKING:
+    from tests.faults.follower_world import World
+
+_INJURIES_A_ROUND: Final = (2, 4)
+_PAUSE_SECONDS: Final = (0.5, 8.0)
+_READS_A_ROUND: Final = 20
+_PER_SECOND: Final = 40.0
+
+
+class FollowerCampaign:
+    """Call `round` as often as wanted, then `report`."""
+
+    def __init__(self, world: World, tell: Callable[[str], None] = lambda _: None) -> None:
+        self._world = world
+        self._tell = tell
+        self._began = time.monotonic()
+        self._wrong: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.rounds = 0
+        self.commits = 0
+        self.reads = 0
+        self.rows = 0
+        self._frontiers: set[tuple[int, int]] = set()
+
+    def begin(self) -> None:
+        """Fill the tables, and wait until every store holds them."""
+        with self._world.line.database.connect() as connection:
+            FollowerLoad(self._world.line.database.dsn, 0).begin_with(connection)
+        self._world.begin()
+        self._compare("the beginning")
+
+    def round(self, seed: int, injuries: Sequence[str] = ()) -> None:
+        """Hurt under load, heal, compare; `injuries` by name instead of the seed's own."""
+        began = time.monotonic()
+        world = self._world
+        world.chance = random.Random(f"{seed}/injuries")
+        names = list(injuries) or self._drawn(world.chance)
+        with FollowerLoad(world.line.database.dsn, seed, per_second=_PER_SECOND) as load:
+            wait_until(lambda: load.commits > 20, "no load")
+            for name in names:
+                self.kinds[INJURIES[name](world)] += 1
+                world.look()
+                time.sleep(world.chance.uniform(*_PAUSE_SECONDS))
+            world.mend()
+            seen = load.commits
+            wait_until(lambda: load.commits > seen + 20, "no load")
+        self.commits += load.commits
+        self._compare(f"seed {seed}")
+        self.read_mirrors(_READS_A_ROUND)
+        self.rounds += 1
+        self._tell(f"seed {seed}: {', '.join(names)}: {time.monotonic() - began:.0f} s")
+
+    @staticmethod
+    def _drawn(chance: random.Random) -> list[str]:
+        weights = [WEIGHTS.get(name, 1) for name in INJURIES]
+        return chance.choices(list(INJURIES), weights, k=chance.randint(*_INJURIES_A_ROUND))
+
+    def _compare(self, when: str) -> None:
+        for store, told in self._world.converged().items():
+            self._wrong += [f"{when}: {store}: {each}" for each in told]
+        self.rows = sum(map(len, self._world.source().values()))
+        assert not self.wrong, "\n".join(self.wrong)
+
+    def read_mirrors(self, count: int) -> None:
+        """Read the mirrors at so many random frontiers."""
+        rows = self._world.delta.frontiers()
+        for _ in range(count):
+            reading = self._world.delta.at(self._world.chance.choice(rows))
+            self.reads += 1
+            self._frontiers.add((reading.generation, reading.seq))
+            told = findings(reading.state)
+            self._wrong += [f"delta at seq {reading.seq}: {each}" for each in told]
+        assert not self._wrong, "\n".join(self._wrong)
+
+    @property
+    def wrong(self) -> list[str]:
+        return [*self._wrong, *self._world.wrong()]
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "injuries": self.kinds.total(),
+            "kinds": dict(self.kinds.most_common()),
+            "commits": self.commits,
+            "rows": self.rows,
+            "differences": len(self.wrong),
+            "mirror_reads": self.reads,
+            "mirror_frontiers": len(self._frontiers),
+            "states": {
+                each.name.removeprefix("watch "): [each.readings, len(each.frontiers)]
+                for each in self._world.watches
+            },
+            "seconds": round(time.monotonic() - self._began, 1),
+        }

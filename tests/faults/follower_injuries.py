@@ -1,0 +1,170 @@
+"""What is done to followers and their stores, each a function of the world that names what it did.
+
+None of them waits for recovery: the campaign does, now and then. Whatever is only for a while is
+over when the function returns.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import requests
+
+from cdc import failpoints
+
+if TYPE_CHECKING:
+    from tests.faults.follower_world import World
+
+# As parts of their processes' command lines.
+_DRIVER: Final = "follow.py"
+_JAVA: Final = "java"
+_WORKER: Final = "pyspark.daemon"
+_SECONDS: Final = 30.0
+_A_WHILE: Final = (1.0, 6.0)
+
+
+def _kill(*words: str) -> Callable[[World], str]:
+    """Kill all of the followers, or those of their processes that have these words."""
+
+    def injury(world: World) -> str:
+        copy = world.chance.choice(world.copies)
+        hit = copy.signal(signal.SIGKILL, *words)
+        return f"kill {words[0] if words else 'all'}" + ("" if hit else " (none there)")
+
+    return injury
+
+
+def one_worker(world: World) -> str:
+    """Kill one of Spark's Python workers, not the daemon that forks them."""
+    copy = world.chance.choice(world.copies)
+    workers = [each for each in copy.members(_WORKER) if each.ppid() != copy.process.pid]
+    if not workers:
+        return "kill a worker (none there)"
+    world.chance.choice(workers).kill()
+    return "kill a worker"
+
+
+def at_a_failpoint(world: World) -> str:
+    """Let a copy run into one of the places where it kills itself, and take the place of it."""
+    name = world.chance.choice(failpoints.FOLLOWER_NAMES)
+    for copy in list(world.copies):
+        world.drop(copy)
+    copy = world.follow(f"{name}:{world.chance.choice((1, 1, 2, 3, 6))}")
+    deadline = time.monotonic() + 90
+    while copy.running and time.monotonic() < deadline:
+        time.sleep(0.1)
+    reached = "" if copy.running else f", ended with {copy.process.returncode}"
+    return f"failpoint {name}" + reached.replace(f" {-signal.SIGKILL}", " SIGKILL")
+
+
+def no_checkpoint(world: World) -> str:
+    """Delete everything that a job has on disk, Spark's checkpoint too, and kill it."""
+    import shutil  # noqa: PLC0415 - of this injury alone
+
+    copy = world.chance.choice(world.copies)
+    shutil.rmtree(copy.scratch, ignore_errors=True)
+    time.sleep(world.chance.uniform(0, 3))
+    copy.signal(signal.SIGKILL)
+    return "checkpoint deleted"
+
+
+def two_copies(world: World) -> str:
+    """Run a second copy beside the first for a while, then kill one of the two."""
+    if len(world.copies) < 2:
+        world.follow()
+    time.sleep(world.chance.uniform(10, 30))
+    world.look()
+    if len(world.copies) > 1:
+        world.drop(world.chance.choice(world.copies))
+    return "two copies"
+
+
+def frozen_copy(world: World) -> str:
+    """Freeze a copy in whatever it does, let another follow, and thaw it: it writes what is old."""
+    copy = world.chance.choice(world.copies)
+    copy.signal(signal.SIGSTOP)
+    other = world.follow()
+    time.sleep(world.chance.uniform(20, 40))
+    copy.signal(signal.SIGCONT)
+    time.sleep(world.chance.uniform(2, 8))
+    world.drop(world.chance.choice([copy, other]))
+    return "frozen copy"
+
+
+def redis_flushed(world: World) -> str:
+    world.redis.client.flushall()
+    return "Redis flushed"
+
+
+def _server(name: str) -> Callable[[World], str]:
+    """Kill a server and start it again after a while."""
+
+    def injury(world: World) -> str:
+        world.stack[name].kill()
+        time.sleep(world.chance.uniform(0, 4))
+        world.stack.start(name)
+        return f"{name} killed"
+
+    return injury
+
+
+def daemon_killed(world: World) -> str:
+    world.daemon.kill()
+    return "daemon killed"
+
+
+def _refused(status: int, *, items: bool = False) -> Callable[[World], str]:
+    """Let OpenSearch refuse some of what it is asked for, for a while."""
+
+    def injury(world: World) -> str:
+        world.http.status, world.http.items = status, items
+        world.http.share = world.chance.choice((0.1, 0.5, 0.9, 1.0))
+        if items:
+            world.http.share = min(world.http.share, 0.5)
+        time.sleep(world.chance.uniform(*_A_WHILE))
+        world.http.heal()
+        return f"OpenSearch {status}" + (" for items" if items else "")
+
+    return injury
+
+
+def index_deleted(world: World) -> str:
+    """Delete one of the indices, or all of them."""
+    url = world.search.url
+    listed = requests.get(f"{url}/_cat/indices?format=json&h=index", timeout=_SECONDS).json()
+    prefix = f"{world.line.config.prefix}-public."
+    ours = sorted(each["index"] for each in listed if each["index"].startswith(prefix))
+    if not ours:
+        return "index deleted (none there)"
+    chosen = ours if world.chance.random() < 0.2 else [world.chance.choice(ours)]
+    for index in chosen:
+        requests.delete(f"{url}/{index}", timeout=_SECONDS)
+    return "index deleted" if len(chosen) == 1 else "all indices deleted"
+
+
+# By name, so that one of them can be tried alone.
+INJURIES: Final[dict[str, Callable[[World], str]]] = {
+    "all": _kill(),
+    "driver": _kill(_DRIVER),
+    "java": _kill(_JAVA),
+    "workers": _kill(_WORKER),
+    "one_worker": one_worker,
+    "failpoint": at_a_failpoint,
+    "checkpoint": no_checkpoint,
+    "two_copies": two_copies,
+    "frozen": frozen_copy,
+    "flush": redis_flushed,
+    "redis": _server("redis"),
+    "opensearch": _server("opensearch"),
+    "kafka": _server("kafka"),
+    "postgres": _server("postgres"),
+    "daemon": daemon_killed,
+    "429": _refused(429),
+    "503": _refused(503),
+    "429_items": _refused(429, items=True),
+    "index": index_deleted,
+}
+WEIGHTS: Final = {"failpoint": 6, "frozen": 1, "two_copies": 2, "driver": 2, "java": 2}

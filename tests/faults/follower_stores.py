@@ -1,0 +1,160 @@
+"""Read what followers have stored, as docs/FOLLOWERS.md tells any reader to: state by state.
+
+A reading is a frontier with all rows of the load's tables at it, in the one form of
+`follower_rows`; or None where the store says that it stands at no frontier just now.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import redis
+import requests
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from tests.faults.follower_rows import TABLES, State, plain
+
+_PAGE: Final = 10_000
+_SECONDS: Final = 30.0
+# Everything under the tables' keys at one moment, with what the follower says of itself.
+_SNAPSHOT: Final = """
+local keys = redis.call('KEYS', ARGV[1])
+local values = {}
+for i, key in ipairs(keys) do values[i] = redis.call('GET', key) end
+return {redis.call('HGETALL', KEYS[1]), keys, values}
+"""
+
+
+class Reading(NamedTuple):
+    """One state that a store had."""
+
+    generation: int
+    seq: int
+    state: State
+
+
+def _empty() -> State:
+    return {table: [] for table in TABLES}
+
+
+class Redis:
+    """A follower's keys, whole rows under their default names."""
+
+    def __init__(self, url: str, prefix: str, follower: str) -> None:
+        self.client: Any = redis.Redis.from_url(url, socket_timeout=_SECONDS, retry=None)
+        self._prefix, self._main = prefix, f"{prefix}:cdc:{follower}"
+
+    def read(self) -> Reading | None:
+        """Return the state of this moment; None while it is none, or the server is away."""
+        try:
+            pattern = f"{self._prefix}:public.*"
+            fields, keys, values = self.client.eval(_SNAPSHOT, 1, self._main, pattern)
+        except redis.RedisError:
+            return None
+        told = dict(zip(fields[::2], fields[1::2], strict=True))
+        if told.get(b"applying") or not told.get(b"seq"):
+            return None
+        state = _empty()
+        for key, value in zip(keys, values, strict=True):
+            table = key.decode().removeprefix(f"{self._prefix}:public.").partition(":")[0]
+            state[table].append(plain(table, orjson.loads(value)))
+        return Reading(int(told[b"generation"]), int(told[b"seq"]), state)
+
+
+class OpenSearch:
+    """A follower's documents, behind the default aliases."""
+
+    def __init__(self, url: str, prefix: str, follower: str) -> None:
+        self.url = url
+        self._prefix = prefix
+        self._record = f"{url}/{prefix}-followers/_doc/{follower}"
+        self._http = requests.Session()
+
+    def read(self) -> Reading | None:
+        """Return the state of now, if the same frontier stands before and after the search."""
+        try:
+            before = self._applied()
+            if before is None:
+                return None
+            state = self._search()
+            return Reading(*before, state) if state and self._applied() == before else None
+        except (requests.RequestException, ValueError):
+            return None
+
+    def _applied(self) -> tuple[int, int] | None:
+        answer = self._http.get(self._record, timeout=_SECONDS)
+        told = answer.json().get("_source") or {}
+        if answer.status_code != requests.codes.ok or told["applying"] is not None:
+            return None
+        return None if told["seq"] is None else (told["generation"], told["seq"])
+
+    def _search(self) -> State | None:
+        body = b""
+        for table in TABLES:
+            body += orjson.dumps({"index": f"{self._prefix}-public.{table}"}) + b"\n"
+            body += orjson.dumps({"size": _PAGE, "query": {"match_all": {}}}) + b"\n"
+        answer = self._http.post(
+            f"{self.url}/_msearch",
+            data=body,
+            headers={"Content-Type": "application/x-ndjson"},
+            timeout=_SECONDS,
+        )
+        answer.raise_for_status()
+        state = _empty()
+        for table, found in zip(TABLES, orjson.loads(answer.content)["responses"], strict=True):
+            if "hits" not in found:  # an index that is gone: no state
+                return None
+            assert found["hits"]["total"]["value"] < _PAGE, "more documents than one page"
+            rows = (hit["_source"] for hit in found["hits"]["hits"])
+            state[table] = [plain(table, row) for row in rows]
+        return state
+
+
+class Delta:
+    """A follower's mirrors, at any of the frontiers that they stood at."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tables: dict[str, DeltaTable] = {}
+
+    def read(self) -> Reading | None:
+        """Return the newest state."""
+        rows = self.frontiers()
+        return self.at(max(rows, key=lambda row: (row["generation"], row["seq"]))) if rows else None
+
+    def any(self, chance: random.Random) -> Reading | None:
+        """Return the state at a random frontier."""
+        rows = self.frontiers()
+        return self.at(chance.choice(rows)) if rows else None
+
+    def frontiers(self) -> list[dict[str, Any]]:
+        try:
+            table = self._opened("_frontiers")
+        except TableNotFoundError:
+            return []
+        table.update_incremental()
+        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+        return found
+
+    def at(self, row: dict[str, Any]) -> Reading:
+        state = _empty()
+        for name, version in row["versions"]:
+            table = name.removeprefix("public.")
+            mirror = self._opened(name)
+            mirror.load_as_version(version)
+            rows = mirror.to_pyarrow_table(columns=list(TABLES[table])).to_pylist()
+            state[table] = [plain(table, each) for each in rows]
+        return Reading(row["generation"], row["seq"], state)
+
+    def _opened(self, name: str) -> DeltaTable:
+        if name not in self._tables:
+            self._tables[name] = DeltaTable(str(self._path / name))
+        return self._tables[name]
+
+    def forget(self) -> None:
+        """Open all anew: somebody has replaced them."""
+        self._tables.clear()

@@ -1,0 +1,273 @@
+"""A database, a log and three stores, with a daemon and followers that may be hurt in any way.
+
+Followers are `cdc follow` as a process of its own, in a session of its own: what is in it by which
+name is found by looking. Watchers read Redis and OpenSearch all the time, as clients would, and
+hold every state that they see against its own digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+import psycopg
+import pytest
+
+from tests.faults.follower_http import HttpProxy
+from tests.faults.follower_load import database_rows
+from tests.faults.follower_rows import DDL, TABLES, State, differences, findings
+from tests.faults.follower_stores import Delta, OpenSearch, Reading, Redis
+from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
+
+if TYPE_CHECKING:
+    from cdc.local.stack import LocalStack
+
+CONVERGE_SECONDS: Final = 420.0
+_STOP_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.2
+_SHOWN_CHARACTERS: Final = 4_000
+# Restarting these would only repeat them.
+_FINAL: Final = {64, 70, 77, 78, 2}
+
+
+class Follow:
+    """One `cdc follow`, started at once."""
+
+    def __init__(self, config_file: Path, log: Path, scratch: Path, failpoint: str = "") -> None:
+        self.failpoint = failpoint
+        self.scratch = scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_FAIL", "PG"))}
+        env["TMPDIR"] = str(scratch)
+        if failpoint:
+            env["LOCKSTEP_FAILPOINT"] = failpoint
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cdc.cli.main", "follow", "-c", str(config_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text("utf-8", errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def members(self, *words: str) -> list[psutil.Process]:
+        """Return the processes of its session whose command line has these words."""
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(pid) == self.process.pid:
+                    process = psutil.Process(pid)
+                    line = " ".join(process.cmdline())
+                    if process.status() != psutil.STATUS_ZOMBIE and all(w in line for w in words):
+                        found.append(process)
+        return found
+
+    def signal(self, number: signal.Signals, *words: str) -> int:
+        """Send a signal to all of it, or to those of its processes; return to how many."""
+        members = self.members(*words)
+        for each in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        return len(members)
+
+    def kill(self) -> None:
+        """Leave nothing of it."""
+        while self.signal(signal.SIGKILL):
+            time.sleep(0.05)
+        self.process.wait()
+
+    def term(self) -> int:
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_STOP_SECONDS)
+        code = self.process.poll()
+        self.kill()
+        assert code is not None, f"cdc follow does not end: {self.log[-_SHOWN_CHARACTERS:]}"
+        return code
+
+
+class Watch(threading.Thread):
+    """Reads a store over and over; `wrong` is what no state of the database looks like."""
+
+    def __init__(self, name: str, read: Callable[[], Reading | None]) -> None:
+        super().__init__(name=f"watch {name}", daemon=True)
+        self.wrong: list[str] = []
+        self.readings = 0
+        self.frontiers: set[tuple[int, int]] = set()
+        self._store, self._read = name, read
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            reading = self._read()
+            if reading is not None:
+                self.readings += 1
+                self.frontiers.add((reading.generation, reading.seq))
+                self.wrong += [
+                    f"{self._store} at seq {reading.seq}, generation {reading.generation}: {each}"
+                    for each in findings(reading.state)
+                ]
+
+    def close(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class World:
+    """Everything of one campaign; `close` leaves nothing running."""
+
+    def __init__(self, new: NewPipeline, stack: LocalStack, folder: Path, seed: int) -> None:
+        self.chance = random.Random(f"{seed}/followers")
+        self.stack = stack
+        self.folder = folder
+        ends = stack.up(["redis", "opensearch"])
+        port = stack["opensearch"].port
+        assert ends.redis_url
+        assert ends.opensearch_url
+        assert port
+        self.http = HttpProxy(port, seed)
+        mirrors = folder / "mirrors"
+        stores: dict[str, dict[str, Any]] = {
+            "mirror": {"delta": {"path": str(mirrors)}},
+            "cache": {"redis": {"url": ends.redis_url}},
+            "search": {"opensearch": {"url": self.http.url}},
+        }
+        self.line = new(
+            DDL,
+            batch={"max_wait_ms": 30},
+            snapshot={"mode": "initial", "runner": "local"},
+            followers=stores,
+        )
+        prefix = self.line.config.prefix
+        self.redis = Redis(ends.redis_url, prefix, "cache")
+        self.search = OpenSearch(ends.opensearch_url, prefix, "search")
+        self.delta = Delta(mirrors)
+        self.copies: list[Follow] = []
+        self._started = 0
+        self.watches = [Watch("redis", self.redis.read), Watch("opensearch", self.search.read)]
+
+    # -- the daemon and the followers -----------------------------------------------------------
+
+    @property
+    def daemon(self) -> Daemon:
+        return self.line.daemon
+
+    def begin(self) -> None:
+        """Start what follows, and the watchers."""
+        self.line.start()
+        self.follow()
+        for watch in self.watches:
+            watch.start()
+
+    def follow(self, failpoint: str = "") -> Follow:
+        """Start a copy of the followers."""
+        self._started += 1
+        name = f"follow-{self._started}"
+        copy = Follow(
+            self.line.config_file, self.folder / f"{name}.log", self.folder / name, failpoint
+        )
+        self.copies.append(copy)
+        return copy
+
+    def look(self) -> None:
+        """Start again what has ended; fail where it has ended for good."""
+        if self.daemon.process.poll() is not None:
+            self.line.start()
+        for copy in [each for each in self.copies if not each.running]:
+            code = copy.process.returncode
+            if code in _FINAL:
+                pytest.fail(f"cdc follow ended with {code}: {copy.log[-_SHOWN_CHARACTERS:]}")
+            self.drop(copy)
+        if not self.copies:
+            self.follow()
+
+    def drop(self, copy: Follow) -> None:
+        """Leave nothing of a copy, its scratch neither."""
+        copy.kill()
+        self.copies.remove(copy)
+        shutil.rmtree(copy.scratch, ignore_errors=True)
+
+    def mend(self) -> None:
+        """Heal everything, and go on with one copy without failpoints."""
+        self.http.heal()
+        self.stack.up(["postgres", "kafka", "redis", "opensearch"])
+        for copy in list(self.copies):
+            if copy.failpoint or copy is not self.copies[0]:
+                self.drop(copy)
+        self.look()
+
+    # -- what must hold -------------------------------------------------------------------------
+
+    def source(self) -> State:
+        """Return what the database holds now."""
+        state: State = {table: [] for table in TABLES}
+        with psycopg.connect(self.line.database.dsn) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            for table, row in database_rows(connection):
+                state[table].append(row)
+        return state
+
+    def converged(self) -> dict[str, list[str]]:
+        """Wait until each store holds what the database holds; return by store how they differ."""
+        source = self.source()
+        (clock,) = source["clock"]
+        stores: dict[str, Callable[[], Reading | None]] = {
+            "delta": self.delta.read,
+            "redis": self.redis.read,
+            "opensearch": self.search.read,
+        }
+        self.delta.forget()
+        told = {}
+        for name, read in stores.items():
+            newest: Reading | None = None
+
+            def there(read: Callable[[], Reading | None] = read) -> bool:
+                nonlocal newest
+                self.look()
+                newest = read()
+                return newest is not None and newest.state["clock"] == [clock]
+
+            try:
+                wait_until(there, f"{name} is not there", CONVERGE_SECONDS, pause=0.5)
+            except pytest.fail.Exception:
+                print(self.copies[0].log[-_SHOWN_CHARACTERS:])  # noqa: T201 - why it is not
+                raise
+            assert newest is not None
+            told[name] = [*differences(newest.state, source), *findings(newest.state)]
+        return told
+
+    def wrong(self) -> Iterator[str]:
+        """Give what watchers have seen that no state of the database looks like."""
+        for watch in self.watches:
+            yield from watch.wrong
+
+    def close(self) -> None:
+        for watch in self.watches:
+            if watch.is_alive():
+                watch.close()
+        for copy in list(self.copies):
+            print(f"--- cdc follow, exit code {copy.process.returncode}")  # noqa: T201 - on failure
+            print(copy.log[-_SHOWN_CHARACTERS:])  # noqa: T201
+            self.drop(copy)
+        self.http.close()

@@ -1,0 +1,66 @@
+"""Followers hurt at random: a round in every test run, fifty with `make campaign`.
+
+LOCKSTEP_FOLLOWERS says how many rounds, LOCKSTEP_SEED the first one's seed, LOCKSTEP_READS how
+often the mirrors are read at a random frontier in the end, LOCKSTEP_INJURIES names injuries to be
+done instead of the seed's own, LOCKSTEP_RESULT a file for the figures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cdc.local.java import system_java
+from cdc.local.stack import LocalStack
+from tests.faults.follower_campaign import FollowerCampaign
+from tests.faults.follower_world import World
+from tests.fixtures.daemon import NewPipeline
+from tests.fixtures.seeds import first_seed
+
+_ROUNDS = int(os.environ.get("LOCKSTEP_FOLLOWERS", "1"))
+_READS = int(os.environ.get("LOCKSTEP_READS", "50"))
+_SEED = first_seed("LOCKSTEP_FOLLOWERS")
+_INJURIES = tuple(filter(None, os.environ.get("LOCKSTEP_INJURIES", "").split(",")))
+_RESULT = os.environ.get("LOCKSTEP_RESULT")
+
+
+@pytest.fixture
+def world(
+    killable_stack: LocalStack, killable_pipeline: NewPipeline, tmp_path: Path
+) -> Iterator[World]:
+    if system_java() is None:
+        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    made = World(killable_pipeline, killable_stack, tmp_path, _SEED)
+    yield made
+    made.close()
+
+
+@pytest.mark.followers
+@pytest.mark.slow
+@pytest.mark.timeout(1_200 + 600 * _ROUNDS + _READS)
+def test_every_state_is_the_databases_and_every_injury_heals(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No half transaction in any store, and no difference in the end."""
+    print(f"followers: LOCKSTEP_SEED={_SEED} LOCKSTEP_FOLLOWERS={_ROUNDS}")  # noqa: T201 - on failure
+
+    def tell(line: str) -> None:
+        with capsys.disabled():
+            print(f"\nfollowers: {line}", flush=True)  # noqa: T201 - its progress
+
+    campaign = FollowerCampaign(world, tell)
+    campaign.begin()
+    for number in range(_ROUNDS):
+        campaign.round(_SEED + number, _INJURIES)
+    campaign.read_mirrors(_READS)
+    report = {"first_seed": _SEED, **campaign.report()}
+    tell(orjson.dumps(report).decode())
+    if _RESULT:
+        Path(_RESULT).write_bytes(orjson.dumps(report))
+    assert campaign.wrong == []
+    for readings, frontiers in report["states"].values():
+        assert readings >= frontiers > 1
