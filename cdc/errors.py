@@ -170,6 +170,14 @@ class SwitchedError(CDCError):
         super().__init__(what, hint=hint or "the follower opens its store again and goes on there")
 
 
+class BehindError(CDCError, TimeoutError):
+    """A follower has not applied in time what was waited for; `behind` says who, and why."""
+
+    policy = Policy.BACKOFF
+    exit_code = Exit.TEMPORARY
+    behind: tuple[object, ...] = ()
+
+
 class StoppedError(Exception):
     """The daemon was told to stop while it had nothing to finish."""
 

@@ -41,6 +41,8 @@ COMMANDS = {
     "status": Entry(
         "cdc.cli.status", "status", "Tell how far the log is, and whether all is well."
     ),
+    "token": Entry("cdc.cli.token", "token", "Print up to where the source has been written."),
+    "wait": Entry("cdc.cli.wait", "wait", "Wait until followers have applied a commit."),
     "tail": Entry("cdc.cli.tail", "tail", "Print events as they arrive in the log."),
     "dead": Entry("cdc.cli.dead", "dead", "List events too large for their topics, or show one."),
     "slot": Entry("cdc.cli.slot", "slot", "Show, alter or drop the replication slot."),

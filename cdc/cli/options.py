@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,23 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with one of the units ms, s, m and h."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh])?", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is no duration; write it like 60s or 5m", param, ctx)
+        return float(match[1]) * _UNITS[match[2] or ""]
 
 
 def print_json(value: object) -> None:

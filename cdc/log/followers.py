@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Producer, TopicPartition
 
+# The package imports it without saying that it exports it.
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
 from cdc.events import LSN
 from cdc.log import names, records, topics
 from cdc.log.client import settings, translate, translated
@@ -37,11 +40,6 @@ CANARY: Final = "cdc.canary"
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 15.0
-_MISSING: Final = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's local errors are spelled so
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-}
 
 
 class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,32 +135,42 @@ class Readings:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._topic = names.followers_topic(config.prefix)
+        self._admin = topics.admin(config)
         self._client: Consumer | None = None
         self._next = 0  # the offset behind the newest report read
         self.newest: dict[str, FollowerRecord] = {}
 
     def refresh(self) -> dict[str, FollowerRecord]:
         """Read all that the topic holds now; return the newest report of each follower."""
-        client = self._opened()
-        place = TopicPartition(self._topic, 0)
-        try:
-            low, end = client.get_watermark_offsets(place, timeout=_TIMEOUT_SECONDS)
-        except KafkaException as error:
-            if error.args[0].code() in _MISSING:
-                return self.newest
-            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
+        end = self._end()
         if end < self._next:  # another topic of the same name
             self.close()
             self.newest.clear()
-            self._opened()
         deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while max(self._next, low) < end:
+        while self._next < end:
             if not self.wait(0.1) and time.monotonic() > deadline:
                 raise translate(
                     KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
                     f"reading {self._topic}",
                 )
         return self.newest
+
+    def _end(self) -> int:
+        """Return the topic's end; 0 where there is no topic.
+
+        By a client of its own: a consumer's connection answers nothing else while a fetch waits.
+        """
+        place = TopicPartition(self._topic, 0)
+        asked = self._admin.list_offsets(
+            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            request_timeout=_TIMEOUT_SECONDS,
+        )
+        try:
+            return int(asked[place].result().offset)
+        except KafkaException as error:
+            if not topics.describe(self._admin, [self._topic]):
+                return 0
+            raise translate(error.args[0], f"looking up the end of {self._topic}") from error
 
     def wait(self, seconds: float) -> bool:
         """Take what comes next; return whether that was something, within so long."""
@@ -176,12 +184,15 @@ class Readings:
         """Let go of the connection. Reading again opens another."""
         if self._client is not None:
             self._client.close()
-            self._client = None
+            self._client, self._next = None, 0
 
     def _opened(self) -> Consumer:
         if self._client is None:
-            self._next = 0
-            more: dict[str, str | float | bool] = {"auto.offset.reset": "earliest"}
+            more: dict[str, str | float | bool] = {
+                "auto.offset.reset": "earliest",
+                # The broker answers as soon as there is something; else twice a second will do.
+                "fetch.wait.max.ms": 500,
+            }
             self._client = consumer(self._config, **more)
             with translated(f"assigning {self._topic}"):
                 self._client.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])

@@ -1,0 +1,77 @@
+"""`cdc wait`: wait until followers have applied what was committed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import Duration, as_json, did, example, print_json, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.followers import FollowerRecord
+
+
+@click.command(
+    epilog=example(
+        "cdc wait --for cache,search --timeout 5s", "cdc wait --lsn 0/16B3748 --for mirror"
+    )
+)
+@with_config
+@click.option("--lsn", help="Wait for all up to this LSN.  [default: all committed by now]")
+@click.option("--token", help="Wait for what a token says, of cdc token or cdc.client.")
+@click.option("--for", "followers", help="Followers by name, with commas.  [default: all]")
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="5s",
+    show_default=True,
+    help="Give up after so long, such as 500ms, 5s or 1m.",
+)
+@as_json
+def wait(
+    config: Config,
+    *,
+    lsn: str | None,
+    token: str | None,
+    followers: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Return as soon as every follower named has applied all up to an LSN.
+
+    From then on its store shows what was committed up to there. Asks the followers' reports in the
+    log, and no store.
+
+    Exits 0 when all have, 75 when one is behind, 69 when one is not running, 78 when one has halted
+    and needs a person, or when the token is of another database.
+    """
+    from cdc.client import Client  # noqa: PLC0415 - not for --help
+    from cdc.source.connection import connect  # noqa: PLC0415
+    from cdc.source.token import take  # noqa: PLC0415
+
+    if lsn and token:
+        raise click.UsageError("--lsn and --token are two ways to say one thing; keep one of them")
+    given = lsn or token
+    if given is None:
+        with connect(config) as connection:
+            given = str(take(connection))
+    names = None if followers is None else [name.strip() for name in followers.split(",")]
+    began = time.monotonic()
+    with Client(config) as client:
+        applied = client.wait(given, names, timeout)
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json({"seconds": round(seconds, 3), "followers": _fields(applied)})
+        return
+    for name, record in applied.items():
+        did(f"{name} has applied all up to {record.lsn}, seq {record.seq}")
+
+
+def _fields(applied: dict[str, FollowerRecord]) -> dict[str, dict[str, object]]:
+    return {
+        name: {"lsn": str(each.lsn), "seq": each.seq, "epoch": each.epoch, "state": each.state}
+        for name, each in applied.items()
+    }

@@ -1,0 +1,194 @@
+"""Read what was written: wait until followers have applied a commit, from an application.
+
+```python
+from cdc.client import Client
+
+client = Client("lockstep.yaml")            # once in a process; threads may share it
+with psycopg.connect(...) as connection:
+    connection.execute("INSERT ...")
+    connection.commit()
+    token = client.token(connection)        # what was committed by now; str(token) travels
+client.wait(token, ["cache"], timeout=2.0)  # from here on the cache has it
+```
+
+It asks the followers' own reports in the log, and no store. One consumer stays open, so that a wait
+that has nothing to wait for costs a question to the broker, and another ends as soon as the report
+is there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from cdc.config import Config, load
+from cdc.control.findings import listed, size
+from cdc.errors import BehindError, ConfigError, Exit
+from cdc.events import LSN
+from cdc.log import reader
+from cdc.log.followers import Readings
+from cdc.source import token as tokens
+from cdc.source.token import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import psycopg
+
+    from cdc.log.followers import FollowerRecord
+
+__all__ = ["Behind", "BehindError", "Client", "Token"]
+
+# A thread that reads gives way to others so often; a report ends its turn at once.
+_TURN_SECONDS: Final = 0.1
+
+
+class Behind(NamedTuple):
+    """Why a follower does not have what was waited for; `record` is its newest report, if any."""
+
+    follower: str
+    why: str
+    hint: str
+    exit_code: Exit
+    hopeless: bool  # only a person can change it
+    record: FollowerRecord | None
+
+
+class Client:
+    """Knows how far the followers of one pipeline are. Close it, or use it in a `with`."""
+
+    def __init__(self, config: Config | str | Path = "lockstep.yaml") -> None:
+        self._config = config if isinstance(config, Config) else load(config)
+        self._readings = Readings(self._config)
+        self._turn = threading.Lock()
+        self._ours: tuple[str, str] | None = None  # system identifier and database
+
+    def token(self, connection: psycopg.Connection[Any]) -> Token:
+        """Return the token of all that is committed; call it behind your commit, on its connection.
+
+        Where there is no psycopg, `SELECT pg_current_wal_insert_lsn()` gives an LSN that will do.
+        """
+        return tokens.take(connection)
+
+    def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
+        """Return the newest reports, of all followers or of these; who never ran has none."""
+        names = self._named(followers)
+        with self._turn:
+            newest = self._readings.refresh()
+            return {name: newest[name] for name in names if name in newest}
+
+    def wait(
+        self,
+        lsn: Token | LSN | str,
+        followers: Iterable[str] | None = None,
+        timeout: float = 5.0,
+    ) -> dict[str, FollowerRecord]:
+        """Return when every follower named (default: all) has applied all up to `lsn`.
+
+        A text may be a token or an LSN. Raises BehindError, which is a TimeoutError too, when one
+        has not in time, and at once where one has halted that far from it.
+        """
+        wanted, names = self._lsn(lsn), self._named(followers)
+        began = time.monotonic()
+        with self._turn:
+            newest = dict(self._readings.refresh())
+        while late := behind(wanted, names, newest):
+            left = began + timeout - time.monotonic()
+            if left <= 0 or any(each.hopeless for each in late):
+                raise _error(wanted, late, time.monotonic() - began)
+            with self._turn:
+                self._readings.wait(min(left, _TURN_SECONDS))
+                newest = dict(self._readings.newest)
+        return {name: newest[name] for name in names}
+
+    def close(self) -> None:
+        """Let go of the connection to the broker."""
+        with self._turn:
+            self._readings.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _named(self, followers: Iterable[str] | None) -> list[str]:
+        known = list(self._config.followers)
+        names = known if followers is None else list(dict.fromkeys(followers))
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise ConfigError(
+                f"there is no follower {listed(unknown)}" if unknown else "there is no follower",
+                hint=f"followers names {listed(known)}" if known else "name some under `followers`",
+            )
+        return names
+
+    def _lsn(self, given: Token | LSN | str) -> LSN:
+        if isinstance(given, str):
+            given = Token.parse(given) if "@" in given else _parsed(given)
+        if isinstance(given, LSN):
+            return given
+        if self._ours is None:
+            resume = reader.read_resume(self._config)
+            if resume is None:
+                raise ConfigError(
+                    f"the pipeline {self._config.pipeline} is not set up", hint="cdc setup"
+                )
+            self._ours = resume[0].system_identifier, resume[0].database
+        if (given.system_identifier, given.database) != self._ours:
+            raise ConfigError(
+                f"the token {given} is of another database: this pipeline's is"
+                f" {self._ours[1]} of the server {self._ours[0]}",
+                hint="take it where the change was committed, and wait with that pipeline's"
+                " configuration; on a standby of another server it means nothing",
+            )
+        return given.lsn
+
+
+def behind(
+    lsn: LSN, names: Sequence[str], newest: Mapping[str, FollowerRecord]
+) -> tuple[Behind, ...]:
+    """Return who has not applied everything up to `lsn`, by the newest reports, and why."""
+    found = []
+    for name in names:
+        record = newest.get(name)
+        if record is None:
+            why, hint = "has never run", f"cdc follow --followers {name}"
+            found.append(Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=None))
+        elif record.lsn < lsn:
+            found.append(_why(lsn, record))
+    return tuple(found)
+
+
+def _why(lsn: LSN, record: FollowerRecord) -> Behind:
+    name, left = record.follower, f"{size(lsn - record.lsn)} behind at {record.lsn}"
+    if record.state == "halted":
+        why = f"has halted {left}: {record.what}"
+        return Behind(name, why, record.hint, Exit.CONFIG, hopeless=True, record=record)
+    if not record.runs:
+        why = f"is not running, {left}; its last report is {record.age_seconds:.0f} s old"
+        hint = f"cdc follow --followers {name}"
+        return Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=record)
+    why = f"is {record.state.replace('_', ' ')}, {left}" + (f": {record.what}" * bool(record.what))
+    hint = record.hint or "wait for longer, or see `cdc status` for what it lags behind"
+    return Behind(name, why, hint, Exit.TEMPORARY, hopeless=False, record=record)
+
+
+def _error(lsn: LSN, late: Sequence[Behind], seconds: float) -> BehindError:
+    said = "; ".join(f"{each.follower} {each.why}" for each in late)
+    worst = max(late, key=lambda each: each.exit_code)
+    error = BehindError(f"not applied up to {lsn} after {seconds:.1f} s: {said}", hint=worst.hint)
+    error.exit_code = worst.exit_code
+    error.behind = tuple(late)
+    return error
+
+
+def _parsed(text: str) -> LSN:
+    try:
+        return LSN.parse(text)
+    except ValueError as error:
+        raise ConfigError(str(error), hint="an LSN is written as Postgres does: 0/16B3748") from (
+            error
+        )

@@ -1,0 +1,185 @@
+"""A wait ends when the follower's report says so: not before, and not much later."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+
+from cdc.cli.main import run
+from cdc.client import BehindError, Client
+from cdc.config import Config
+from cdc.errors import ConfigError, Exit
+from cdc.events import LSN
+from cdc.log.followers import FollowerRecord, Reports
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+
+FOLLOWERS = {"cache": {"redis": {"url": "redis://localhost"}}}
+
+
+class FakeFollower:
+    """Reports as a follower's job does: behind what it has applied, which is all it does."""
+
+    def __init__(self, config: Config) -> None:
+        self.reports = Reports(config)
+        self.truth = LSN(0)
+        self.plain = FollowerRecord(
+            pipeline=config.pipeline,
+            follower="cache",
+            store="redis",
+            generation=1,
+            state="following",
+            epoch=1,
+            lsn=LSN(0),
+            seq=0,
+            committed_at_us=0,
+            place=0,
+            owner="here:1",
+            at_us=0,
+        )
+
+    def apply(self, lsn: int, generation: int = 1) -> None:
+        self.truth = LSN(lsn)
+        self.report(lsn=LSN(lsn), generation=generation)
+
+    def report(self, **changed: object) -> None:
+        now_us = time.time_ns() // 1_000
+        self.reports.write(msgspec.structs.replace(self.plain, at_us=now_us, **changed))
+        self.reports.flush()
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    return pipeline("CREATE TABLE t (id int PRIMARY KEY)", followers=FOLLOWERS)
+
+
+@pytest.fixture
+def follower(line: PipelineUnderTest) -> FakeFollower:
+    return FakeFollower(line.config)
+
+
+@pytest.fixture
+def client(line: PipelineUnderTest) -> Iterator[Client]:
+    with Client(line.config) as client:
+        yield client
+
+
+def has(client: Client, lsn: int) -> bool:
+    try:
+        client.wait(LSN(lsn), ["cache"], timeout=0)
+    except BehindError:
+        return False
+    return True
+
+
+def test_it_is_told_exactly_what_is_applied(client: Client, follower: FakeFollower) -> None:
+    """Through advances, repeats by another copy, steps back, builds anew, and late reports."""
+    random_ = random.Random(7)
+    generation, at = 1, 0
+    assert not has(client, 0)  # it has never run
+    for _ in range(150):
+        match random_.randrange(6):
+            case 0:
+                generation, at = generation + 1, 0
+            case 1:
+                at = max(0, at - random_.randrange(3))
+            case _:
+                at += random_.randrange(3)
+        follower.apply(at, generation)
+        if generation > 1 and random_.random() < 0.5:
+            # The build before was nearly whole, and its job has not noticed yet.
+            follower.report(lsn=LSN(10_000), generation=generation - 1)
+        wanted = at + random_.randrange(-2, 3)
+        assert has(client, wanted) is (wanted <= at)
+
+
+def test_no_thread_is_told_too_early(client: Client, follower: FakeFollower) -> None:
+    """Threads share a client; each learns at once, and only then, that its LSN is applied."""
+    early: list[int] = []
+    last = 60
+
+    def waits(seed: int) -> None:
+        random_, wanted = random.Random(seed), 0
+        while wanted < last:
+            wanted = min(last, wanted + random_.randrange(1, 9))
+            client.wait(LSN(wanted), timeout=120.0)
+            if follower.truth < wanted:
+                early.append(wanted)
+
+    threads = [threading.Thread(target=waits, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for lsn in range(1, last + 1):
+        follower.apply(lsn)
+    for thread in threads:
+        thread.join(120.0)
+        assert not thread.is_alive()
+    assert early == []
+
+
+def test_a_token_of_a_commit_is_where_the_log_will_be(
+    line: PipelineUnderTest, client: Client
+) -> None:
+    """On an idle database exactly: nothing later need come before a wait for it can end."""
+    with psycopg.connect(line.database.dsn) as connection:
+        connection.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(ConfigError, match="within a transaction that has written"):
+            client.token(connection)
+        with line.database.connect() as another:
+            before = client.token(another)
+        connection.commit()
+        token = client.token(connection)
+        assert connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    assert token > before
+    assert token.database == line.database.name
+    other = str(token).replace(token.database, "another")
+    with pytest.raises(ConfigError, match="is of another database"):
+        client.wait(other, timeout=0)
+    with pytest.raises(BehindError, match="cache has never run"):
+        client.wait(token, timeout=0)
+
+
+def test_the_commands_say_who_is_behind(
+    line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(line.config_file)
+
+    def wait(*words: str) -> tuple[int, str]:
+        code = run(["wait", "-c", path, *words])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    follower.apply(0x100)
+    assert wait("--lsn", "0/100") == (0, "✓ cache has applied all up to 0/100, seq 0\n")
+    code, said = wait("--lsn", "0/200", "--timeout", "100ms")
+    assert (code, "cache is following, 256 bytes behind at 0/100" in said) == (75, True)
+    follower.report(state="stopped", lsn=LSN(0x100))
+    assert wait("--lsn", "0/200", "--timeout", "100ms")[0] == Exit.UNAVAILABLE
+    follower.report(state="halted", lsn=LSN(0x100), what="a gap in t", hint="cdc rebuild cache")
+    code, said = wait("--lsn", "0/200", "--timeout", "1h")
+    assert code == Exit.CONFIG
+    assert "has halted 256 bytes behind at 0/100: a gap in t\nwhat to do: cdc rebuild cache" in said
+    assert wait("--lsn", "0/100")[0] == Exit.OK
+    for words, says in (
+        (("--for", "nobody"), "there is no follower nobody"),
+        (("--lsn", "x"), "not an LSN"),
+        (("--token", "x@"), "not a token"),
+    ):
+        code, said = wait(*words)
+        assert (code, says in said) == (Exit.CONFIG, True)
+    assert run(["token", "-c", path]) == Exit.OK
+    token = capsys.readouterr().out.strip()
+    follower.apply(1 << 62)
+    assert wait("--token", token)[0] == wait()[0] == Exit.OK
+
+
+def test_a_pipeline_without_followers_has_nobody_to_wait_for(pipeline: NewPipeline) -> None:
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    with Client(Path(line.config_file)) as client, pytest.raises(ConfigError, match="no follower"):
+        client.wait(LSN(1))
