@@ -16,6 +16,7 @@ TABLE = {
     errors.GapError: (Policy.HALT, Exit.CONFIG),
     errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
     errors.StoreLostError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.SwitchedError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
@@ -24,6 +25,7 @@ TABLE = {
     errors.SnapshotLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RewrittenError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OutcomeUnknownError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.BehindError: (Policy.BACKOFF, Exit.TEMPORARY),
 }
 
 

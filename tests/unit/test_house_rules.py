@@ -19,7 +19,7 @@ LINES_IN_A_FUNCTION = 70
 # Who may know whom: the name on the left is imported by the folders on the right, and no others.
 IMPORTED_BY = {
     "confluent_kafka": ("cdc/log", "cdc/control", "cdc/demo", "tests", "benchmarks"),
-    "psycopg": ("cdc/source", "cdc/control", "cdc/demo", "tests", "benchmarks"),
+    "psycopg": ("cdc/source", "cdc/client.py", "cdc/control", "cdc/demo", "tests", "benchmarks"),
     "prometheus_client": ("cdc/control", "tests", "benchmarks"),
     "requests": ("cdc/local", "tests"),
     "rich": ("cdc/demo", "cdc/cli", "tests"),

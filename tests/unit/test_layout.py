@@ -24,6 +24,7 @@ SOURCES = {
 OWNERS = {
     "psycopg": {
         "cdc/source",
+        "cdc/client.py",  # names the type of the application's connection
         "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
         "cdc/control/retention.py",  # likewise
         "cdc/control/setup.py",  # names the connection's type
