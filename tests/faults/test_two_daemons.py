@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
+from cdc.local.stack import LocalStack
 from cdc.log import topics
 from cdc.log.offsets import Place, Question
+from tests.faults.campaign import behind_kafka
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.guarded import GuardedBroker
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.proxy import Proxy
 from tests.fixtures.witness import Witness, data_records, records_of
 
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
@@ -103,15 +106,16 @@ def test_started_at_once_one_works_and_the_other_takes_over_when_it_is_killed(
 
 
 def test_what_a_zombie_was_writing_never_becomes_visible(
-    guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
+    killable_stack: LocalStack,
+    killable_pipeline: NewPipeline,
+    new_proxy: Callable[[str, int], Proxy],
 ) -> None:
     """Stopped in the middle of its work, replaced, and woken again: it may not even disturb."""
-    line = guarded_line
-    line.database.execute(*TABLES)
-    line.set_up()
+    line = killable_pipeline(*TABLES, batch=_SMALL)
+    proxy = behind_kafka(killable_stack, new_proxy)
     # Far from the broker some transaction is open at nearly every moment.
-    guarded_broker.proxy.delay_seconds = 0.05
-    far = line.write("far.yaml", log__bootstrap_servers=guarded_broker.proxied, batch=_SMALL)
+    proxy.delay_seconds = 0.03
+    far = line.write("far.yaml", log__bootstrap_servers=f"127.0.0.1:{proxy.port}")
     witness = Witness(line)
     pair = [line.start(config_file=far).wait_ready(), line.start(config_file=far)]
     pair[1].wait_state("standby")
