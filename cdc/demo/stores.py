@@ -42,6 +42,8 @@ _NAIVE_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps witho
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EXACT: Final = "_exact"
+# Postgres writes whole numbers below without a point, those from it on with an exponent.
+_WHOLE: Final = 1e15
 
 Read = Callable[[database.Table], Iterator["Row"]]
 
@@ -169,16 +171,18 @@ def _mirrors(config: Config, follower: Follower) -> Read:
         mirror = DeltaTable(f"{root}/{place}", version=versions[place]).to_pyarrow_table()
         for row in mirror.to_pylist():
             exact = dict(row[_EXACT] or ())
-            yield {each: exact.get(each, _form(row[each])) for each in table.columns}
+            yield {each: exact.get(each, form(row[each])) for each in table.columns}
 
     return read
 
 
-def _form(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any type's; one line a type
+def form(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any type's; one line a type
     """Return a mirror's value in the log's form."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case float() if value.is_integer() and abs(value) < _WHOLE:
+            return int(value)
         case Decimal():
             return format(value, "f")
         case bytes():
@@ -188,5 +192,5 @@ def _form(value: Any) -> Any:  # noqa: ANN401, PLR0911 - any type's; one line a 
         case date():
             return (value - _EPOCH.date()).days
         case list():
-            return [_form(each) for each in value]
+            return [form(each) for each in value]
     return value

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cdc.demo.database import wal_end
+from cdc.demo.stores import prove_followers
+from cdc.local.java import system_java
+from cdc.log.followers import Readings
+from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
@@ -49,3 +54,48 @@ def test_set_up_run_killed_and_run_again_the_log_equals_the_database(
         wait_until(lambda: load.commits > seen + 100, "no load")
     assert witness.check().events > 100
     assert daemon.term() == 0
+
+
+@pytest.mark.timeout(900)
+def test_three_stores_follow_and_equal_the_database_killed_or_not(
+    container_pipeline: NewPipeline,
+    redis_container: str,
+    opensearch_container: str,
+    tmp_path: Path,
+) -> None:
+    """From Postgres into Delta Lake, Redis and OpenSearch; the followers killed on the way."""
+    if system_java() is None:
+        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    # The tables that have keys: stores of keys and values follow no others.
+    keyed = ["public.users", "public.pairs", "public.whole", "public.named"]
+    line = container_pipeline(
+        *TABLES,
+        batch={"max_wait_ms": 50},
+        followers={
+            "mirror": {"delta": {"path": str(tmp_path / "mirrors")}},
+            "cache": {"tables": keyed, "redis": {"url": redis_container}},
+            "search": {"tables": keyed, "opensearch": {"url": opensearch_container}},
+        },
+    )
+    line.start().wait_ready()
+    copies = []
+    try:
+        with Load(line.database.dsn, seed=2, steps_per_second=200) as load:
+            for number in range(2):
+                folder = tmp_path / f"follow-{number}"
+                folder.mkdir()
+                copies.append(Follow(line.config_file, folder / "log", folder))
+                seen = load.commits
+                wait_until(lambda: load.commits > seen + 200, "no load")  # noqa: B023 - at once
+                if number == 0:
+                    reports = Readings(line.config)
+                    wait_until(lambda: len(reports.refresh()) == 3, "nobody follows", 300)  # noqa: B023 - at once
+                    reports.close()
+                    copies[0].kill()
+        proof = prove_followers(line.config, wal_end(line.config), wait_seconds=300)
+        assert proof.findings == (), copies[-1].log[-4_000:]
+        assert proof.rows.keys() == {"mirror", "cache", "search"}
+        assert copies[-1].term() == 0
+    finally:
+        for copy in copies:
+            copy.kill()

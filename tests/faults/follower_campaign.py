@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.faults import follower_types
 from tests.faults.follower_injuries import INJURIES, WEIGHTS
 from tests.faults.follower_load import FollowerLoad
 from tests.faults.follower_rows import findings
@@ -43,11 +44,14 @@ class FollowerCampaign:
         self._frontiers: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
-        """Fill the tables, and wait until every store holds them."""
+        """Fill the tables, and wait until every store holds them, of every type."""
         with self._world.line.database.connect() as connection:
+            follower_types.fill(connection)
             FollowerLoad(self._world.line.database.dsn, 0).begin_with(connection)
         self._world.begin()
         self._compare("the beginning")
+        wrong = self._world.wrong_types()
+        assert not wrong, "\n".join(wrong)
 
     def round(self, seed: int, injuries: Sequence[str] = ()) -> None:
         """Hurt under load, heal, compare; `injuries` by name instead of the seed's own."""

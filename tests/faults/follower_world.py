@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import psutil
 import psycopg
 import pytest
+import requests
 
+from tests.faults import follower_types
 from tests.faults.follower_http import HttpProxy
 from tests.faults.follower_load import database_rows
 from tests.faults.follower_rows import DDL, TABLES, State, differences, findings
@@ -147,22 +150,26 @@ class World:
         assert ends.opensearch_url
         assert port
         self.http = HttpProxy(port, seed)
-        mirrors = folder / "mirrors"
+        self.mirrors = folder / "mirrors"
         stores: dict[str, dict[str, Any]] = {
-            "mirror": {"delta": {"path": str(mirrors)}},
+            "mirror": {"delta": {"path": str(self.mirrors)}},
             "cache": {"redis": {"url": ends.redis_url}},
             "search": {"opensearch": {"url": self.http.url}},
         }
         self.line = new(
             DDL,
             batch={"max_wait_ms": 30},
+            source={"tables": ["public.*", f"{follower_types.SCHEMA}.*"]},
             snapshot={"mode": "initial", "runner": "local"},
             followers=stores,
         )
+        with self.line.database.connect() as connection:
+            follower_types.make(connection)
+        self.line.set_up()
         prefix = self.line.config.prefix
         self.redis = Redis(ends.redis_url, prefix, "cache")
         self.search = OpenSearch(ends.opensearch_url, prefix, "search")
-        self.delta = Delta(mirrors)
+        self.delta = Delta(self.mirrors)
         self.copies: list[Follow] = []
         self._started = 0
         self.watches = [Watch("redis", self.redis.read), Watch("opensearch", self.search.read)]
@@ -256,6 +263,20 @@ class World:
             assert newest is not None
             told[name] = [*differences(newest.state, source), *findings(newest.state)]
         return told
+
+    def wrong_types(self) -> list[str]:
+        """Return what stores have otherwise than documented of the table of all types."""
+        config, name = self.line.config, f"{follower_types.SCHEMA}.every"
+        client, prefix = self.redis.client, config.prefix
+        cached = [orjson.loads(client.get(each)) for each in client.keys(f"{prefix}:{name}:*")]
+        query = {"size": 1_000, "query": {"match_all": {}}}
+        found = requests.post(f"{self.search.url}/{prefix}-{name}/_search", json=query, timeout=30)
+        sources = [each["_source"] for each in orjson.loads(found.content)["hits"]["hits"]]
+        return [
+            *follower_types.wrong_json("redis", {each["id"]: each for each in cached}, config),
+            *follower_types.wrong_json("opensearch", {e["id"]: e for e in sources}, config),
+            *follower_types.wrong_mirror(self.mirrors, config),
+        ]
 
     def wrong(self) -> Iterator[str]:
         """Give what watchers have seen that no state of the database looks like."""
