@@ -169,7 +169,7 @@ def line(scene: Scene) -> str:
         f"  {flow.transactions.per_second(now):.0f} Kafka transactions/s"
         f"  daemon {scene.daemon}"
     ) + "".join(
-        f"  {name} {_state(each)} {flow.behind(each)[0]} events behind"
+        f"  {name} {_state(each)}, lacks {flow.behind(each)[0]}"
         for name, each in sorted(flow.followers.items())
     )
 
@@ -261,19 +261,20 @@ def _followers(flow: Flow) -> Table:
     """Return where each follower stands: its applied frontier, and how far that is behind."""
     shown = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("follower", "store", "state"):
-        shown.add_column(name, min_width=9)
-    for name in ("applied frontier", "seq", "behind", "events/s", "batch"):
-        shown.add_column(name, justify="right", min_width=8)
+        shown.add_column(name, no_wrap=True)
+    for name in ("applied", "behind", "lacks", "/s", "batch"):
+        shown.add_column(name, justify="right", min_width=5, no_wrap=True)
     for name, each in sorted(flow.followers.items()):
         state = _state(each)
+        style = _STATE_STYLES.get(state) or _STOPPED_STYLES.get(state, "yellow")
         events, seconds = flow.behind(each)
         shown.add_row(
             name,
             each.store,
-            Text(state, _STATE_STYLES.get(state) or _STOPPED_STYLES.get(state, "yellow")),
+            Text(state.replace("_", " "), style),
             str(each.lsn),
-            grouped(each.seq),
-            Text(f"{seconds:.1f} s, {grouped(events)} events", "" if events else "dim"),
+            f"{seconds:.1f} s",
+            Text(grouped(events), "" if events else "dim"),
             f"{each.events_per_second:.0f}",
             f"{each.batch_seconds:.1f} s",
         )

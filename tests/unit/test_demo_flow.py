@@ -197,9 +197,9 @@ def test_followers_are_shown_with_what_they_have_applied_and_lack(flow: Flow) ->
     silent = reported(100, NOW + 1, follower="cache", store="redis", at_us=0)
     flow.note_followers({"mirror": reported(60, NOW + 0.6), "cache": silent}, NOW + 1)
     shown = rendered(flow, 130)
-    assert "0.4 s, 40 events" in shown
-    assert re.search(r"cache +redis +silent +0/3A4B000 +100 +0.0 s, 0 events", shown)
-    assert "mirror following 40 events behind" in line(scene(flow))
+    assert re.search(r"mirror +delta +following +0/3A4B000 +0.4 s +40 ", shown)
+    assert re.search(r"cache +redis +silent +0/3A4B000 +0.0 s +0 ", shown)
+    assert "mirror following, lacks 40" in line(scene(flow))
 
 
 def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Flow) -> None:
