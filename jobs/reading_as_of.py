@@ -51,7 +51,7 @@ def read_as_of(
     none so old, or no such table at it.
     """
     row = _row(path, lsn, time, storage)
-    places = {name: _place(row, name) for name in tables}
+    places = {name: _place(row.versions, name) for name in tables}
     return AsOf(
         row.applied,
         {
@@ -75,10 +75,10 @@ def read_as_of_arrow(
     row = _row(path, lsn, time, storage)
     found = {}
     for name in tables:
-        place = _place(row, name)
+        place = _place(row.versions, name)
         table = delta_lake.opened(f"{path.rstrip('/')}/{place}", storage or {}, row.versions[place])
         if table is None:
-            raise _missing(name, row)
+            raise _missing(name, row.versions)
         found[name] = delta_lake.read(table, delta_lake.arrow_schema(table).names)
     return AsOf(row.applied, found)
 
@@ -103,18 +103,18 @@ def _row(
     return row
 
 
-def _place(row: delta_frontiers.Row, name: str) -> str:
+def _place(versions: Mapping[str, int], name: str) -> str:
     """Return where a table lies, which is named as its topic."""
     schema, _, table = name.partition(".")
     place = names.data_topic("", schema, table).removeprefix(".")
     for each in (name, place):
-        if each in row.versions:
+        if each in versions:
             return each
-    raise _missing(name, row)
+    raise _missing(name, versions)
 
 
-def _missing(name: str, row: delta_frontiers.Row) -> ConfigError:
+def _missing(name: str, versions: Mapping[str, int]) -> ConfigError:
     return ConfigError(
-        f"there is no mirror of {name} at {row.applied.lsn}",
-        hint=f"there are {', '.join(sorted(row.versions)) or 'none'}",
+        f"there is no mirror of {name} at that frontier",
+        hint=f"there are {', '.join(sorted(versions)) or 'none'}",
     )

@@ -1,32 +1,40 @@
 """Mirrors in Delta Lake: a table each, all of them at one frontier after each batch.
 
-A cut is gathered first: `write` makes Arrow of it, and nothing is in any table until `commit`
-applies it to all tables that it changes, several at a time, one Delta commit each. Behind the last
-one the row of `_frontiers` says which version of each mirror stands at the cut's end. Killed in
-between, some mirrors are ahead of that row, and readers of the row do not see it; the next cut goes
-at least as far as any of them.
+A cut is gathered first: `write` only takes it, and nothing is in any table until `commit` applies
+it to all tables that it changes, several at a time, one Delta commit each. Behind the last one the
+row of `_frontiers` says which version of each mirror stands at the cut's end. Killed in between,
+some mirrors are ahead of that row, and readers of the row do not see it; the next cut goes at least
+as far as any of them.
 
 Two copies of a follower: each commit is one of Delta's transactions of the same app, so the later
 one fails, looks again, and finds the work done. A copy that is behind skips what the mirrors hold,
-and writes no row while any mirror is ahead of its own frontier.
+and writes no row while any mirror is ahead of its own frontier. So no deleted row comes back, and
+no tombstones are needed.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
-from cdc.errors import InvariantError, StoreLostError
+import pyarrow.compute as pc
+
+from cdc.errors import ConfigError, StoreLostError
 from cdc.events import LSN
-from sinks import delta_layout, delta_merge
-from sinks.contract import Applied, Changes, Standing
+from sinks import delta_generations, delta_json, delta_keys, delta_lake, delta_layout, delta_merge
+from sinks.contract import Applied, Change, Changes, Standing
 from sinks.delta_frontiers import Frontiers
+from sinks.delta_rows import batch
 from sinks.delta_table import Keeper, Mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from deltalake import DeltaTable
 
     from sinks.contract import Version
+    from sinks.delta_frontiers import Row
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,31 +62,46 @@ class Settings(NamedTuple):
     optimize_minutes: float = 60.0
     vacuum_hours: float = 168.0
 
+    @property
+    def owner(self) -> dict[str, object]:
+        """Whose lake it is."""
+        return {"pipeline": self.pipeline, "follower": self.follower}
+
 
 class DeltaSink:
-    """The mirrors of one follower."""
+    """The mirrors of one follower: of the current generation, or of one that `at` has named."""
 
     whole_rows = False
     parallel = False
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        owner = {"pipeline": settings.pipeline, "follower": settings.follower}
-        self._frontiers = Frontiers(settings.path, settings.storage, owner)
+    def __init__(
+        self,
+        settings: Settings,
+        generation: int | None = None,
+        tables: frozenset[str] | None = None,
+    ) -> None:
+        self._settings, self._asked, self._tables = settings, generation, tables
+        self._root = settings.path
+        self._frontiers = Frontiers(settings.path, settings.storage, settings.owner)
+        # Of a generation that is no longer current, and is only read: its newest frontier.
+        self._past: Row | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, list[Changes]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def __getstate__(self) -> Settings:
-        return self._settings
-
-    def __setstate__(self, settings: Settings) -> None:
-        self.__init__(settings)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), (self._settings, self._asked, self._tables)
 
     def open(self) -> Standing | None:
-        self._frontiers.open()
         self._mirrors.clear()
         self._pending.clear()
+        mine = self._settings
+        self._root, self._past = delta_generations.place(mine, self._asked)
+        if self._past is not None:
+            return Standing(self._past.applied, self._past.applied.seq)
+        self._frontiers = Frontiers(self._root, mine.storage, mine.owner)
+        self._frontiers.open(self._asked or 1)
+        delta_generations.clear(mine, self._frontiers.generation, self._root)
         newest, reached = self._frontiers.newest, self._frontiers.reached
         if newest is None:
             return Standing(self._nothing(), reached) if reached else None
@@ -93,7 +116,8 @@ class DeltaSink:
         return mirror.seq
 
     def _nothing(self) -> Applied:
-        return Applied(self._settings.pipeline, self._frontiers.generation, 0, LSN(0), 0, 0, 0, {})
+        generation = self._frontiers.generation
+        return Applied(self._settings.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
     def anew(self, generation: int) -> None:
         self._frontiers.anew(generation)
@@ -102,9 +126,14 @@ class DeltaSink:
         return self._settings.history
 
     def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        if self._past is not None:
+            raise ConfigError(
+                f"generation {self._past.generation} of {self._root} is no longer written",
+                hint="the current one is: open the follower without a generation",
+            )
         self._pending.clear()
         self._frontiers.begin(reached)
-        newest = {version.topic: version for version in versions}
+        newest = {version.topic: version for version in versions if self._keeps(version)}
         self._every(self._meet, [(self._place(each), each) for each in newest.values()])
 
     def _meet(self, place: str, version: Version) -> None:
@@ -119,6 +148,8 @@ class DeltaSink:
             raise StoreLostError(f"{mirror.path} is ahead of all that _frontiers knows of")
 
     def write(self, changes: Changes) -> int:
+        if not self._keeps(changes.version):
+            return 0
         place = self._place(changes.version)
         seq = self._mirrors[place].seq
         news = [change for change in changes.changes if change.seq > seq]
@@ -129,9 +160,8 @@ class DeltaSink:
         return len(news) + (truncated is not None)
 
     def commit(self, applied: Applied) -> None:
-        self._every(
-            lambda place, parts: self._apply(place, parts, applied), list(self._pending.items())
-        )
+        pending = list(self._pending.items())
+        self._every(lambda place, parts: self._apply(place, parts, applied), pending)
         self._pending.clear()
         mirrors = self._mirrors
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
@@ -143,13 +173,58 @@ class DeltaSink:
         mirror.make(changes.version, changes.changes)
         mirror.apply(mirror.work(changes), applied, delta_merge.apply)
 
-    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:  # noqa: ARG002
-        raise InvariantError(f"rows of {version.name} are asked for, and mirrors keep their own")
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        mirror = self._mirror(self._place(version))
+        if not mirror.find():
+            return {}
+        asked = [Change(key, 0, None, version.schema_id, 0, 0) for key in keys]
+        schema = delta_lake.arrow_schema(mirror.table)
+        wanted = batch(Changes((version,), asked), schema, {}).rows
+        stored = self._stored(mirror.table)
+        found = delta_keys.places(wanted, stored, version.key)
+        whole = stored.take(found.drop_null())
+        there = found.is_valid().to_pylist()
+        rows = (row for _, row in delta_json.rows(whole, version))
+        return {key: next(rows) for key, is_there in zip(keys, there, strict=True) if is_there}
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        place = self._place(version)
+        past = self._past and self._past.versions.get(place)
+        if self._past is not None and past is None:
+            return
+        table = delta_lake.opened(f"{self._root}/{place}", self._settings.storage, past)
+        for part in delta_lake.streamed(table) if table else ():
+            there = _there(part)
+            seqs = there[delta_layout.SEQ].to_pylist()
+            for seq, (key, row) in zip(seqs, delta_json.rows(there, version), strict=True):
+                yield key, seq, row
+
+    def _stored(self, table: DeltaTable) -> pa.Table:
+        return _there(delta_lake.read(table, delta_lake.arrow_schema(table).names))
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+    def generations(self) -> Mapping[int, Applied | None]:
+        return delta_generations.found(self._settings)
+
+    def current(self) -> int | None:
+        frontiers = Frontiers(self._settings.path, self._settings.storage, self._settings.owner)
+        return frontiers.generation if frontiers.find() else None
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        return type(self)(self._settings, generation, tables)
+
+    def switch(self, generation: int) -> None:
+        delta_generations.switch(self._settings, generation)
+
+    def drop(self, generation: int) -> None:
+        delta_generations.drop(self._settings, generation)
+
+    def _keeps(self, version: Version) -> bool:
+        return self._tables is None or version.name in self._tables
 
     def _place(self, version: Version) -> str:
         """Return where a table's mirror is, below the path: named as its topic."""
@@ -157,19 +232,8 @@ class DeltaSink:
 
     def _mirror(self, place: str) -> Mirror:
         if place not in self._mirrors:
-            mine = self._settings
-            keeper = Keeper(
-                mine.pipeline,
-                mine.follower,
-                self._frontiers.generation,
-                mine.storage,
-                mine.soft,
-                mine.history,
-                mine.partition,
-                mine.is_direct,
-            )
-            path = delta_layout.path(mine.path, mine.prefix, place)
-            self._mirrors[place] = Mirror(place, path, keeper)
+            keeper = keeper_of(self._settings, self._frontiers.generation)
+            self._mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
         return self._mirrors[place]
 
     def _every(self, do: Callable[[str, T], R], of: Sequence[tuple[str, T]]) -> list[R]:
@@ -180,6 +244,29 @@ class DeltaSink:
         running = [self._pool.submit(do, place, each) for place, each in of]
         wait(running)
         return [each.result() for each in running]
+
+
+def keeper_of(settings: Settings, generation: int) -> Keeper:
+    """Return how a generation's mirrors are kept."""
+    return Keeper(
+        settings.pipeline,
+        settings.follower,
+        generation,
+        settings.storage,
+        settings.soft,
+        settings.history,
+        settings.partition,
+        settings.is_direct,
+    )
+
+
+def _there(rows: pa.Table) -> pa.Table:
+    """Return the rows that the source has: none that is deleted, or a former version."""
+    if delta_layout.DELETED in rows.column_names:
+        return rows.filter(pc.invert(pc.fill_null(rows[delta_layout.DELETED], fill_value=False)))
+    if delta_layout.CURRENT in rows.column_names:
+        return rows.filter(rows[delta_layout.CURRENT])
+    return rows
 
 
 def _joined(parts: list[Changes]) -> Changes:

@@ -3,10 +3,12 @@
 One row is appended behind each batch, when all mirrors stand at its frontier: reading each mirror
 at the version that one row names is reading all of them as of one LSN. Until then the row before
 is what readers go by. A Delta transaction of its own says up to which seq a batch is being written,
-before anything of it is.
+before anything of it is; every commit repeats the generation, so that one of an older generation
+fails where another has become current.
 
 Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the whole frontier, JSON),
-`versions` (map: `schema.table` to the Delta version of its mirror).
+`versions` (map: a mirror's folder to its Delta version), `is_whole` (false where these stand at
+different frontiers, as behind the switch of a single table: no state to be read).
 """
 
 from __future__ import annotations
@@ -29,25 +31,20 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 NAME: Final = "_frontiers"
-_SCHEMA: Final[dict[str, object]] = {
-    "type": "struct",
-    "fields": [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in {
-            "generation": "long",
-            "epoch": "long",
-            "lsn": "long",
-            "seq": "long",
-            "committed_at": "timestamp",
-            "applied": "string",
-            "versions": {
-                "type": "map",
-                "keyType": "string",
-                "valueType": "long",
-                "valueContainsNull": False,
-            },
-        }.items()
-    ],
+_TYPES: Final[dict[str, object]] = {
+    "generation": "long",
+    "epoch": "long",
+    "lsn": "long",
+    "seq": "long",
+    "committed_at": "timestamp",
+    "applied": "string",
+    "versions": {
+        "type": "map",
+        "keyType": "string",
+        "valueType": "long",
+        "valueContainsNull": False,
+    },
+    "is_whole": "boolean",
 }
 _ARROW: Final = pa.schema(
     [
@@ -55,10 +52,12 @@ _ARROW: Final = pa.schema(
         ("committed_at", pa.timestamp("us", "UTC")),
         ("applied", pa.string()),
         ("versions", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
+        ("is_whole", pa.bool_()),
     ]
 )
 # Delta transactions of this table.
 _REACHED: Final = "lockstep/reached"
+_APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
 _COMPACT_FILES: Final = 200
 _TRIES: Final = 10
@@ -67,8 +66,10 @@ _TRIES: Final = 10
 class Row(NamedTuple):
     """One row."""
 
+    generation: int
     applied: Applied
     versions: Mapping[str, int]
+    is_whole: bool = True
 
 
 class Frontiers:
@@ -83,16 +84,29 @@ class Frontiers:
         self.reached = 0
         self.generation = 1
 
-    def open(self) -> None:
-        """Take what is there; make the table where it is missing."""
+    def find(self) -> bool:
+        """Take what is there; return whether there is anything."""
         table = delta_lake.opened(self._path, self._storage)
         if table is None:
-            table = delta_lake.made(
-                self._path, _SCHEMA, self._storage, properties={}, facts=self._owner
-            )
-        self._table, self._id = table, table.metadata().id
-        self._look()
-        self.newest = self._newest_row()
+            return False
+        self._take(table)
+        return True
+
+    def open(self, generation: int) -> None:
+        """Take what is there; make the table where it is missing, for a first generation."""
+        if self.find():
+            return
+        table = delta_lake.made(
+            self._path,
+            delta_layout.struct(_TYPES.items(), NAME),
+            self._storage,
+            properties={},
+            facts=self._owner,
+        )
+        self._take(table)
+        if self.generation != generation:
+            self._append([], {_GENERATION: generation})
+            self._take(self.table)
 
     def begin(self, reached: int) -> None:
         """Note how far rows may reach; raise where the table is not the one that was opened."""
@@ -101,100 +115,124 @@ class Frontiers:
             if reached <= self.reached:
                 return
             try:
-                self._append([], {_REACHED: reached})
+                upto = delta_lake.as_told(self.generation, reached)
+                self._append([], {_REACHED: upto, _GENERATION: self.generation})
             except delta_lake.ConflictError:
                 continue
             self.reached = reached
             return
         raise delta_lake.busy(self._path)
 
-    def commit(self, applied: Applied, versions: Mapping[str, int]) -> bool:
+    def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
         """Append the row, unless the newest is of that frontier or a later one."""
+        row = Row(self.generation, applied, versions)
+        upto = delta_lake.as_told(self.generation, applied.seq)
         for _ in range(_TRIES):
             newest = self.newest and self.newest.applied
-            if newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn):
-                return False
+            is_old = newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn)
+            if is_old and self.newest and self.newest.is_whole:
+                return
             try:
-                self._append([Row(applied, versions)], {self._app: applied.seq})
+                self._append([row], {_APPLIED: upto, _GENERATION: self.generation})
             except delta_lake.ConflictError:
                 self._again()
                 continue
-            self.newest = Row(applied, versions)
-            return True
+            self.newest = row
+            return
         raise delta_lake.busy(self._path)
+
+    def switch(self, row: Row, reached: int) -> None:
+        """Make the row's generation the current one, at its frontier."""
+        apps = {
+            _APPLIED: delta_lake.as_told(row.generation, row.applied.seq),
+            _REACHED: delta_lake.as_told(row.generation, reached),
+            _GENERATION: row.generation,
+        }
+        self._append([row], apps)
+        self.find()
 
     def anew(self, generation: int) -> None:
         """Begin a generation at no frontier, whatever is there."""
-        table = delta_lake.opened(self._path, self._storage) or delta_lake.made(
-            self._path, _SCHEMA, self._storage, properties={}, facts=self._owner
-        )
+        self.open(generation)
         with delta_lake.translated(self._path):
             write_deltalake(
-                table,
-                pa.Table.from_pylist([], schema=_ARROW),
+                self.table,
+                _ARROW.empty_table(),
                 mode="overwrite",
-                commit_properties=self._properties({_GENERATION: generation, _REACHED: 0}),
+                commit_properties=self._properties({_GENERATION: generation}),
             )
-        self.open()
+        self.find()
+
+    def rows(self) -> dict[int, Row]:
+        """Return the newest row of each generation."""
+        places = delta_lake.read(self.table, ["generation", "seq"]).to_pylist()
+        newest: dict[int, int] = {}
+        for each in places:
+            newest[each["generation"]] = max(each["seq"], newest.get(each["generation"], 0))
+        found = []
+        for generation, seq in sorted(newest.items()):
+            found += rows(self.table, f"generation = {generation} AND seq = {seq}")
+        return {row.generation: row for row in sorted(found, key=lambda row: row.applied.lsn)}
+
+    def forget(self, generation: int) -> None:
+        """Delete the rows of a generation."""
+        with delta_lake.translated(self._path):
+            self.table.delete(f"generation = {generation}")
 
     def tidy(self, keep_hours: float) -> None:
-        """Join small files; forget rows, and files, older than what can be read."""
-        table = self._table
-        assert table is not None, "open comes first"
+        """Join small files; forget rows that are older than what can be read."""
+        table = self.table
         with delta_lake.translated(self._path):
-            if len(table.file_uris()) > _COMPACT_FILES:
-                table.optimize.compact()
+            table.update_incremental()
+            if len(table.file_uris()) <= _COMPACT_FILES:
+                return
+            table.optimize.compact()
+            if keep_hours and self.newest is not None:
                 oldest = datetime.now(UTC).timestamp() - keep_hours * 3600
-                if keep_hours and self.newest is not None:
-                    kept = min(oldest * 1_000_000, self.newest.applied.committed_at_us)
-                    at = datetime.fromtimestamp(kept / 1_000_000, UTC)
-                    table.delete(f"committed_at < '{at.isoformat()}'")
-                table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-                table.create_checkpoint()
-                table.cleanup_metadata()
+                kept = min(oldest * 1_000_000, self.newest.applied.committed_at_us)
+                at = datetime.fromtimestamp(kept / 1_000_000, UTC)
+                table.delete(f"committed_at < '{at.isoformat()}'")
+            table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+            table.create_checkpoint()
+            table.cleanup_metadata()
 
     @property
-    def _app(self) -> str:
-        return f"lockstep/{self.generation}/applied"
+    def table(self) -> DeltaTable:
+        """The table; it is there once it has been found or opened."""
+        assert self._table is not None, "open comes first"
+        return self._table
 
     def _again(self) -> None:
         """Look at the table as it is; raise where it is another, or another generation's."""
+        generation, known = self.generation, self._id
         table = delta_lake.opened(self._path, self._storage)
-        if table is None or table.metadata().id != self._id:
+        if table is None or table.metadata().id != known:
             raise StoreLostError(f"{self._path} is not the table that was opened")
-        generation = self.generation
-        self._table = table
-        self._look()
-        if self.generation != generation:
-            raise SwitchedError(f"generation {generation} of {self._path} is no longer the one")
-        newest = table.transaction_version(self._app) or 0
-        if self.newest is None or newest > self.newest.applied.seq:
-            self.newest = self._newest_row()
+        current = table.transaction_version(_GENERATION) or 1
+        if current != generation:
+            raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
+        self._take(table)
 
-    def _look(self) -> None:
-        table = self._table
-        assert table is not None, "open comes first"
+    def _take(self, table: DeltaTable) -> None:
+        self._table, self._id = table, table.metadata().id
         self.generation = table.transaction_version(_GENERATION) or 1
-        self.reached = table.transaction_version(_REACHED) or 0
-
-    def _newest_row(self) -> Row | None:
-        table = self._table
-        assert table is not None, "open comes first"
-        newest = table.transaction_version(self._app)
-        if newest is None:
-            return None
-        found = rows(table, f"generation = {self.generation} AND seq = {newest}")
-        return max(found, key=lambda row: row.applied.lsn, default=None)
+        generation, reached = delta_lake.told(table.transaction_version(_REACHED))
+        self.reached = reached if generation == self.generation else 0
+        generation, seq = delta_lake.told(table.transaction_version(_APPLIED))
+        if generation != self.generation:
+            self.newest = None
+        elif self.newest is None or (self.newest.generation, self.newest.applied.seq) != (
+            generation,
+            seq,
+        ):
+            found = rows(table, f"generation = {generation} AND seq = {seq}")
+            self.newest = max(found, key=lambda row: row.applied.lsn, default=None)
 
     def _append(self, new: list[Row], apps: Mapping[str, int]) -> None:
-        table = self._table
-        assert table is not None, "open comes first"
         with delta_lake.translated(self._path):
             write_deltalake(
-                table,
-                pa.Table.from_pylist(
-                    [as_columns(row, self.generation) for row in new], schema=_ARROW
-                ),
+                self.table,
+                pa.Table.from_pylist([as_columns(row) for row in new], schema=_ARROW),
                 mode="append",
                 commit_properties=self._properties(apps),
             )
@@ -208,43 +246,51 @@ class Frontiers:
 
 def rows(table: DeltaTable, where: str) -> list[Row]:
     """Return the rows that an SQL predicate names."""
-    found = delta_lake.read(table, ["applied", "versions"], where)
+    found = delta_lake.read(table, ["generation", "applied", "versions", "is_whole"], where)
     return [
-        Row(_applied(json.loads(each["applied"])), dict(each["versions"]))
+        Row(
+            each["generation"],
+            _applied(json.loads(each["applied"])),
+            dict(each["versions"]),
+            each["is_whole"],
+        )
         for each in found.to_pylist()
     ]
 
 
-def as_columns(row: Row, generation: int) -> dict[str, object]:
+def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | None:
+    """Return the newest row not above an LSN or a commit time; without either the newest.
+
+    Of the newest generation that has one.
+    """
+    where = ["is_whole"]
+    if lsn is not None:
+        where.append(f"lsn <= {int(lsn)}")
+    if time is not None:
+        where.append(f"committed_at <= '{time.isoformat()}'")
+    order = ["generation", "seq", "lsn"]
+    places = delta_lake.read(table, order, " AND ".join(where)).to_pylist()
+    if not places:
+        return None
+    newest = max(places, key=lambda each: [each[name] for name in order])
+    return rows(table, " AND ".join(f"{name} = {newest[name]}" for name in order))[-1]
+
+
+def as_columns(row: Row) -> dict[str, object]:
     """Return a row by its columns."""
     applied = row.applied
     return {
-        "generation": generation,
+        "generation": row.generation,
         "epoch": applied.epoch,
         "lsn": int(applied.lsn),
         "seq": applied.seq,
         "committed_at": applied.committed_at_us,
         "applied": json.dumps(applied._asdict()),
         "versions": list(row.versions.items()),
+        "is_whole": row.is_whole,
     }
 
 
 def _applied(said: dict[str, Any]) -> Applied:
     ends = {topic: tuple(offsets) for topic, offsets in said["ends"].items()}
     return Applied(**(said | {"lsn": LSN(said["lsn"]), "ends": ends}))
-
-
-def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | None:
-    """Return the newest row not above an LSN or a commit time; without either the newest."""
-    generation = table.transaction_version(_GENERATION) or 1
-    where = [f"generation = {generation}"]
-    if lsn is not None:
-        where.append(f"lsn <= {int(lsn)}")
-    if time is not None:
-        where.append(f"committed_at <= '{time.isoformat()}'")
-    places = delta_lake.read(table, ["seq", "lsn"], " AND ".join(where)).to_pylist()
-    if not places:
-        return None
-    newest = max(places, key=lambda each: (each["seq"], each["lsn"]))
-    found = rows(table, f"{where[0]} AND seq = {newest['seq']} AND lsn = {newest['lsn']}")
-    return found[-1]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from queue import Full, Queue
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 # Our commits are among the newest: others only compact, add a property, and the like.
 _HISTORY: Final = 50
 _TABLE: Final = "t"
+_PARTS_AHEAD: Final = 4
+_LOOK_SECONDS: Final = 0.1
+# The seqs of 89 years at 100,000 changes a second; what is left tells 32,767 generations.
+_SEQ_BITS: Final = 48
 
 
 class ConflictError(Exception):
@@ -43,7 +49,7 @@ class Commit(NamedTuple):
     """What a commit says of itself."""
 
     app: str
-    seq: int
+    upto: int  # generation and seq, as `as_told`
     facts: Mapping[str, object]
 
     @property
@@ -51,8 +57,18 @@ class Commit(NamedTuple):
         """As delta-rs takes them."""
         return CommitProperties(
             custom_metadata={"userMetadata": delta_layout.metadata(**self.facts)},
-            app_transactions=[Transaction(self.app, self.seq)],
+            app_transactions=[Transaction(self.app, self.upto)],
         )
+
+
+def as_told(generation: int, seq: int) -> int:
+    """Return generation and seq as the version of a Delta transaction."""
+    return generation << _SEQ_BITS | seq
+
+
+def told(version: int | None) -> tuple[int, int]:
+    """Return the generation and the seq that a Delta transaction tells, 0 of none."""
+    return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
 
 def opened(path: str, storage: Mapping[str, str], version: int | None = None) -> DeltaTable | None:
@@ -156,12 +172,44 @@ def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
 
 
 def streamed(table: DeltaTable) -> Iterator[pa.Table]:
-    """Return all rows, part by part."""
+    """Return all rows, part by part.
+
+    Read by a thread of its own: delta-rs can't read in the midst of what it writes.
+    """
     schema = arrow_schema(table)
     names = ", ".join(map(quoted, schema.names))
     query = f"SELECT {names} FROM {_TABLE}"  # noqa: S608 - names quoted
-    for part in QueryBuilder().register(_TABLE, table).execute(query):
-        yield pa.table(part).cast(schema)
+    parts: Queue[pa.Table | BaseException | None] = Queue(_PARTS_AHEAD)
+    given_up = Event()
+
+    def put(part: pa.Table | BaseException | None) -> bool:
+        while not given_up.is_set():
+            try:
+                parts.put(part, timeout=_LOOK_SECONDS)
+            except Full:
+                continue
+            return True
+        return False
+
+    def run() -> None:
+        try:
+            for part in QueryBuilder().register(_TABLE, table).execute(query):
+                if not put(pa.table(part).cast(schema)):
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where the rows are wanted
+            put(error)
+
+    thread = Thread(target=run, name="delta-read", daemon=True)
+    thread.start()
+    try:
+        while (part := parts.get()) is not None:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+    finally:
+        given_up.set()
+        thread.join()
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
@@ -174,3 +222,22 @@ def looked_up(exact: pa.Array, name: str) -> pa.Array:
     if exact.null_count == len(exact):
         return pa.nulls(len(exact), pa.string())
     return pc.map_lookup(exact, query_key=name, occurrence="first")
+
+
+def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Commit) -> DeltaTable:
+    """Put a table's rows and columns in the place of what is at `path`; return that table."""
+    rows = pa.RecordBatchReader.from_batches(
+        arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
+    )
+    with translated(path):
+        write_deltalake(
+            opened(path, storage) or path,
+            rows,
+            mode="overwrite",
+            schema_mode="overwrite",
+            storage_options=dict(storage),
+            commit_properties=commit.properties,
+        )
+    found = opened(path, storage)
+    assert found is not None, "it was just written"
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import ConfigError, UnavailableError
+from cdc.errors import ConfigError, SwitchedError, UnavailableError
 from sinks import delta_evolve, delta_lake, delta_layout
 from sinks.delta_columns import Reader, wanted
 from sinks.delta_lake import Commit, ConflictError
@@ -41,8 +41,8 @@ class Keeper(NamedTuple):
 
     @property
     def app(self) -> str:
-        """The Delta transactions' name."""
-        return f"lockstep/{self.pipeline}/{self.follower}/{self.generation}"
+        """The Delta transactions' name, one for all generations: none writes beside another."""
+        return f"lockstep/{self.pipeline}/{self.follower}"
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
         """Return what a commit says of its writer, and of the frontier that it reaches."""
@@ -63,8 +63,6 @@ class Mirror:
         self.name, self.path, self._keeper = name, path, keeper
         self._table: DeltaTable | None = None
         self._readers: dict[int, Reader] = {}
-        # An older generation left it: the first batch takes its rows' place.
-        self._is_stale = False
 
     @property
     def table(self) -> DeltaTable:
@@ -75,23 +73,38 @@ class Mirror:
     @property
     def seq(self) -> int:
         """The seq up to which the table holds everything."""
-        return (self._table and self._table.transaction_version(self._keeper.app)) or 0
+        generation, seq = self._reached
+        return seq if generation == self._keeper.generation else 0
+
+    @property
+    def _reached(self) -> tuple[int, int]:
+        """The generation that has written the table, and its seq."""
+        if self._table is None:
+            return 0, 0
+        return delta_lake.told(self._table.transaction_version(self._keeper.app))
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether an older generation left it: the first batch takes its rows' place."""
+        return 0 < self._reached[0] < self._keeper.generation
 
     def find(self) -> bool:
         """Look at the table as it is; return whether there is one. Raises where it is not ours."""
         if self._table is not None:
             with delta_lake.translated(self.path):
                 self._table.update_incremental()
-            return True
-        table = delta_lake.opened(self.path, self._keeper.storage)
-        if table is None:
-            return False
-        self._is_stale = self._is_of_before(delta_lake.newest_facts(table))
-        self._table = table
+        else:
+            table = delta_lake.opened(self.path, self._keeper.storage)
+            if table is None:
+                return False
+            self._check(delta_lake.newest_facts(table))
+            self._table = table
+        if self._reached[0] > self._keeper.generation:
+            raise SwitchedError(f"{self.path} is of generation {self._reached[0]} by now")
         return True
 
-    def _is_of_before(self, facts: Mapping[str, object]) -> bool:
-        """Return whether an older generation of ours left it; raise where it is not ours."""
+    def _check(self, facts: Mapping[str, object]) -> None:
+        """Raise where the table is not ours."""
         mine = self._keeper
         owner = facts.get("pipeline"), facts.get("follower", mine.follower)
         if owner != (mine.pipeline, mine.follower):
@@ -100,14 +113,11 @@ class Mirror:
                 f" {mine.pipeline}",
                 hint="move it away, or give the follower another path",
             )
-        if "follower" in facts:
-            return facts.get("generation") != mine.generation
-        if facts.get("frontier") is None:
+        if "follower" not in facts and facts.get("frontier") is None:
             raise UnavailableError(
                 f"the snapshot that fills {self.path} is not whole yet",
                 hint="the follower goes on by itself when it is",
             )
-        return False
 
     def make(self, version: Version, changes: Sequence[Change] = ()) -> None:
         """Make the table where it is missing; let it have the version's columns."""
@@ -159,7 +169,8 @@ class Mirror:
 
     def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
         """Commit the work, unless another copy has come so far; then nothing is left to do."""
-        commit = Commit(self._keeper.app, applied.seq, self._keeper.facts(applied))
+        upto = delta_lake.as_told(self._keeper.generation, applied.seq)
+        commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
         began = self.seq
         for _ in range(_TRIES):
             try:
@@ -172,7 +183,6 @@ class Mirror:
                     # Another copy is half way: what it has done must not be done again.
                     work = work.above(self.seq)
                 continue
-            self._is_stale = False
             return
         raise delta_lake.busy(self.path)
 

@@ -254,8 +254,7 @@ class Form:
     def _hstore_text(self, value: Any) -> str:  # noqa: ANN401 - JSON's
         mode = self._options.get("hstore.handling.mode", "text")
         if mode == "json" and isinstance(value, str):
-            found = json.loads(value)
-            value = found if isinstance(found, dict) else value
+            value = _object(value)
         if not isinstance(value, dict):
             return str(value)
         return ", ".join(
@@ -276,6 +275,15 @@ def _bare(kind: str) -> str:
     if found and schema.startswith('"'):
         return bare
     return kind.partition(".")[2] or kind
+
+
+def _object(text: str) -> Any:  # noqa: ANN401 - JSON's
+    """Return the object that a text holds; text that holds none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def _legible(text: Text) -> Text:
