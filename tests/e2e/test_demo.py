@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from cdc.local.java import system_java
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -22,9 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def demo(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def demo(home: Path, *options: str, followers: bool = False) -> Iterator[subprocess.Popen[str]]:
     """Run the demo in `home`; whatever becomes of it, nothing of it is left."""
-    argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), *options]
+    chosen = "--followers" if followers else "--no-followers"
+    argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), chosen, *options]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as child:
@@ -35,9 +38,9 @@ def demo(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             wait_until_nothing_runs(home)
 
 
-def outcome(home: Path, *options: str) -> dict[str, Any]:
-    with demo(home, "--json", *options) as child:
-        out, err = child.communicate(timeout=240)
+def outcome(home: Path, *options: str, followers: bool = False) -> dict[str, Any]:
+    with demo(home, "--json", *options, followers=followers) as child:
+        out, err = child.communicate(timeout=600)
         assert child.returncode == 0, err
         result: dict[str, Any] = json.loads(out)
         assert left_running(home) == []
@@ -72,6 +75,18 @@ def read_until(child: subprocess.Popen[str], text: str) -> None:
         if text in line:
             return
     pytest.fail(f"the demo ended before it said {text!r}")
+
+
+@pytest.mark.timeout(900)
+def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: Path) -> None:
+    """Three stores at one LSN: each killed round ends when the followers have caught up."""
+    if system_java() is None:
+        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    result = outcome(tmp_path / "demo", "--for", "45s", "--chaos", "--seed", "5", followers=True)
+    assert result["followers"].keys() == {"mirror", "cache", "search"}
+    assert result["followers"]["mirror"] > result["followers"]["cache"] > 100
+    assert result["followers"]["cache"] == result["followers"]["search"]
+    assert "followers" in {kill["what"] for kill in result["kills"]}
 
 
 def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None:
