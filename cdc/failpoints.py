@@ -49,6 +49,17 @@ LIVE_NAMES: Final = (
     "before_high",  # its rows are in memory only
     "after_high",
 )
+# In a follower's job, in the order a cut passes them.
+FOLLOWER_NAMES: Final = (
+    "follow_opened",  # the store has said where it stands
+    "follow_cut",  # the cut is known
+    "follow_read",
+    "follow_reduced",
+    "follow_begun",  # the store knows that it is being written
+    "follow_written",  # one table is
+    "follow_committed",  # the store stands at the frontier, nobody has been told
+    "follow_reported",
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

@@ -34,6 +34,7 @@ COMMANDS = {
     "doctor": Entry("cdc.cli.doctor", "doctor", "Find what would stop the pipeline."),
     "setup": Entry("cdc.cli.setup", "setup", "Create publication, slot and topics."),
     "run": Entry("cdc.cli.run", "run", "Run the daemon: from the slot into the log."),
+    "follow": Entry("cdc.cli.follow", "follow", "Keep stores equal to the source, on Spark."),
     "snapshot": Entry(
         "cdc.cli.snapshot", "snapshot", "Read tables again while everything goes on."
     ),

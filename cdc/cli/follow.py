@@ -1,0 +1,72 @@
+"""`cdc follow`: the followers' job, as spark-submit runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import example, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.command(
+    epilog=example(
+        "cdc follow",
+        "cdc follow --followers cache,search",
+        "cdc follow --once",
+        "cdc follow --until 0/16E9088",
+    )
+)
+@with_config
+@click.option("--followers", metavar="NAMES", help="Separated by commas. Default: all there are.")
+@click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
+@click.option("--until", metavar="LSN", help="End when this LSN is applied, such as 0/16E9088.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where Spark's scratch lies. Default: the system's directory for temporary files.",
+)
+def follow(
+    config: Config, followers: str | None, until: str | None, checkpoint: Path | None, *, once: bool
+) -> None:
+    """Keep the configured stores equal to the source, until told to stop.
+
+    Becomes jobs/follow.py on Spark: by spark-submit where SPARK_HOME has one, with the settings of
+    its conf/ (a cluster's master, say), else in a small local session. Where each follower goes on
+    is in its store; it may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C
+    ends it after the batches at hand.
+    """
+    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
+
+    assert config.pipeline
+    path = Path(click.get_current_context().params["config_path"]).absolute()
+    given = [
+        *("--config", str(path)),
+        *(("--followers", followers) if followers else ()),
+        *(("--until", until) if until else ()),
+        *(("--checkpoint", str(checkpoint)) if checkpoint else ()),
+        *(("--once",) if once else ()),
+    ]
+    job, submit = str(files.job("follow")), _spark_submit()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    sys.stdout.flush()
+    if submit is None:
+        os.execv(sys.executable, [sys.executable, job, *given])  # noqa: S606 - our own job
+    from cdc.local.progress import Progress  # noqa: PLC0415 - only with spark-submit
+
+    jars = ",".join(str(each) for each in files.jars(Progress()))
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.execv(submit, [submit, "--jars", jars, job, *given])  # noqa: S606 - our own job
+
+
+def _spark_submit() -> str | None:
+    """Return spark-submit where SPARK_HOME has one."""
+    home = os.environ.get("SPARK_HOME")
+    path = Path(home or "") / "bin" / "spark-submit"
+    return str(path) if home and path.exists() else None

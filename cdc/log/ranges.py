@@ -1,0 +1,173 @@
+"""Read exact offset ranges of the log: what stands between two frontiers.
+
+One consumer that stays open, so that a few hundred records cost milliseconds. Every record below
+the end of its range is there or the reading fails: by a gap where retention or a new topic has
+taken the first of them, as unavailable where nothing comes for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from cdc.errors import GapError, UnavailableError
+from cdc.log.client import translate, translated
+from cdc.log.reader import consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from confluent_kafka import Message
+
+    from cdc.config import Config
+
+Place: TypeAlias = "tuple[str, int]"  # topic, partition
+# A call returns when it has so many records or the time is up, whichever is first.
+_CHUNK: Final = 4_000
+_CHUNK_SECONDS: Final = 0.02
+_SILENCE_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 15.0
+_GONE: Final = {
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - librdkafka's local errors are spelled so
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+}
+
+
+class Range(NamedTuple):
+    """Offsets of one partition: from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class Records(NamedTuple):
+    """One partition's events in the order of the log: keys, values and bytes; no tombstones."""
+
+    keys: list[bytes | None]
+    values: list[bytes]
+    size: int
+
+
+class RangeReader:
+    """Reads ranges, one set after another. Not for several threads at once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._client = consumer(config, **{"fetch.wait.max.ms": 10})
+
+    def close(self) -> None:
+        self._client.close()
+
+    def read(
+        self, ranges: Mapping[Place, Range], max_bytes: int | None = None
+    ) -> dict[Place, Records] | None:
+        """Return what stands in the ranges; None where that is more than `max_bytes`."""
+        keys: dict[Place, list[bytes | None]] = {place: [] for place in ranges}
+        values: dict[Place, list[bytes]] = {place: [] for place in ranges}
+        total = 0
+        sizes = dict.fromkeys(ranges, 0)
+        for place, messages in self.pieces(ranges):
+            to_keys, to_values, size = keys[place], values[place], 0
+            for message in messages:
+                value = message.value()
+                if value is not None:
+                    to_keys.append(message.key())
+                    to_values.append(value)
+                    size += len(value)
+            sizes[place] += size
+            total += size
+            if max_bytes is not None and total > max_bytes:
+                return None
+        return {place: Records(keys[place], values[place], sizes[place]) for place in ranges}
+
+    def pieces(self, ranges: Mapping[Place, Range]) -> Iterator[tuple[Place, list[Message]]]:
+        """Yield records as they come, each partition's in its order, tombstones too."""
+        left = {place: each.end for place, each in ranges.items() if each.end > each.start}
+        with translated("assigning a cut"):
+            self._client.assign([TopicPartition(*place, ranges[place].start) for place in left])
+        try:
+            yield from self._drain(ranges, left)
+        finally:
+            self._client.unassign()
+
+    def _drain(
+        self, ranges: Mapping[Place, Range], left: dict[Place, int]
+    ) -> Iterator[tuple[Place, list[Message]]]:
+        heard_at = time.monotonic()
+        while left:
+            messages = self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS)
+            if messages:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at > _SILENCE_SECONDS:
+                raise UnavailableError(
+                    f"reading {next(iter(left))[0]}: nothing came for {_SILENCE_SECONDS:.0f} s",
+                    hint="see that the brokers run and log.bootstrap_servers is right",
+                )
+            found: dict[Place, list[Message]] = {}
+            for message in messages:
+                place: Any = (message.topic(), message.partition())
+                end = left.get(place)
+                if end is None:
+                    self._expect_no_gap(message, place, ranges)
+                    continue
+                offset: Any = message.offset()
+                if (error := message.error()) is None:
+                    if offset < end:
+                        found.setdefault(place, []).append(message)
+                    offset += 1
+                elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    self._fail(error, place, ranges)
+                    continue
+                # Past transaction markers only the next record, or the end, tells that it is over.
+                if offset >= end:
+                    del left[place]
+            yield from found.items()
+
+    def _expect_no_gap(self, message: Message, place: Place, ranges: Mapping[Place, Range]) -> None:
+        """Raise what an error beside the ranges tells; records that come too late are none."""
+        if (error := message.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            self._fail(error, place, ranges)
+
+    def _fail(self, error: KafkaError, place: Place, ranges: Mapping[Place, Range]) -> None:
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return  # its coordinator is asked for all the same, though nobody here joins a group
+        if error.code() in _GONE and place in ranges:
+            self.expect(place, ranges[place])
+            raise GapError(
+                f"{place[0]} [{place[1]}] can't be read from offset {ranges[place].start}:"
+                f" {error.str()}",
+                hint="the topic was deleted, or created again",
+            )
+        raise translate(error, f"reading {place[0]}")
+
+    def expect(self, place: Place, wanted: Range) -> None:
+        """Raise GapError unless the partition still spans the range."""
+        topic, number = place
+        try:
+            low, high = self._client.get_watermark_offsets(
+                TopicPartition(topic, number), timeout=_LOOK_SECONDS
+            )
+        except KafkaException as error:
+            if error.args[0].code() in _GONE:
+                raise GapError(
+                    f"{topic} [{number}] is not there, whose offsets {wanted.start} to"
+                    f" {wanted.end - 1} are to be read",
+                    hint="the topic was deleted",
+                ) from error
+            raise translate(error.args[0], f"looking up the offsets of {topic}") from error
+        if low > wanted.start:
+            raise GapError(
+                f"{topic} [{number}] begins at offset {low}: {wanted.start} to"
+                f" {min(low, wanted.end) - 1} are gone",
+                hint="the topic's retention has taken them",
+            )
+        if high < wanted.end:
+            raise GapError(
+                f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",
+                hint="the topic was created again, or cut by an unclean election",
+            )

@@ -1,0 +1,90 @@
+"""Frontier records as they come, from a place on; nothing is ever passed over silently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from cdc.errors import GapError
+from cdc.log import names, records
+from cdc.log.client import translate, translated
+from cdc.log.reader import consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config import Config
+
+_MANY: Final = 2_000
+_LOOK_SECONDS: Final = 15.0
+_GONE: Final = {
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - librdkafka's local errors are spelled so
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+}
+
+
+class FrontierTail:
+    """Reads on from offset `place`, where a follower stands that has applied up to `seq`."""
+
+    def __init__(self, config: Config, place: int, seq: int) -> None:
+        self._pipeline, self._seq = config.pipeline, seq
+        self._topic = names.frontier_topic(config.prefix)
+        # A broker that has nothing answers after so long: it is asked at once when something comes.
+        self._client = consumer(config, **{"fetch.wait.max.ms": 500})
+        with translated(f"looking up the offsets of {self._topic}", self._client):
+            low, high = self._client.get_watermark_offsets(
+                TopicPartition(self._topic, 0), timeout=_LOOK_SECONDS
+            )
+        if place > high:
+            raise GapError(
+                f"{self._topic} ends at offset {high}, and seq {seq} was at {place}",
+                hint="the topic was created again, or cut by an unclean election",
+            )
+        self._lost = f"offsets {place} to {low - 1} are gone" if low > place else ""
+        with translated(f"assigning {self._topic}"):
+            self._client.assign([TopicPartition(self._topic, 0, max(low, place))])
+
+    def close(self) -> None:
+        self._client.close()
+
+    def come(self, seconds: float) -> Iterator[tuple[records.FrontierRecord, int]]:
+        """Yield the records that have come, waiting so long for the first, with their offsets."""
+        with translated(f"reading {self._topic}"):
+            first = self._client.consume(1, timeout=seconds)
+            messages = first + self._client.consume(_MANY, timeout=0) if first else []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._fail(error)
+                continue
+            record = records.decode(records.FrontierRecord, message.value() or b"", self._topic)
+            offset: Any = message.offset()
+            if record.pipeline != self._pipeline:
+                continue
+            self._expect_no_loss(record)
+            yield record, offset
+
+    def _expect_no_loss(self, record: records.FrontierRecord) -> None:
+        lost, self._lost = self._lost, ""
+        counted = sum(events for *_, events in record.partitions)
+        if lost:
+            first = record.seq - record.holes - counted
+            raise GapError(
+                f"{self._topic}: {lost}, so nothing tells where seq {self._seq + 1} to"
+                f" {max(first, self._seq + 1)} stand",
+                hint="the topic's retention has taken them",
+            )
+
+    def _fail(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):  # noqa: SLF001
+            return
+        if error.code() in _GONE:
+            raise GapError(
+                f"{self._topic} can't be read behind seq {self._seq}: {error.str()}",
+                hint="the topic was deleted, or created again",
+            )
+        raise translate(error, f"reading {self._topic}")

@@ -1,0 +1,30 @@
+"""Which topics a follower reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc.config.stores import follows
+from cdc.log import names
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.config.followers import Follower
+
+
+class Chosen:
+    """A follower's answer for every topic of the pipeline."""
+
+    def __init__(self, config: Config, follower: Follower) -> None:
+        self._prefix, self._follower = config.prefix, follower
+        self._known = {
+            names.messages_topic(config.prefix): True,
+            names.dead_topic(config.prefix): True,
+        }
+
+    def follows(self, topic: str) -> bool:
+        """Return whether the topic's events are read: its tables', all messages and letters."""
+        if topic not in self._known:
+            schema, table = names.table_of(self._prefix, topic)
+            self._known[topic] = follows(self._follower, schema, table)
+        return self._known[topic]

@@ -1,0 +1,159 @@
+"""Cuts: which offsets a follower reads next, worked out from frontier records. Pure.
+
+A cut reaches from one frontier to a later one. Frontier records are taken as they come and checked:
+the events that one counts are the seqs since the one before, so a record that is missing shows.
+How many of them make a cut is a matter of limits: it holds at least one, never a part of one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc.errors import GapError
+from cdc.events import LSN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.log.records import FrontierRecord
+    from sinks.contract import Applied
+
+# What an event takes in the log until the follower has seen some.
+EVENT_BYTES: Final = 1_000
+
+
+class Part(NamedTuple):
+    """What a cut takes from one partition: `events` of them stand from `start` to before `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    events: int
+
+
+class Cut(NamedTuple):
+    """From behind the frontier of seq `above` to the frontier that the other fields tell."""
+
+    above: int
+    from_epoch: int
+    epoch: int
+    lsn: LSN
+    seq: int
+    committed_at_us: int
+    place: int  # the frontier topic's offset behind the record
+    parts: tuple[Part, ...]
+
+    @property
+    def events(self) -> int:
+        """How many events it holds, of the topics that are followed."""
+        return sum(part.events for part in self.parts)
+
+
+@dataclass(slots=True)
+class Limits:
+    """How much a cut may hold, and how fast they may follow each other."""
+
+    events: int
+    bytes: int
+    events_per_second: int | None = None
+    event_bytes: float = EVENT_BYTES  # of late
+
+    @property
+    def most(self) -> int:
+        """How many events a cut may hold."""
+        return max(1, min(self.events, int(self.bytes / max(1.0, self.event_bytes))))
+
+
+@dataclass(slots=True)
+class Cutter:
+    """Gathers frontier records behind `applied`; `take` makes a cut of what has come.
+
+    `follows` says whether a topic is read. The first cut reaches seq `reached`, whatever the limits
+    say: only there is the store at a frontier again.
+    """
+
+    applied: Applied
+    follows: Callable[[str], bool]
+    limits: Limits
+    reached: int = 0
+    _records: deque[tuple[FrontierRecord, int]] = field(default_factory=deque)
+    _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest that came
+    _from: tuple[int, int] = (0, 0)  # seq and epoch where the next cut begins
+    _ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    _free_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._last = (self.applied.epoch, self.applied.lsn, self.applied.seq)
+        self._from = (self.applied.seq, self.applied.epoch)
+        self._ends = {
+            (topic, number): end
+            for topic, ends in self.applied.ends.items()
+            for number, end in enumerate(ends)
+        }
+
+    @property
+    def waiting(self) -> int:
+        """How many records have come that are in no cut yet."""
+        return len(self._records)
+
+    def add(self, record: FrontierRecord, offset: int) -> None:
+        """Take the next record; raise GapError where it does not follow the one before."""
+        epoch, lsn, seq = self._last
+        counted = sum(events for *_, events in record.partitions)
+        missing = record.seq - seq - record.holes - counted
+        if missing or (record.epoch, record.lsn) < (epoch, lsn):
+            at = f"the frontier record at offset {offset} ({record.lsn}, seq {record.seq})"
+            raise GapError(
+                f"{at} does not follow {lsn}, seq {seq}: it counts {counted} events instead of"
+                f" {record.seq - seq - record.holes}",
+                hint="frontier records between them are gone, or another log stands in this one's"
+                " place",
+            )
+        self._last = (record.epoch, record.lsn, record.seq)
+        self._records.append((record, offset))
+
+    def take(self, now: float) -> Cut | None:
+        """Return the next cut; None while there is none, or it is not time yet."""
+        if now < self._free_at or not self._records or self._last[2] < self.reached:
+            return None
+        taken, total = 0, 0
+        newest = self._records[0][0]
+        for record, _ in self._records:
+            events = sum(count for topic, *_, count in record.partitions if self.follows(topic))
+            if taken and total + events > self.limits.most and newest.seq >= self.reached:
+                break
+            newest, taken, total = record, taken + 1, total + events
+        if self.limits.events_per_second:
+            self._free_at = now + total / self.limits.events_per_second
+        return self._cut([self._records.popleft() for _ in range(taken)])
+
+    def _cut(self, taken: list[tuple[FrontierRecord, int]]) -> Cut:
+        """Return the cut that these records make, and stand behind it."""
+        counts: dict[tuple[str, int], int] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for record, _ in taken:
+            for topic, number, end, events in record.partitions:
+                if self.follows(topic):
+                    counts[topic, number] = counts.get((topic, number), 0) + events
+                    ends[topic, number] = end
+        parts = tuple(
+            Part(*place, self._ends.get(place, 0), end, counts[place])
+            for place, end in sorted(ends.items())
+        )
+        self._ends.update(ends)
+        record, offset = taken[-1]
+        above, from_epoch = self._from
+        self._from = (record.seq, record.epoch)
+        return Cut(
+            above,
+            from_epoch,
+            record.epoch,
+            record.lsn,
+            record.seq,
+            record.committed_at_us,
+            offset + 1,
+            parts,
+        )

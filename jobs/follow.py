@@ -1,0 +1,165 @@
+"""The followers as a Spark app: `spark-submit jobs/follow.py --config lockstep.yaml`.
+
+One session, one streaming query a follower. A follower that halts leaves the others alone; the exit
+code is the worst of all. Nothing but what is in the stores tells where they go on, so the app may
+be killed at any time and started anywhere, also twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from cdc.cli.options import with_config
+from cdc.errors import CDCError, ConfigError, Exit
+from cdc.events import LSN
+from jobs.running import Run
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+
+# What a supervisor must see, the gravest first.
+_GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
+_TURN_SECONDS: Final = 0.2
+
+
+@click.command(
+    epilog='\b\nExample:\n  spark-submit --jars "$(cdc spark jars)" jobs/follow.py -c cdc.yaml\n'
+    "  python jobs/follow.py --followers cache,search"
+)
+@with_config
+@click.option("--followers", default="", help="Their names, separated by commas. Default: all.")
+@click.option(
+    "--once", is_flag=True, help="End when all that was in the log at the start is applied."
+)
+@click.option("--until", type=LSN.parse, help="End when this LSN is applied, such as 0/16E9088.")
+@click.option(
+    "--checkpoint", type=click.Path(file_okay=False, path_type=Path),
+    help="Where Spark's scratch lies, in a folder of each session's own. Default: the system's"
+    " directory for temporary files.",
+)  # fmt: skip
+def main(
+    config: Config, followers: str, until: LSN | None, checkpoint: Path | None, *, once: bool
+) -> None:
+    """Keep the configured stores equal to the source: from the log, frontier by frontier."""
+    path = Path(click.get_current_context().params["config_path"]).absolute()
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    until = _end(config) if once else until
+    _leave(follow(config, path, chosen(config, followers), until, checkpoint))
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that waits for a server must not keep the process: all is where it belongs.
+    os._exit(code)
+
+
+def chosen(config: Config, names: str) -> list[str]:
+    """Return the followers that are named, all where none is; raise ConfigError for others."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(config.followers)
+    unknown = [name for name in wanted if name not in config.followers]
+    if unknown or not wanted:
+        raise ConfigError(
+            f"there is no follower {', '.join(unknown)}" if unknown else "there are no followers",
+            hint="the section followers has "
+            + (
+                ", ".join(config.followers)
+                or "none: say there which stores follow, see docs/CONFIG.md"
+            ),
+        )
+    return wanted
+
+
+def follow(
+    config: Config, path: Path, names: list[str], until: LSN | None, folder: Path | None
+) -> Exit:
+    """Run followers until told to stop, or until none is left; return the gravest code."""
+    stop = threading.Event()
+
+    def told(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, told)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    spark = _session(config, names)
+    runs = [_run(spark, config, path, name, until, folder) for name in names]
+    threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if stop.wait(_TURN_SECONDS):
+            for run in runs:
+                run.stop()
+            for thread in threads:
+                thread.join()
+    spark.stop()
+    codes = {run.exit for run in runs}
+    return next((code for code in _GRAVEST if code in codes), Exit.OK)
+
+
+def _session(config: Config, names: list[str]) -> SparkSession:
+    from cdc.local import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.local.progress import Progress  # noqa: PLC0415 - as above
+    from jobs.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+
+    delta = any(config.followers[name].delta is not None for name in names)
+    jars = () if submitted() else files.jars(Progress())
+    return session(f"lockstep followers of {config.pipeline}", delta=delta, jars=jars)
+
+
+def _run(
+    spark: SparkSession,
+    config: Config,
+    path: Path,
+    name: str,
+    until: LSN | None,
+    folder: Path | None,
+) -> Run:
+    from jobs import stores  # noqa: PLC0415 - with the session
+    from jobs.following import Following  # noqa: PLC0415 - as above
+
+    follower = config.followers[name]
+    sink = stores.sink(config, name, follower)
+    following = Following(spark, config, path, name, sink, until=until, folder=folder)
+    return Run(config, name, stores.kind(follower), following)
+
+
+def _end(config: Config) -> LSN:
+    """Return the LSN of the log's newest frontier."""
+    from cdc.log.reader import read_frontier_tail  # noqa: PLC0415 - for --once
+
+    tail = read_frontier_tail(config, 1)
+    return tail[-1][0].lsn if tail else LSN(0)
+
+
+def run() -> None:
+    """Run the command; leave the process with the code that its outcome has."""
+    try:
+        main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        _leave(Exit.USAGE)
+    except CDCError as error:
+        click.echo(f"follow: {error.what}\nwhat to do: {error.hint}", err=True)
+        _leave(error.exit_code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,327 @@
+"""Follow the log with one sink: a Structured Streaming query whose batches are cuts.
+
+The flow of a batch, all of it in `Batches.apply`: read exactly the cut's offsets, compare every
+partition's count with the frontiers', reduce each table, `begin`, `write` table by table, `commit`
+the frontier. Nothing is written before all counts agree. Where it stands is the store's to say:
+each session asks it, and gives Spark a checkpoint directory that is new.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import shutil
+import tempfile
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from cdc import failpoints
+from cdc.errors import CDCError, GapError, StoppedError, StoreLostError
+from cdc.events import LSN
+from cdc.log import names
+from cdc.log.followers import CANARY
+from cdc.log.ranges import Range, RangeReader
+from jobs import cuts
+from jobs.driving import translated
+from jobs.letters import CutLetters
+from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, in_order, newest
+from jobs.running import Run, expect_pipeline, with_remedy
+from jobs.schemas import Schemas
+from sinks.contract import Applied, Changes, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from cdc.config import Config
+    from cdc.log.ranges import Place, Records
+    from jobs.cutting import Cut, Part
+    from sinks.contract import Sink
+
+log = logging.getLogger("jobs.follow")
+
+# Cuts up to this are read, reduced and written in the driver: with the least latency.
+_SMALL_EVENTS: Final = 20_000
+_SMALL_BYTES: Final = 64 << 20
+_LOOK_SECONDS: Final = 0.1
+
+
+class Following:
+    """One follower: what `Run` calls as its session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        config_file: Path,
+        name: str,
+        sink: Sink,
+        *,
+        until: LSN | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`until`: end once that LSN is applied. Scratch lies in `folder`."""
+        self._spark, self._config, self._file, self._name = spark, config, config_file, name
+        self._sink, self._until, self._folder = sink, until, folder
+
+    def __call__(self, run: Run) -> None:
+        """Follow until told to stop, or until an error."""
+        with closing(self._sink):
+            standing = self._open(run)
+            expect_pipeline(self._config, standing.applied)
+            run.stands(standing.applied)
+            if self._reached(standing.applied):
+                return
+            run.to("following" if standing.applied.seq else "catching_up")
+            failpoints.reach("follow_opened")
+            scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
+            try:
+                self._query(run, standing, scratch)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _open(self, run: Run) -> Standing:
+        """Return where the store stands; a lost one begins its next generation."""
+        generation = run.applied.generation if run.applied else 1
+        try:
+            standing = self._sink.open()
+        except StoreLostError as error:
+            generation += 1
+            run.stands(_beginning(self._config, generation))
+            run.to("rebuilding", error)
+            log.warning("%s: %s; building generation %d", self._name, error.what, generation)
+            self._sink.anew(generation)
+            standing = self._sink.open()
+        return standing or Standing(_beginning(self._config, generation), 0)
+
+    def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
+        batches = Batches(self._spark, self._config, self._name, self._sink, run, standing, scratch)
+        follower = self._config.followers[self._name]
+        start = cuts.Start(self._file, self._name, standing.applied, standing.reached, batches.pace)
+        self._spark.dataSource.register(cuts.CutSource)
+        writer = (
+            self._spark.readStream.format(cuts.NAME)
+            .options(**start.options())
+            .load()
+            .writeStream.queryName(f"lockstep_{self._config.pipeline}_{self._name}")
+            .option("checkpointLocation", str(scratch / "checkpoint"))
+            .foreachBatch(batches.take)
+        )
+        if follower.every_seconds:
+            writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
+        with closing(batches):
+            self._await(run, writer.start(), batches)
+
+    def _await(self, run: Run, query: StreamingQuery, batches: Batches) -> None:
+        try:
+            while query.isActive and not self._reached(batches.applied):
+                if run.stopping.wait(_LOOK_SECONDS):
+                    break
+            failed = query.exception()
+        finally:
+            with suppress(PySparkException, Py4JError):
+                query.stop()
+        if batches.error is not None and not isinstance(batches.error, StoppedError):
+            raise batches.error
+        if failed is not None and batches.error is None:
+            raise translated(failed)
+
+    def _reached(self, applied: Applied) -> bool:
+        return self._until is not None and applied.lsn >= self._until
+
+
+def _beginning(config: Config, generation: int) -> Applied:
+    """Return the frontier of a store that has nothing yet: the log's beginning."""
+    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
+
+
+class Batches:
+    """Takes a query's batches, one after another."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        name: str,
+        sink: Sink,
+        run: Run,
+        standing: Standing,
+        scratch: Path,
+    ) -> None:
+        self.applied = standing.applied
+        self.error: Exception | None = None
+        self.pace = scratch / "pace"
+        self._spark, self._config, self._name, self._sink = spark, config, name, sink
+        self._run = run
+        self._reader = RangeReader(config)
+        self._schemas = Schemas(config)
+        self._event_bytes = 0.0
+        self._histories = sink.histories()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def take(self, frame: DataFrame, _: int) -> None:
+        """Apply the batch; Spark ends the query where this raises."""
+        try:
+            self._take(frame)
+        except CDCError as error:
+            above = self.applied.seq
+            self.error = with_remedy(error, self._name, f"behind seq {above}")
+            raise self.error from error
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _take(self, frame: DataFrame) -> None:
+        if self._run.stopping.is_set():
+            raise StoppedError
+        rows = frame.collect()
+        if not rows:
+            return
+        told = cuts.cut_of(rows)
+        if isinstance(told, CDCError):
+            raise told
+        assert told.above == self.applied.seq, "the source goes on where the last cut ended"
+        failpoints.reach("follow_cut")
+        self.apply(told)
+
+    def apply(self, cut: Cut) -> None:
+        """Bring the store to the cut's end."""
+        began = time.monotonic()
+        applied = self._frontier(cut)
+        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
+        dead = (names.dead_topic(self._config.prefix), 0)
+        letters = CutLetters(self._reader, dead, ranges.pop(dead, None))
+        records = self._reader.read(ranges)
+        assert records is not None
+        self._check(cut, records)
+        failpoints.reach("follow_read")
+        canary = _canary(self._config, records)
+        tables = self._reduced(cut, records, letters)
+        failpoints.reach("follow_reduced")
+        if tables:
+            self._sink.begin(cut.seq, [each for table in tables for each in table.versions])
+            failpoints.reach("follow_begun")
+            for changes in tables:
+                self._sink.write(changes)
+                failpoints.reach("follow_written")
+        self._sink.commit(applied)
+        failpoints.reach("follow_committed")
+        self.applied = applied
+        self._note_bytes(cut.events, sum(each.size for each in records.values()))
+        named = {changes.version.name for changes in tables}
+        self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
+        failpoints.reach("follow_reported")
+
+    def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
+        """Compare what stands in each partition with what the frontiers count."""
+        for part in cut.parts:
+            read = records.get((part.topic, part.partition))
+            if read is not None and part.events != len(read.values):
+                raise miscounted(cut, part, len(read.values))
+
+    def _reduced(
+        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
+    ) -> list[Changes]:
+        by_topic: dict[str, list[tuple[Sequence[bytes | None], Sequence[bytes]]]] = {}
+        own = f"{self._config.prefix}.cdc."
+        for (topic, _), each in sorted(records.items()):
+            if not topic.startswith(own) and each.values:
+                by_topic.setdefault(topic, []).append((each.keys, each.values))
+        return [
+            self._table(cut, topic, partitions, letters) for topic, partitions in by_topic.items()
+        ]
+
+    def _table(
+        self,
+        cut: Cut,
+        topic: str,
+        partitions: list[tuple[Sequence[bytes | None], Sequence[bytes]]],
+        letters: CutLetters,
+    ) -> Changes:
+        bounds = Bounds(cut.above, cut.seq)
+        every = ".".join(names.table_of(self._config.prefix, topic)) in self._histories
+
+        def rows(keys: list[bytes], schema_ids: frozenset[int]) -> Mapping[bytes, bytes]:
+            return self._sink.rows(self._schemas.of(topic, schema_ids)[-1], keys)
+
+        reduced: Reduced | None = None
+        # In a new epoch a key may have moved to another partition.
+        if not every and cut.from_epoch in (0, cut.epoch):
+            with suppress(NeedsOrderError):
+                reduced = newest(partitions, bounds)
+                if self._sink.whole_rows:
+                    reduced = completed(reduced, rows)
+        reduced = reduced or in_order(
+            partitions,
+            bounds,
+            letter=letters.whole,
+            rows=rows,
+            whole_rows=self._sink.whole_rows,
+            every=every,
+        )
+        versions = self._schemas.of(topic, reduced.schema_ids)
+        return Changes(versions, reduced.changes, reduced.truncated)
+
+    def _frontier(self, cut: Cut) -> Applied:
+        """Return the frontier at the cut's end."""
+        ends = {topic: list(each) for topic, each in self.applied.ends.items()}
+        for part in cut.parts:
+            known = ends.setdefault(part.topic, [])
+            known.extend([0] * (part.partition + 1 - len(known)))
+            known[part.partition] = part.end
+        return self.applied._replace(
+            epoch=cut.epoch,
+            lsn=cut.lsn,
+            seq=cut.seq,
+            committed_at_us=cut.committed_at_us,
+            place=cut.place,
+            ends={topic: tuple(each) for topic, each in ends.items()},
+        )
+
+    def _note_bytes(self, events: int, size: int) -> None:
+        """Let the source know how large events are of late: its cuts are bounded in bytes too."""
+        if not events:
+            return
+        known = self._event_bytes
+        seen = size / events
+        if known == 0 or events > _SMALL_EVENTS // 20:
+            self._event_bytes = seen if known == 0 else 0.5 * (known + seen)
+        if abs(self._event_bytes - known) > known / 8:
+            part = self.pace.with_suffix(".part")
+            part.write_text(f"{self._event_bytes:.0f}", "ascii")
+            part.replace(self.pace)
+
+
+def miscounted(cut: Cut, part: Part, found: int) -> GapError:
+    """Return what is wrong with a partition."""
+    return GapError(
+        f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
+        f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"
+        f" {part.events}",
+        hint="records are lost or came twice: the topic was emptied or created again, cut by an"
+        " unclean election, or was not followed before"
+        + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
+    )
+
+
+def _canary(config: Config, records: Mapping[Place, Records]) -> int | None:
+    """Return when the newest canary was sent, in microseconds since 1970."""
+    found = records.get((names.messages_topic(config.prefix), 0))
+    if found is None:
+        return None
+    key = b'{"prefix":"%b"}' % CANARY.encode()
+    for at in range(len(found.keys) - 1, -1, -1):
+        if found.keys[at] == key:
+            message: Any = msgspec.json.decode(found.values[at])["message"]
+            return int(base64.b64decode(message["content"]))
+    return None

@@ -1,0 +1,224 @@
+"""Run a follower: one session after another, whatever passes, and tell others how it stands.
+
+A session opens the store, follows from where it stands, and ends by an error or because it was told
+to stop. There is no other recovery than the next session. What passes is waited for, ever longer;
+what needs a person halts the follower and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy, StoppedError, StoreLostError
+from cdc.events import LSN
+from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import Config
+    from cdc.log.followers import FollowerState
+    from sinks.contract import Applied
+
+log = logging.getLogger("jobs.follow")
+
+_BACKOFF_SECONDS: Final = (0.5, 30.0)
+# A server that refuses us, and did not before, is asked so seldom.
+_SLOW_SECONDS: Final = 30.0
+# Further behind than this it is catching up.
+_BEHIND_SECONDS: Final = 10.0
+_TICK_SECONDS: Final = 0.5
+
+
+class Progress:
+    """What a follower has done since its job began, for its reports."""
+
+    def __init__(self) -> None:
+        self.events = self.batches = self.errors = 0
+        self.tables: set[str] = set()
+        self.events_per_second = self.batch_seconds = 0.0
+        self.canary_at_us: int | None = None
+        self._window = (time.monotonic(), 0)
+
+    def batch(self, events: int, tables: set[str], seconds: float, canary: int | None) -> None:
+        """Count a batch."""
+        self.events += events
+        self.batches += 1
+        self.tables |= tables
+        self.batch_seconds = round(seconds, 3)
+        self.canary_at_us = max(filter(None, (canary, self.canary_at_us)), default=None)
+        began, before = self._window
+        if (lasted := time.monotonic() - began) >= REPORT_SECONDS:
+            self.events_per_second = round((self.events - before) / lasted, 1)
+            self._window = (time.monotonic(), self.events)
+
+
+class Run:
+    """One follower's life in this job. `session` is called until it is told to stop."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        store: str,
+        session: Callable[[Run], None],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """`quiet`: no reports, as while a generation is built aside."""
+        self.config, self.name, self.store = config, name, store
+        self.progress = Progress()
+        self.stopping = threading.Event()
+        self.state: FollowerState = "starting"
+        self.applied: Applied | None = None
+        self.exit = Exit.OK
+        self._session = session
+        self._error: CDCError | None = None
+        self._reports: Reports | None = None
+        self._quiet = quiet
+        self._reported_at = 0.0
+        self._lock = threading.Lock()
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._backoff_seconds = _BACKOFF_SECONDS[0]
+        self._has_applied = False
+
+    def run(self) -> Exit:
+        """Run sessions until told to stop, or until an error needs a person; return its code."""
+        ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
+        ticking.start()
+        while not self.stopping.is_set():
+            try:
+                self._session(self)
+                break
+            except StoppedError:
+                break
+            except CDCError as error:
+                self.progress.errors += 1
+                if not self._goes_on(error):
+                    self.exit = Exit(error.exit_code)
+                    self.to("halted", error)
+                    log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)  # noqa: TRY400 - the sentence is the message
+                    break
+                self._wait(error)
+        if self.state != "halted":
+            self.to("stopped")
+        self.stopping.set()
+        ticking.join()
+        if self._reports is not None:
+            self._reports.flush()
+        return self.exit
+
+    def stop(self) -> None:
+        """End it after the batch at hand."""
+        self.stopping.set()
+
+    def to(self, state: FollowerState, error: CDCError | None = None) -> None:
+        """Enter a state; say so where it is another."""
+        if (state, error) != (self.state, self._error):
+            if error is None and state != self.state:
+                log.info("%s: %s", self.name, state)
+            self.state, self._error = state, error
+            self.report()
+
+    def stands(self, applied: Applied) -> None:
+        """Note where the store stands at a session's beginning."""
+        self.applied = applied
+
+    def has_applied(
+        self, applied: Applied, events: int, tables: set[str], seconds: float, canary: int | None
+    ) -> None:
+        """Note a batch that the store has, and tell it."""
+        self.applied = applied
+        self._has_applied = True
+        self._backoff_seconds = _BACKOFF_SECONDS[0]
+        self.progress.batch(events, tables, seconds, canary)
+        behind = time.time() - applied.committed_at_us / 1e6
+        late = events > 0 and behind > _BEHIND_SECONDS
+        self.state, self._error = ("catching_up" if late else "following"), None
+        self.report()
+
+    def report(self) -> None:
+        """Write a report; one that cannot be written is not worth an error."""
+        at = self.applied
+        if self._quiet or at is None:
+            return
+        with self._lock:
+            self._reported_at = time.monotonic()
+            try:
+                if self._reports is None:
+                    self._reports = Reports(self.config)
+                self._reports.write(self._record(at))
+            except CDCError as error:
+                log.warning("%s: a report is lost: %s", self.name, error.what)
+
+    def _record(self, at: Applied) -> FollowerRecord:
+        error, progress = self._error, self.progress
+        return FollowerRecord(
+            pipeline=self.config.pipeline,
+            follower=self.name,
+            store=self.store,
+            generation=at.generation,
+            state=self.state,
+            epoch=at.epoch,
+            lsn=LSN(at.lsn),
+            seq=at.seq,
+            committed_at_us=at.committed_at_us,
+            place=at.place,
+            tables=len(progress.tables),
+            events=progress.events,
+            batches=progress.batches,
+            errors=progress.errors,
+            events_per_second=progress.events_per_second,
+            batch_seconds=progress.batch_seconds,
+            canary_at_us=progress.canary_at_us,
+            what=error.what if error else "",
+            hint=error.hint if error else "",
+            owner=self._owner,
+            at_us=time.time_ns() // 1_000,
+        )
+
+    def _tick(self) -> None:
+        while not self.stopping.wait(_TICK_SECONDS):
+            if time.monotonic() - self._reported_at >= REPORT_SECONDS - _TICK_SECONDS:
+                self.report()
+
+    def _goes_on(self, error: CDCError) -> bool:
+        if error.policy is Policy.SLOW:
+            return self._has_applied
+        return error.policy is not Policy.HALT
+
+    def _wait(self, error: CDCError) -> None:
+        """Wait before the next session: ever longer, until a batch is applied again."""
+        seconds = self._backoff_seconds
+        self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
+        if error.policy is Policy.SLOW:
+            seconds = _SLOW_SECONDS
+        self.to("rebuilding" if isinstance(error, StoreLostError) else "waiting", error)
+        log.warning("%s: %s; goes on in %.1f s", self.name, error.what, seconds)
+        self.stopping.wait(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
+
+
+def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
+    """Return a gap with its cut and the command that repairs the follower; any other as it is."""
+    if not isinstance(error, GapError):
+        return error
+    return GapError(
+        f"{error.what} ({cut})",
+        hint=f"{error.hint}. Nothing of it was written. `cdc rebuild {name}` builds the follower"
+        " anew, from what the log or a snapshot has",
+    )
+
+
+def expect_pipeline(config: Config, applied: Applied) -> None:
+    """Raise ConfigError where the store follows another pipeline."""
+    if applied.pipeline != config.pipeline:
+        raise ConfigError(
+            f"the store follows the pipeline {applied.pipeline}",
+            hint="give each pipeline's follower a prefix or a path of its own",
+        )
