@@ -1,0 +1,230 @@
+"""A follower built anew: a generation aside, compared, switched to, and the old one kept.
+
+The order is what makes it safe to be killed anywhere, and started again: what is built stands aside
+until it holds all that the log says, readers see the old state until then, and nothing of that is
+deleted before somebody asks for it (`drop_old`). Started again it goes on with the generation that
+it finds aside.
+
+Two comparisons. With the truth, read from the log (or the mirror) a second time and past the sink:
+a key or seq that differs there means that what was built is wrong, and readers do not get it. With
+the old generation, values included: what differs is told, for it is what was wrong with the old.
+
+A generation as of an LSN stands still. Its number is one of those from `STILL` on, so that it is
+neither continued nor switched to by what looks for one to go on with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from cdc.errors import CDCError, ConfigError, StoreLostError
+from jobs.comparing import Difference, Holding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cdc.events import LSN
+    from sinks.contract import Applied, Generations, Version
+
+STILL: Final = 1_000_000
+# The old generation goes on meanwhile: what differs is looked at so often before it is believed.
+_LOOKS: Final = 3
+# Catching up goes on until the old generation is not ahead; that takes one or two turns.
+_TURNS: Final = 100
+_NAMED: Final = 5
+
+
+class DivergedError(CDCError):
+    """What was built does not hold what it was built from."""
+
+
+class Builder(Protocol):
+    """Brings a generation forward; how depends on what the follower is made from."""
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        """Open it and apply all there is by now, or up to the last frontier not above `until`."""
+        ...
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        """Return the newest version at a frontier of each table that the follower has."""
+        ...
+
+    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]] | None:
+        """Yield the keys, with their seqs, that a table has at a frontier; None: not known."""
+        ...
+
+
+class Compared(NamedTuple):
+    """What a table's comparison with the old generation found."""
+
+    table: str
+    rows: int
+    differences: tuple[Difference, ...]
+
+
+class Outcome(NamedTuple):
+    """What became of it."""
+
+    generation: int
+    applied: Applied
+    former: int | None
+    tables: tuple[Compared, ...] = ()
+
+
+class Rebuild:
+    """One follower's; `tell` is told how far it is."""
+
+    def __init__(self, sink: Generations, builder: Builder, tell: Callable[[str], None]) -> None:
+        self._sink, self._builder, self._tell = sink, builder, tell
+
+    def as_of(self, lsn: LSN) -> Outcome:
+        """Build the state at the last frontier not above an LSN, in a generation of its own."""
+        number = max([*self._sink.generations(), STILL]) + 1
+        applied = self._builder.forward(self._sink.at(number), number, lsn)
+        return Outcome(number, applied, self._sink.current())
+
+    def anew(self, tables: frozenset[str] | None = None) -> Outcome:
+        """Build a generation, compare it, and switch to it."""
+        former = self._sink.current()
+        number = self._number(former)
+        aside = self._sink.at(number, tables)
+        begun = self._sink.generations().get(number)
+        self._tell(
+            f"generation {number}: " + (f"going on behind {begun.lsn}" if begun else "begun aside")
+        )
+        old = self._sink.generations().get(former) if former not in (None, number) else None
+        compared: tuple[Compared, ...] = ()
+        if old is not None and (begun is None or begun.seq <= old.seq):
+            compared = self._compare(aside, number, old, tables)
+        applied = self._forward(aside, number)
+        self._prove(aside, self._versions(applied, tables), applied)
+        applied = self._switch(aside, number, former, applied)
+        aside.close()
+        return Outcome(number, applied, former, compared)
+
+    def drop_old(self) -> list[int]:
+        """Delete every generation but the one that readers see; return which."""
+        current = self._sink.current()
+        gone = [number for number in self._sink.generations() if number != current]
+        for number in gone:
+            self._sink.drop(number)
+        return gone
+
+    def _forward(self, aside: Generations, number: int, until: Applied | None = None) -> Applied:
+        """Bring it to a frontier, or to what there is by now, and open it to be read."""
+        applied = self._builder.forward(aside, number, until and until.lsn)
+        aside.open()
+        return applied
+
+    def _versions(self, applied: Applied, tables: frozenset[str] | None) -> list[Version]:
+        """Return the tables that are built, of those that have keys."""
+        return [
+            version
+            for version in self._builder.versions(applied)
+            if version.key and (tables is None or version.name in tables)
+        ]
+
+    def _number(self, former: int | None) -> int:
+        """Return the generation to build: one that an earlier attempt has begun, or the next."""
+        known = [number for number in self._sink.generations() if number < STILL]
+        begun = [number for number in known if number > (former or 0)]
+        return max(begun, default=max(known, default=0) + 1)
+
+    def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
+        """Raise unless the generation has the keys and seqs that it must have at its frontier."""
+        for version in versions:
+            truth = self._builder.truth(version, applied)
+            if truth is None:
+                continue
+            wanted = Holding((key, seq, None) for key, seq in truth)
+            found = Holding((key, seq, None) for key, seq, _ in aside.contents(version))
+            differences = found.differences(wanted, values=False)
+            if differences:
+                raise DivergedError(
+                    f"generation {applied.generation} does not hold what it was built from:"
+                    f" {_told(version.name, differences)}",
+                    hint="readers still see the old one; report this with the log, and begin again"
+                    " with `cdc rebuild FOLLOWER --drop-old` and `cdc rebuild FOLLOWER`",
+                )
+            self._tell(f"{version.name}: {len(found):,} rows, as the log says")
+
+    def _compare(
+        self, aside: Generations, number: int, old: Applied, tables: frozenset[str] | None
+    ) -> tuple[Compared, ...]:
+        """Bring it to where the old generation stands, and compare the two.
+
+        The old one goes on meanwhile: of a key that it has changed behind that frontier nothing can
+        be told, and what differs is believed when it differs again, or the old one stood still.
+        """
+        reader = self._sink.at(old.generation)
+        try:
+            reader.open()
+        except StoreLostError as error:
+            self._tell(f"generation {old.generation} is not compared: {error.what}")
+            return ()
+        found: dict[str, Compared] = {}
+        for _ in range(_LOOKS):
+            applied = self._forward(aside, number, old)
+            for version in self._versions(applied, tables):
+                known = found.get(version.name)
+                found[version.name] = _compared(version, aside, reader, applied.seq, known)
+            stood, old = old, self._sink.generations().get(old.generation) or old
+            if old == stood or not any(each.differences for each in found.values()):
+                break
+        reader.close()
+        for each in found.values():
+            told = _told(each.table, each.differences) if each.differences else "as before"
+            self._tell(f"{each.table}: {told}")
+        return tuple(found.values())
+
+    def _switch(
+        self, aside: Generations, number: int, former: int | None, applied: Applied
+    ) -> Applied:
+        """Let readers see it, once it is not behind what they see."""
+        for _ in range(_TURNS):
+            old = self._sink.generations().get(former) if former is not None else None
+            if old is None or old.seq <= applied.seq:
+                break
+            applied = self._forward(aside, number)
+        if self._sink.current() != number:
+            self._sink.switch(number)
+            self._tell(f"readers see generation {number}, at {applied.lsn}")
+        return applied
+
+
+def _compared(
+    version: Version, new: Generations, old: Generations, seq: int, before: Compared | None
+) -> Compared:
+    """Return what differs up to a seq, and differed `before` as well."""
+    mine, theirs = Holding(new.contents(version)), Holding(old.contents(version))
+    suspects = before and {each.key for each in before.differences}
+    differences = tuple(
+        each
+        for each in mine.differences(theirs)
+        if max(each.left or 0, each.right or 0) <= seq
+        and (suspects is None or each.key in suspects)
+    )
+    return Compared(version.name, len(mine), differences)
+
+
+def _told(table: str, differences: Sequence[Difference]) -> str:
+    """Return how many keys differ and how, and which the first ones are."""
+    only_new = sum(each.right is None for each in differences)
+    only_old = sum(each.left is None for each in differences)
+    named = ", ".join(each.key[:12] for each in differences[:_NAMED])
+    return (
+        f"{len(differences):,} keys of {table} differ ({only_new:,} were missing, {only_old:,} too"
+        f" many, {len(differences) - only_new - only_old:,} others); digests {named}"
+    )
+
+
+def chosen(tables: Sequence[str], versions: Sequence[Version]) -> frozenset[str] | None:
+    """Return the tables that are to be rebuilt; None for all. ConfigError where one is unknown."""
+    known = {version.name for version in versions}
+    unknown = sorted(set(tables) - known)
+    if unknown:
+        raise ConfigError(
+            f"the follower has no table {', '.join(unknown)}",
+            hint=f"it has {', '.join(sorted(known)) or 'none yet'}",
+        )
+    return frozenset(tables) or None

@@ -1,0 +1,230 @@
+"""A generation is built aside, proved, compared and switched to; what is old stays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import msgspec
+import pytest
+
+from cdc.errors import CDCError, SwitchedError
+from cdc.events import LSN
+from jobs.comparing import Difference, Holding
+from jobs.rebuilding import STILL, DivergedError, Rebuild
+from sinks.contract import Applied, Change, Changes, Generations, Version
+from sinks.memory import STORES, MemorySink
+from tests.contract.under_test import LINES, USERS, applied, change, key, row
+
+TABLES = {version.name: version for version in (USERS, LINES)}
+
+
+class KilledError(Exception):
+    """The process has died here."""
+
+
+class Log:
+    """Changes in seq order; the follower of the current generation follows it when told to."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[Version, Change]] = []
+        self.dies_at: int | None = None
+        self.before_each: Callable[[], None] = lambda: None
+        self._random = Random(5)
+
+    def grow(self, count: int) -> None:
+        for _ in range(count):
+            seq, version = len(self.changes) + 1, self._random.choice([USERS, LINES])
+            ids = [self._random.randint(1, 9) for _ in version.key]
+            there = None if self._random.random() < 0.3 else row(version, seq, *ids)
+            self.changes.append((version, change(version, seq, there, *ids)))
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        """Be a `Builder`: a frontier at each seq, three in a cut."""
+        standing = sink.open()
+        at = standing.applied.seq if standing else 0
+        # Grows only before it is read, so that there is an end.
+        self.before_each()
+        end = len(self.changes)
+        while until is not None and applied(end).lsn > until:
+            end -= 1
+        while at < end:
+            upto = min(at + 3, end)
+            if self.dies_at is not None and upto >= self.dies_at:
+                raise KilledError
+            cut = self.changes[at:upto]
+            sink.begin(upto, [version for version, _ in cut])
+            for version in TABLES.values():
+                newest = {each.key: each for table, each in cut if table is version}
+                sink.write(Changes((version,), list(newest.values())))
+            sink.commit(applied(upto, generation=generation))
+            at = upto
+        return applied(at, generation=generation)
+
+    def versions(self, _: Applied) -> Sequence[Version]:
+        self.before_each()
+        return list(TABLES.values())
+
+    def truth(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
+        newest = {
+            each.key: each
+            for table, each in self.changes[: at.seq]
+            if table is version and each.key
+        }
+        return ((name, each.seq) for name, each in newest.items() if name and each.row is not None)
+
+    def rows(self, version: Version, at: Applied) -> dict[bytes, object]:
+        return {
+            name: msgspec.json.decode(self.changes[seq - 1][1].row or b"null")
+            for name, seq in self.truth(version, at)
+        }
+
+
+@pytest.fixture
+def log() -> Log:
+    made = Log()
+    made.grow(40)
+    return made
+
+
+@pytest.fixture
+def sink(request: pytest.FixtureRequest) -> Iterator[MemorySink]:
+    yield MemorySink(request.node.nodeid)
+    STORES.pop(request.node.nodeid, None)
+
+
+def check(sink: MemorySink, log: Log, store: str) -> None:
+    at = STORES[store].applied
+    assert at is not None
+    for name, version in TABLES.items():
+        assert STORES[store].rows(name) == log.rows(version, at)
+    assert sink.current() == STORES[store].generation
+
+
+def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
+    sink: MemorySink, log: Log, request: pytest.FixtureRequest
+) -> None:
+    """The old one stays, and takes part, until it is dropped."""
+    log.forward(sink, 1, None)
+    store = STORES[request.node.nodeid]
+    right = log.rows(USERS, applied(40))
+    wrong = store.tables["public.users"].rows
+    gone, other = list(right)[:2]
+    del wrong[gone]
+    wrong[other] = (wrong[other][0], {"id": 0})
+    wrong[key(USERS, 77)] = (3, {"id": 77})
+    told: list[str] = []
+    log.before_each = lambda: log.grow(2)
+    outcome = Rebuild(sink, log, told.append).anew()
+    users = next(each for each in outcome.tables if each.table == "public.users")
+    assert {each.key for each in users.differences} == {
+        Holding([(name, 0, None)]).differences(Holding([]))[0].key
+        for name in (gone, other, key(USERS, 77))
+    }
+    check(sink, log, request.node.nodeid)
+    with pytest.raises(SwitchedError):
+        sink.begin(99, [USERS])
+    standing = sink.open()
+    assert standing is not None
+    assert standing.applied.generation == 2
+    assert sorted(sink.generations()) == [1, 2]
+    assert Rebuild(sink, log, told.append).drop_old() == [1]
+    check(sink, log, request.node.nodeid)
+
+
+def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
+    sink: MemorySink, log: Log, request: pytest.FixtureRequest
+) -> None:
+    """What it changes while both are compared is no difference; its follower is moved over."""
+    follower = MemorySink(request.node.nodeid)
+    log.forward(follower, 1, None)
+    seen: list[int] = []
+
+    def goes_on() -> None:
+        log.before_each = lambda: None
+        log.grow(4)
+        log.forward(follower, 1, None)
+        seen.append(STORES[request.node.nodeid].reached)
+        log.before_each = goes_on if len(seen) < 5 else log.before_each
+
+    # Before the new one is built on, and between that and the comparison.
+    log.before_each = goes_on
+    outcome = Rebuild(sink, log, lambda _: None).anew()
+    assert len(seen) == 5
+    assert [each.differences for each in outcome.tables] == [(), ()]
+    assert outcome.applied.seq >= seen[-1]
+    log.before_each = lambda: None
+    with pytest.raises(SwitchedError):
+        follower.begin(999, [USERS])
+    log.grow(3)
+    log.forward(follower, 2, None)
+    check(sink, log, request.node.nodeid)
+
+
+@pytest.mark.parametrize("dies_at", range(3, 48, 9))
+def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
+    sink: MemorySink, log: Log, request: pytest.FixtureRequest, dies_at: int
+) -> None:
+    """And readers see the old state until the new one is whole."""
+    log.forward(sink, 1, None)
+    log.grow(5)
+    log.dies_at = dies_at
+    with pytest.raises(KilledError):
+        Rebuild(sink, log, lambda _: None).anew()
+    assert sink.current() == 1
+    log.dies_at = None
+    outcome = Rebuild(sink, log, lambda _: None).anew()
+    assert (outcome.generation, outcome.former) == (2, 1)
+    check(sink, log, request.node.nodeid)
+
+
+def test_one_table_is_built_and_the_others_are_taken_over(
+    sink: MemorySink, log: Log, request: pytest.FixtureRequest
+) -> None:
+    log.forward(sink, 1, None)
+    log.grow(5)
+    STORES[request.node.nodeid].tables["public.users"].rows.clear()
+    Rebuild(sink, log, lambda _: None).anew(frozenset({"public.users"}))
+    assert sink.current() == 2
+    log.forward(sink, 2, None)
+    check(sink, log, request.node.nodeid)
+
+
+def test_what_does_not_hold_what_the_log_says_is_not_shown(sink: MemorySink, log: Log) -> None:
+    log.forward(sink, 1, None)
+    truth = log.truth
+    log.truth = lambda version, at: itertools.chain(  # type: ignore[method-assign]
+        truth(version, at), [(b"{}", 1)]
+    )
+    with pytest.raises(DivergedError) as told:
+        Rebuild(sink, log, lambda _: None).anew()
+    assert isinstance(told.value, CDCError)
+    assert sink.current() == 1
+
+
+def test_a_state_of_the_past_stands_still(
+    sink: MemorySink, log: Log, request: pytest.FixtureRequest
+) -> None:
+    """It is not shown to readers, nor is it what the next rebuild goes on with."""
+    log.forward(sink, 1, None)
+    asked = applied(20).lsn
+    outcome = Rebuild(sink, log, lambda _: None).as_of(LSN(asked + 1))
+    assert outcome.applied.seq == 21
+    assert outcome.generation > STILL
+    still = sink.at(outcome.generation)
+    still.open()
+    found = {name: seq for name, seq, _ in still.contents(USERS)}
+    assert found == dict(log.truth(USERS, applied(21)))
+    assert sink.current() == 1
+    assert Rebuild(sink, log, lambda _: None).anew().generation == 2
+    check(sink, log, request.node.nodeid)
+
+
+def test_holdings_differ_by_key_seq_and_value() -> None:
+    mine = [(b"%d" % n, n, b"x") for n in range(9)]
+    theirs = [(b"0", 0, b"x"), (b"1", 7, b"x"), (b"2", 2, b"y"), *mine[3:8], (b"9", 9, b"x")]
+    found = Holding(mine).differences(Holding(theirs))
+    assert {(each.left, each.right) for each in found} == {(1, 7), (2, 2), (8, None), (None, 9)}
+    assert len(Holding(mine).differences(Holding(theirs), values=False)) == 3
+    assert all(isinstance(each, Difference) for each in found)
