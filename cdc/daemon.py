@@ -13,10 +13,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Final
 
+from cdc.control.followers import Watch
 from cdc.control.health import Health, State
 from cdc.control.http import serve
 from cdc.control.metrics import Metrics
 from cdc.errors import CDCError, Exit, Policy, RereadError, SlotBusyError, StoppedError
+from cdc.events import LSN
 from cdc.log.publisher import LANES
 from cdc.pipeline import Pipeline
 from cdc.snapshot import initial
@@ -70,6 +72,12 @@ class Daemon:
         self.metrics.state = state
         if state is State.STREAMING:
             self._has_streamed, self._refused_at = True, None
+
+    @property
+    def wal_end(self) -> LSN | None:
+        """The server's WAL end, while it is streamed."""
+        streaming = self.health.state is State.STREAMING
+        return LSN(self.metrics.wal_end_lsn) if streaming else None
 
     def beat(self) -> None:
         """Note that the process turns."""
@@ -161,11 +169,14 @@ class Daemon:
 def run(config: Config, config_file: Path | None = None) -> Exit:
     """Run the daemon until a signal stops it; return the exit code."""
     daemon = Daemon(config, config_file)
+    watch = Watch(config, lambda: daemon.wal_end)
+    daemon.metrics.followers = lambda: watch.standings
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)
     try:
         return daemon.run()
     finally:
+        watch.close()
         if server:
             server.close()

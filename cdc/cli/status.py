@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> int:
-    """Tell how far the log is behind the source, and whether all is well.
+    """Tell how far log and followers are behind the source, and whether all is well.
 
     Asks the log and the source; the daemon, where it answers at http.listen, adds what it is doing.
+    Of each follower: up to where its store holds everything, how far that is behind, for how long
+    the log has held what it lacks, and how old the newest canary is that came out of it.
 
-    Exits 0 when all is well, 1 when no daemon reads or it is not ready, 69 or 77 when a server does
-    not answer or refuses us, 78 when the pipeline is not set up or a person is needed.
+    Exits 0 when all is well, 1 when no daemon reads, it is not ready or a follower does not run, 69
+    or 77 when a server does not answer or refuses us, 78 when the pipeline is not set up or a
+    person is needed.
     """
     from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
 
@@ -52,6 +55,22 @@ def _snapshot(fields: dict[str, Any]) -> str:
         return str(fields["stage"])
     left = "" if fields["seconds_left"] is None else f", {fields['seconds_left']:.0f} s left"
     return f"{fields['percent']:.0f} %, {fields['rows']:,} rows{left}"
+
+
+def _follower(fields: dict[str, Any]) -> str:
+    """Return where a follower stands."""
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+
+    told = [str(fields["state"]).replace("_", " ")]
+    if fields["lsn"] is not None:
+        told.append(f"holds all up to {fields['lsn']}, seq {fields['seq']}")
+        bytes_, seconds = fields["lag_bytes"], fields["lag_seconds"]
+        behind = [size(bytes_)] if bytes_ is not None else []
+        behind += [f"{seconds:.1f} s"] if seconds is not None else []
+        told.append(f"behind {', '.join(behind)}" if behind else "")
+    if fields["canary_age_seconds"] is not None:
+        told.append(f"canary {fields['canary_age_seconds']:.1f} s ago")
+    return "; ".join(filter(None, told))
 
 
 def _print(found: Status) -> None:
@@ -85,5 +104,7 @@ def _print(found: Status) -> None:
             rows.append(("lasts", f"about {spell(seconds)} more, if nobody reads from it"))
     if daemon:
         rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
+    rows += [(each["name"], _follower(each)) for each in fields["followers"]]
+    width = max(9, *(len(name) for name, _ in rows))
     for name, value in rows:
-        click.echo(f"{click.style(f'{name:<9}', dim=True)} {value}")
+        click.echo(f"{click.style(f'{name:<{width}}', dim=True)} {value}")

@@ -122,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = report.body() | {
                 "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3),
                 "live_snapshots": [each.told for each in self.server.metrics.live()],
+                "followers": [each.fields() for each in self.server.metrics.followers()],
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")
         else:

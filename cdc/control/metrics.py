@@ -21,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from cdc.control.followers import STATES
 from cdc.control.health import State
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from cdc.control.followers import Standing
     from cdc.control.retention import Retention
     from cdc.log.records import ResumePosition
     from cdc.snapshot.live.records import LiveRecord
@@ -73,6 +75,23 @@ _SNAPSHOT = {
     "rows_per_second": "Rate of the last half minute.",
     "seconds_left": "Time left at the rate so far.",
 }
+_FOLLOWER = {
+    "lag_bytes": "WAL between its end and what the follower has applied.",
+    "lag_seconds": "For how long the log has held what it has not applied; 0 where it has all.",
+    "canary_age_seconds": "How long ago the newest canary that it has applied was sent.",
+}
+_REPORTED = {
+    "lsn": "The LSN of its applied frontier.",
+    "seq": "The seq of its applied frontier.",
+    "generation": "How often its store was built.",
+    "events_per_second": "Rate at which it has applied events of late.",
+    "batch_seconds": "How long its batches have taken of late.",
+}
+_COUNTED = {
+    "events": "Events that its job has applied.",
+    "batches": "Batches that its job has applied.",
+    "errors": "Errors that its job has met.",
+}
 _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
 
@@ -112,6 +131,7 @@ class Metrics(Collector):
         self.snapshot: Snapshot | None = None
         # Asked when somebody reads: the live snapshots that are not over.
         self.live: Callable[[], list[LiveRecord]] = list
+        self.followers: Callable[[], list[Standing]] = list
         self.events = 0
         self.dead_letters = 0
         self.kafka_transactions = 0
@@ -225,6 +245,7 @@ class Metrics(Collector):
         yield from self._collect_look()
         yield from self._collect_snapshot()
         yield from self._collect_live()
+        yield from self._collect_followers()
         state = GaugeMetricFamily("lockstep_state", "1 for what it is doing.", labels=["state"])
         for each in State:
             state.add_metric([each.value], float(each is State(self.state)))
@@ -267,6 +288,30 @@ class Metrics(Collector):
         for each in found:
             rows.add_metric([each.id, each.name], each.rows)
         yield rows
+
+    def _collect_followers(self) -> Iterator[Metric]:
+        """Yield where each follower stands; what it has not reported is absent."""
+        found = self.followers()
+        state = GaugeMetricFamily(
+            "lockstep_follower_state", "1 for what it is doing.", labels=["follower", "state"]
+        )
+        for each in found:
+            for name in STATES:
+                state.add_metric([each.name, name], float(each.state == name))
+        yield state
+        for name, meaning in (_FOLLOWER | _REPORTED).items():
+            gauge = GaugeMetricFamily(f"lockstep_follower_{name}", meaning, labels=["follower"])
+            for each in found:
+                value = getattr(each if name in _FOLLOWER else each.record, name, None)
+                if value is not None:
+                    gauge.add_metric([each.name], value)
+            yield gauge
+        for name, meaning in _COUNTED.items():
+            counter = CounterMetricFamily(f"lockstep_follower_{name}", meaning, labels=["follower"])
+            for each in found:
+                if each.record is not None:
+                    counter.add_metric([each.name], getattr(each.record, name))
+            yield counter
 
     def _collect_look(self) -> Iterator[Metric]:
         if self._looked is None:

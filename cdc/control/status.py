@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from cdc.control.findings import Severity, size
+from cdc.control.followers import Look, judge
 from cdc.control.retention import Retention, judge_holders, judge_idle, judge_slot
 from cdc.errors import CDCError, Exit
 from cdc.log import reader
@@ -23,6 +24,7 @@ from cdc.source.connection import connect
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.control.followers import Standing
     from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
     from cdc.snapshot.records import SnapshotState
 
@@ -53,6 +55,7 @@ class Status(NamedTuple):
     problems: list[Problem]
     warnings: list[str]  # what will hurt some day
     snapshot: SnapshotState | None = None
+    followers: list[Standing] = []  # noqa: RUF012 - a default that nobody changes
 
     @property
     def retention(self) -> Retention | None:
@@ -96,6 +99,7 @@ class Status(NamedTuple):
             "slot": None,
             "snapshot": None,
             "daemon": self.daemon,
+            "followers": [each.fields() for each in self.followers],
             "problems": [each._asdict() for each in self.problems],
             "warnings": self.warnings,
         }
@@ -144,12 +148,17 @@ def read_status(config: Config) -> Status:
     daemon = _daemon(config.http.listen)
     if not problems:
         problems += _judge(config, resume, slot, daemon, snapshot)
-    status = Status(config.pipeline, resume, frontier, server, slot, daemon, problems, [], snapshot)
+    followers = _followers(config, server, problems) if resume else []
+    status = Status(
+        config.pipeline, resume, frontier, server, slot, daemon, problems, [], snapshot, followers
+    )
     threats = list(judge_slot(status.retention)) if status.retention else []
     threats += judge_holders(holders)
     if server and slot:
         threats += judge_idle(server, slot)
     told = [each.what for each in threats if each.severity is Severity.WARNING]
+    complaints = list(judge(config, followers))
+    told += [each.what for each in complaints if not each.exit_code]
     status.warnings.extend(dict.fromkeys([*told, *((daemon or {}).get("warnings") or [])]))
     if not problems and daemon is None and resume is not None and status.lag_bytes:
         # Nobody says what the daemon is doing, so its traces must.
@@ -157,7 +166,23 @@ def read_status(config: Config) -> Status:
         if age > _STALE_SECONDS:
             what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
             problems.append(Problem(what, "see its log, and /readyz where it serves http"))
+    problems.extend(Problem(*each) for each in complaints if each.exit_code)
     return status
+
+
+def _followers(
+    config: Config, server: inspection.Server | None, problems: list[Problem]
+) -> list[Standing]:
+    if not config.followers:
+        return []
+    look = Look(config)
+    try:
+        return look.take(server.wal_lsn if server else None)
+    except CDCError as error:
+        problems.append(Problem(error.what, error.hint, error.exit_code))
+        return []
+    finally:
+        look.close()
 
 
 def _log(

@@ -49,8 +49,8 @@ class FakeFollower:
         self.report(lsn=LSN(lsn), generation=generation)
 
     def report(self, **changed: object) -> None:
-        now_us = time.time_ns() // 1_000
-        self.reports.write(msgspec.structs.replace(self.plain, at_us=now_us, **changed))
+        told = {"at_us": time.time_ns() // 1_000, **changed}
+        self.reports.write(msgspec.structs.replace(self.plain, **told))
         self.reports.flush()
 
 

@@ -70,6 +70,8 @@ def test_names_are_ours_and_end_in_their_unit() -> None:
     unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
     unitless |= {"lockstep_live_snapshots", "lockstep_live_snapshot_rows"}
     unitless |= {"lockstep_reconnects", "lockstep_timeline", "lockstep_unknown_type_columns"}
+    unitless |= {f"lockstep_follower_{name}" for name in ("state", "seq", "generation", "batches")}
+    unitless |= {"lockstep_follower_events_per_second", "lockstep_follower_errors"}
     assert families
     assert not [name for name in families if not unit.fullmatch(name) and name not in unitless]
 

@@ -1,0 +1,130 @@
+"""Where followers stand is told by status, /readyz and metrics, whether or not their jobs run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from cdc.cli.main import run
+from cdc.errors import Exit
+from cdc.events import LSN
+from cdc.log import names, reader, topics
+from cdc.log.followers import SILENT_SECONDS
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.integration.test_wait import FOLLOWERS, FakeFollower
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    """A pipeline whose daemon runs, with an event in the log."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    line = pipeline(tables, followers=FOLLOWERS, source={"canary_seconds": 0})
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (1)")
+    wait_until(lambda: reader.read_frontiers(line.config), "no frontier comes")
+    return line
+
+
+@pytest.fixture
+def follower(line: PipelineUnderTest) -> FakeFollower:
+    return FakeFollower(line.config)
+
+
+def end_of_frontiers(line: PipelineUnderTest) -> int:
+    place = names.frontier_topic(line.config.prefix), 0
+    return reader.end_offsets(line.config, [place])[place]
+
+
+def status(line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    code = run(["status", "-c", str(line.config_file), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_status_tells_what_a_follower_lacks_and_since_when(
+    line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = status(line, capsys)
+    assert code == Exit.FAILED
+    assert [each["state"] for each in told["followers"]] == ["new"]
+    assert told["problems"][0]["what"] == "cache has never run"
+    frontier = reader.read_frontiers(line.config)[-1]
+    follower.report(lsn=LSN(frontier.lsn - 100), seq=0, place=0, state="catching_up")
+    code, told = status(line, capsys)
+    assert (code, told["problems"]) == (Exit.OK, [])
+    (cache,) = told["followers"]
+    assert cache["state"] == "catching_up"
+    assert cache["lag_bytes"] >= 100
+    assert cache["lag_seconds"] > 0
+    assert cache["lsn"].startswith("0/")
+    now_us = time.time_ns() // 1_000
+    place = end_of_frontiers(line)
+    # A keepalive may move the frontier meanwhile, some seconds after the last time.
+    follower.report(
+        lsn=frontier.lsn, place=place + 1_000, canary_at_us=now_us, what="redis is slow"
+    )
+    code, told = status(line, capsys)
+    assert (code, told["problems"]) == (Exit.OK, [])
+    (cache,) = told["followers"]
+    assert cache["lag_seconds"] == 0
+    assert 0 <= cache["canary_age_seconds"] < 60
+    assert any("cache is following: redis is slow" in each for each in told["warnings"])
+    run(["status", "-c", str(line.config_file)])
+    out = capsys.readouterr().out
+    assert f"following; holds all up to {frontier.lsn}, seq 0; behind" in out
+    assert "; canary " in out
+
+
+def test_status_tells_who_has_halted_or_does_not_run_or_can_not_go_on(
+    line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = end_of_frontiers(line) + 1_000
+    follower.report(state="halted", place=far, what="a gap in t", hint="cdc rebuild cache")
+    code, told = status(line, capsys)
+    assert code == Exit.CONFIG
+    assert told["problems"] == [
+        {"what": "cache has halted: a gap in t", "hint": "cdc rebuild cache", "exit_code": 78}
+    ]
+    follower.report(state="stopped", place=far)
+    code, told = status(line, capsys)
+    assert (code, told["followers"][0]["state"]) == (Exit.FAILED, "stopped")
+    old_us = time.time_ns() // 1_000 - int(SILENT_SECONDS + 9) * 1_000_000
+    follower.report(place=far, at_us=old_us)
+    code, told = status(line, capsys)
+    assert (code, told["followers"][0]["state"]) == (Exit.FAILED, "not_running")
+    assert told["problems"][0]["hint"] == "cdc follow --followers cache"
+    # Retention deletes what it has not applied.
+    place = names.frontier_topic(line.config.prefix), 0
+    client = topics.admin(line.config)
+    client.delete_records([TopicPartition(*place, end_of_frontiers(line))])[
+        TopicPartition(*place)
+    ].result(60)
+    line.database.execute("INSERT INTO t VALUES (2)")
+    wait_until(lambda: reader.read_frontiers(line.config), "no frontier comes")
+    follower.report(place=0)
+    code, told = status(line, capsys)
+    assert code == Exit.CONFIG
+    assert told["problems"][0]["what"] == "the log no longer holds what cache has not applied"
+
+
+def test_the_daemon_shows_its_followers_and_stays_ready(
+    line: PipelineUnderTest, follower: FakeFollower
+) -> None:
+    daemon = line.daemon
+    wait_until(lambda: daemon.health().get("followers"), "none is shown")
+    assert daemon.health()["followers"][0]["state"] == "new"
+    now_us = time.time_ns() // 1_000
+    follower.report(seq=7, place=0, events=5, errors=2, canary_at_us=now_us, state="waiting")
+    wait_until(lambda: daemon.metric("lockstep_follower_seq") == 7, "the report is not shown")
+    told = daemon.health()
+    assert (told["status"], told["followers"][0]["state"]) == (200, "waiting")
+    text = daemon.get("/metrics")[1].decode()
+    assert 'lockstep_follower_state{follower="cache",state="waiting"} 1.0' in text
+    assert 'lockstep_follower_state{follower="cache",state="following"} 0.0' in text
+    assert 'lockstep_follower_events_total{follower="cache"} 5.0' in text
+    assert 'lockstep_follower_errors_total{follower="cache"} 2.0' in text
+    for name in ("lag_bytes", "lag_seconds", "canary_age_seconds"):
+        assert daemon.metric(f"lockstep_follower_{name}") > 0
