@@ -160,7 +160,7 @@ class Pipeline:
             self._look_after()
             self.live.turn(self.position.end_lsn)
             self.watch.turn(self.tables.publication, self.tables.note)
-            self.log_watch.turn(self.tables.identity, self.frontiers.ends)
+            self.log_watch.turn(self.tables.identity, self.frontiers)
             self._wait(received)
         self._finish()
 

@@ -4,6 +4,9 @@ Pure. A partition's end offset is known only when its batch has been acknowledge
 record travels in the next one. Events whose frontier is not in the log yet are `pending`,
 and stand in the resume record, so that a crash in between loses no count: the next frontier covers
 them. An end the broker did not tell postpones the frontier, never falsifies it.
+
+What is acknowledged one after another stands in that order. So an end that is lower than all that
+was acknowledged adds up to tells that records were lost, however much has been written since.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ class Frontiers:
         self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
         self.ends = dict(ends)  # of every partition so far; -1 where a broker did not say
+        # Of partitions that have lost records: where one ended, and where it must at least.
+        self.fallen: dict[Place, tuple[int, int]] = {}
+        self._covered: dict[Place, int] = {}  # ends that the newest frontier records tell
 
     @property
     def due(self) -> bool:
@@ -45,6 +51,9 @@ class Frontiers:
         if not (self.due or (lsn is not None and self._stands())):
             return None
         pending, self._pending = self._pending, {}
+        for place, events in pending.items():
+            self._hold(place, self.ends[place], self._covered.get(place, 0) + events)
+            self._covered[place] = self.ends[place]
         return FrontierRecord(
             pipeline=self._pipeline,
             epoch=self._epoch,
@@ -68,7 +77,13 @@ class Frontiers:
         `ends` are the ends of the partitions that it touched.
         """
         self._acknowledged = position
+        for place, end in ends.items():
+            self._hold(place, end, self.ends.get(place, -1) + 1)
         self.ends.update(ends)
+
+    def _hold(self, place: Place, end: int, least: int) -> None:
+        if 0 <= end < least:
+            self.fallen.setdefault(place, (end, least))
 
     def _stands(self) -> bool:
         known = all(self.ends.get(place, -1) >= 0 for place in self._pending)

@@ -125,7 +125,7 @@ class Publisher:
         """Hand over one record of our own, to partition 0; no value takes it out again."""
         self.begin()
         with translated(f"producing to {topic}"):
-            self._producer.produce(topic, value, key, 0)
+            self._producer.produce(topic, value, key, 0, on_delivery=self._delivered)
 
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""

@@ -24,9 +24,10 @@ from cdc.log import names, reader
 from cdc.log.offsets import Place, Question, Span, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from cdc.config import Config
+    from cdc.log.frontiers import Frontiers
     from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
     from cdc.log.topics import Admin
 
@@ -73,6 +74,7 @@ class Known(NamedTuple):
     topic_ids: dict[str, str]
     ends: dict[Place, int]
     kept: dict[Place, Kept]
+    fallen: dict[Place, tuple[int, int]]  # where a partition ended, and where it must at least
 
 
 class Examined(NamedTuple):
@@ -100,7 +102,7 @@ class LogWatch:
             named(config.prefix): 1
             for named in (names.resume_topic, names.frontier_topic, names.schema_topic)
         }
-        self._known = Known({}, {}, {})
+        self._known = Known({}, {}, {}, {})
         self._question: Question | None = None
         self._suspect = ""
         self._due_at = 0.0
@@ -123,19 +125,21 @@ class LogWatch:
             raise _no_answer(standing)
         self._due_at = time.monotonic() + WATCH_SECONDS
 
-    def turn(self, identity: ResumeIdentity, ends: Mapping[Place, int]) -> None:
+    def turn(self, identity: ResumeIdentity, frontiers: Frontiers) -> None:
         """Look if it is time to, and never wait. Raises GapError or ConfigError.
 
-        `ends` are the partitions' ends as brokers told this session's producers; -1 is unknown.
+        `frontiers` know the partitions' ends as brokers told this session's producers.
         """
         if self._question is None:
             if time.monotonic() >= self._due_at:
                 # Before asking: what is acknowledged while the question travels is no part of it.
-                self._learn(ends)
+                self._learn(frontiers)
                 self._question = self._ask(identity)
         elif self._question.answered:
             standing, self._question = self._question.answer(), None
-            again = self._judge(identity, standing)
+            # A leader that has gone is asked in vain once or twice: the next one knows more.
+            silent = standing.topics.keys() - {topic for topic, _ in standing.spans}
+            again = self._judge(identity, standing) or bool(silent or standing.untold)
             self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else WATCH_SECONDS)
 
     def _ask(self, identity: ResumeIdentity) -> Question:
@@ -182,12 +186,18 @@ class LogWatch:
         prefix, known, oldest = self._config.prefix, self._known, self._oldest()
         known.topic_ids.update(identity.topic_ids)
         tail = reader.read_frontier_tail(self._config, FRONTIERS)
+        ends: dict[Place, int] = {}  # of this epoch
         for frontier, since in tail:
-            for topic, number, end, _ in frontier.partitions:
-                known.ends[topic, number] = end
+            for topic, number, end, events in frontier.partitions:
+                place = (topic, number)
+                known.ends[place] = end
                 # What was missing when an epoch began has been acknowledged.
-                if frontier.epoch == identity.epoch and since > oldest:
-                    known.kept.setdefault((topic, number), Kept(end, since))
+                if frontier.epoch == identity.epoch:
+                    if since > oldest:
+                        known.kept.setdefault(place, Kept(end, since))
+                    if end < (least := ends.get(place, 0) + events):
+                        known.fallen.setdefault(place, (end, least))
+                    ends[place] = end
         for topic, number, events in position.pending:
             place = (topic, number)
             known.ends[place] = known.ends.get(place, 0) + events
@@ -206,14 +216,16 @@ class LogWatch:
                 hint=f"followers can't tell what is whole; {_ANEW}",
             )
 
-    def _learn(self, ends: Mapping[Place, int]) -> None:
+    def _learn(self, frontiers: Frontiers) -> None:
         """Note what the brokers have acknowledged, and that it must be kept from now on."""
         known, now = self._known, time.monotonic()
-        for place, end in dict(ends).items():
+        known.fallen.update(frontiers.fallen)
+        for place, end in frontiers.ends.items():
             # Beyond the end of the last look, so it is as young as that.
             if end > known.ends.get(place, 0):
                 known.ends[place] = end
-                known.kept.setdefault(place, Kept(end, now))
+                if place[0] not in self._own:  # those are compacted
+                    known.kept.setdefault(place, Kept(end, now))
 
     def _oldest(self) -> float:
         """Return the time (monotonic) before which retention may have deleted anything."""
@@ -319,6 +331,22 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
                 f" {kept.offset - 1}, to followers",
                 hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
                 f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
+            )
+    yield from _overwritten(known, standing)
+
+
+def _overwritten(known: Known, standing: Standing) -> Iterator[CDCError]:
+    """Yield the losses that the acknowledgements tell; how the partitions end by now is no matter.
+
+    Of topics that are what they were: a topic that was made again begins its offsets again.
+    """
+    for (topic, number), (ended, least) in known.fallen.items():
+        if topic in standing.topics:
+            yield GapError(
+                f"topic {topic}, partition {number}, ends at offset {ended} where all that the"
+                f" brokers had acknowledged ends at {least} or beyond: some of it is lost, and"
+                " other records have taken its offsets",
+                hint=_LOST,
             )
 
 

@@ -15,7 +15,6 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from cdc.log import names, reader
 from tests.fixtures.cluster import LONG, KafkaCluster
-from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.servers import Database, fresh_topic_prefix
 
@@ -72,7 +71,7 @@ def lose(cluster: KafkaCluster, line: PipelineUnderTest, topic: str, *, running:
         assert line.daemon.term() == 0
     cluster.kill(1)
     cluster.start([2])
-    wait_until(lambda: cluster.leader(topic) == 2, "node 2 is not elected", 60)
+    wait_until(lambda: cluster.leader(topic) == 2, "node 2 is not elected")
     return before
 
 
@@ -110,25 +109,12 @@ def test_a_resume_record_that_is_lost_is_named(
     kafka_cluster: KafkaCluster,
     unsafe: Unsafe,
 ) -> None:
-    """Stopped, the slot is ahead of what is left; running, the daemon knows what it had written.
-
-    Unless it has written a newer one before it looked, beside which nothing is missing.
-    """
+    """Stopped, the slot is ahead of what is left; running, the daemon knows what it had written."""
     topic = names.resume_topic(unsafe.prefix)  # type: ignore[attr-defined]
     line = unsafe(topic, 1, **{"cleanup.policy": "compact"})
     lose(kafka_cluster, line, topic, running=running)
     gap = f'slot "{line.config.slot}" is at'
     if running:
-        line.database.execute("INSERT INTO users VALUES (101, 1)")
-        ended = line.daemon.process.poll
-        wait_until(
-            lambda: ended() is not None or line.resume()[1].seq == 101,
-            "neither does the daemon end nor go on",
-            60,
-        )
-        if ended() is None:
-            converge(line.config)
-            return
         # Its producer may find out first, that its numbers no longer fit, and start over.
         said = line.ends(line.daemon, _CONFIG, seconds=60)
         assert f"topic {topic}, partition 0, ends at offset" in said or gap in said.replace(

@@ -100,6 +100,7 @@ def test_frontiers_count_every_event_once_and_stand_on_boundaries(seed: int, ste
         if chance.random() < 0.1:
             ends = dict.fromkeys(ends, -1)  # acknowledged without an offset
         frontiers.acknowledged(log.resume, ends)
+        assert not frontiers.fallen
         check(log)
     # What no frontier covers is covered by the next that may be written.
     if not log.resume.open:

@@ -121,8 +121,17 @@ class Producer:
         self._unsent += [((topic, partition), message) for message in messages]
         return len(messages)
 
-    def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
-        self._unsent.append(((topic, partition), {"key": key, "value": value}))
+    def produce(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes,
+        partition: int,
+        *,
+        on_delivery: Callable[..., None],
+    ) -> None:
+        message = {"key": key, "value": value, "callback": on_delivery}
+        self._unsent.append(((topic, partition), message))
 
     def poll(self, _timeout: float) -> int:
         """Let some of what waits go out, and some reports come in."""

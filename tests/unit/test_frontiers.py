@@ -63,6 +63,25 @@ def test_an_unknown_end_postpones_the_frontier() -> None:
     assert record.partitions == ((*USERS, 4, 2),)
 
 
+def test_an_end_behind_what_was_acknowledged_before_is_a_loss() -> None:
+    frontiers = at(0x200, 4)
+    assert not frontiers.fallen
+    frontiers.add({USERS: 2})
+    # Two more records, and yet it ends where it ended.
+    frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 17})
+    assert frontiers.fallen == {USERS: (17, 18)}
+
+
+def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
+    whole = at(0x200, 4)
+    whole.take()
+    whole.add({ORDERS: 3})
+    whole.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
+    assert not whole.fallen, "it ends beyond where it ended"
+    assert whole.take() is not None
+    assert whole.fallen == {ORDERS: (7, 8)}
+
+
 def test_an_idle_pipelines_frontier_moves_on_without_events() -> None:
     record = Frontiers("p", 1, position(end_lsn=0x200, seq=4), {}).take(LSN(0x900))
     assert record is not None

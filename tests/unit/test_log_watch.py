@@ -21,7 +21,7 @@ from tests.unit.test_continuity import IDENTITY
 USERS = "shop.public.users"
 RESUME = "shop.cdc.resume"
 KNOWN = Known(
-    {USERS: "aXb", RESUME: "r1"}, {(USERS, 0): 40, (USERS, 1): 7}, {(USERS, 0): Kept(20, 0.0)}
+    {USERS: "aXb", RESUME: "r1"}, {(USERS, 0): 40, (USERS, 1): 7}, {(USERS, 0): Kept(20, 0.0)}, {}
 )
 STANDING = Standing(
     {USERS: ("aXb", 4), RESUME: ("r1", 1)},
@@ -38,6 +38,16 @@ def judged(**changed: object) -> list[CDCError]:
 def test_topics_that_stand_as_they_should_are_no_problem() -> None:
     """Records that retention may delete may be gone, and markers stand behind the last record."""
     assert judged() == []
+
+
+def test_what_was_lost_and_written_over_is_named() -> None:
+    """The partition is longer than ever: only the order of what was acknowledged tells."""
+    known = KNOWN._replace(fallen={(USERS, 0): (38, 40), ("shop.public.others", 0): (1, 2)})
+    (problem,) = problems(IDENTITY, known, STANDING)
+    assert isinstance(problem, GapError)
+    assert f"{USERS}, partition 0, ends at offset 38" in str(problem)
+    gone = STANDING._replace(missing=frozenset({USERS}), topics={})
+    assert "is gone" in str(next(problems(IDENTITY, known, gone)))
 
 
 def test_what_a_broker_did_not_tell_is_no_problem() -> None:
