@@ -27,6 +27,7 @@ from cdc.errors import (
     SwitchedError,
     UnavailableError,
 )
+from sinks.redis_names import SLOTS
 
 _CONNECT_SECONDS: Final = 10.0
 # So many calls are under way before their answers are read: the server works while we pack. Answers
@@ -66,6 +67,8 @@ class Client:
         self._lines.clear()
         if self._client is not None:
             client, self._client = self._client, None
+            if isinstance(client, RedisCluster):
+                client.disconnect_connection_pools()  # which its own close leaves open
             client.close()
 
     def ask(self, *command: bytes | str | int) -> Any:  # noqa: ANN401 - as many forms as commands
@@ -81,7 +84,8 @@ class Client:
                 line = self._line(server)
                 for start in range(0, len(mine), 512):
                     part = mine[start : start + 512]
-                    line.send_packed_command(line.pack_commands([commands[at] for at in part]))
+                    packed = [_packed(commands[at]) for at in part]
+                    line.send_packed_command((b"".join(packed),), check_health=False)
                     for at in part:
                         answers[at] = _answer(line)
             for at, answer in enumerate(answers):
@@ -110,7 +114,9 @@ class Client:
         with self._translated():
             for call in calls:
                 line = self._line(self._server(call.slot))
-                line.send_packed_command((_packed(script, call),), check_health=False)
+                head = (b"EVALSHA", script.digest, b"%d" % len(call.keys))
+                packed = _packed(head, call.keys, call.arguments)
+                line.send_packed_command((packed,), check_health=False)
                 under_way.append((call, line))
                 if len(under_way) >= _WINDOW:
                     settle()
@@ -126,6 +132,14 @@ class Client:
             if isinstance(client, redis.Redis):
                 return [client]
             return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
+
+    def first_slots(self) -> list[int]:
+        """Return where each run of slots of one primary begins."""
+        with self._translated():
+            client = self._connected()
+            assert isinstance(client, RedisCluster)
+            owners = [_node(client, slot).name for slot in range(SLOTS)]
+        return [slot for slot in range(SLOTS) if slot == 0 or owners[slot - 1] != owners[slot]]
 
     def scan(self, pattern: bytes, count: int = 1000) -> Iterator[list[Any]]:
         """Yield the names that match, in the order that servers have them, some twice."""
@@ -209,12 +223,11 @@ _REPEATED: Final = (
 )
 
 
-def _packed(script: Script, call: Call) -> bytes:
-    """Return the call as the protocol has it; the library is slow where parts are many."""
-    head = (b"EVALSHA", script.digest, b"%d" % len(call.keys))
-    parts = [b"*%d\r\n" % (len(head) + len(call.keys) + len(call.arguments))]
-    for some in (head, call.keys, call.arguments):
-        parts += [b"$%d\r\n%b\r\n" % (len(each), each) for each in some]
+def _packed(*groups: Sequence[bytes]) -> bytes:
+    """Return a command as the protocol has it; the library is slow where its parts are many."""
+    parts = [b"*%d\r\n" % sum(map(len, groups))]
+    for group in groups:
+        parts += [b"$%d\r\n%b\r\n" % (len(each), each) for each in group]
     return b"".join(parts)
 
 
