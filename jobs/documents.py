@@ -14,10 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-import msgspec
-
 from cdc.errors import ConfigError
-from cdc.log.values_options import Values
 from jobs.documents_rows import NodeRows
 from sinks.contract import Applied, Change, Changes, Column, Version
 from sinks.documents import Node, affected, documents
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdc.config.followers import Document
-    from cdc.log.records import SchemaRecord
     from sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
@@ -206,19 +202,3 @@ def _shape(node: Node, versions: Mapping[str, Version]) -> dict[str, object]:
         "values": dict(version.values) if version else {},
         "fields": {child.name: _shape(child, versions) for child in node.children},
     }
-
-
-def version_of(record: SchemaRecord) -> Version:
-    """Return a table version as sinks know it."""
-    return Version(
-        record.schema_id,
-        record.schema,
-        record.table,
-        record.topic,
-        record.key,
-        tuple(
-            Column(each.name, each.type, each.type_id, each.type_modifier, each.nullable, each.mask)
-            for each in record.columns
-        ),
-        msgspec.to_builtins(record.values or Values()),
-    )

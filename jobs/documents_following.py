@@ -10,23 +10,33 @@ be brought forward by what has changed: that is a gap, and the follower is built
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import ConfigError, GapError
+from cdc.errors import ConfigError, GapError, StoreLostError
+from cdc.events import LSN
 from cdc.log import names, reader
-from jobs.documents import Kind, Tables, version_of
+from jobs.documents import SCHEMA, Kind, Tables
 from jobs.documents_mirror import MirrorTables, Place
+from jobs.running import expect_pipeline
+from jobs.schemas import version
 from sinks import delta_frontiers, delta_lake, delta_layout
+from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cdc.config import Config
-    from cdc.events import LSN
     from cdc.log.records import SchemaRecord
-    from sinks.contract import Applied, Changes, Sink, Version
+    from jobs.running import Run
+    from sinks.contract import Changes, Sink, Version
+
+
+# How soon a new frontier of the mirror is seen.
+_LOOK_SECONDS: Final = 0.2
 
 
 class Cut(NamedTuple):
@@ -69,11 +79,11 @@ class DocumentsFollower:
             return None
         if standing is None:
             return Cut(None, newest)
-        at = f"seq = {standing.seq} AND lsn = {int(standing.lsn)}"
+        at = f"seq = {standing.seq} AND lsn = {int(standing.lsn)} AND is_whole"
         found = delta_frontiers.rows(table, at)
         if not found:
             raise self._gap(standing)
-        return Cut(max(found, key=lambda row: row.applied.generation), newest)
+        return Cut(max(found, key=lambda row: row.generation), newest)
 
     def changes(self, cut: Cut) -> Iterator[Changes]:
         """Yield what the cut has done to the documents."""
@@ -91,6 +101,11 @@ class DocumentsFollower:
                     raise
                 raise self._gap(before.applied) from error
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The documents' names."""
+        return tuple(self._documents)
+
     def kinds(self, applied: Applied) -> list[Kind]:
         """Return the kinds of documents, by the table versions in force at a frontier."""
         versions = self._versions(applied.lsn)
@@ -102,12 +117,12 @@ class DocumentsFollower:
         ]
 
     def _tables(self, row: delta_frontiers.Row, kind: Kind) -> Tables:
-        places = {}
+        places, versions = {}, row.versions
         for node, rows in kind.rows.items():
             place = rows.topic.removeprefix(f"{self._config.prefix}.")
-            if place in row.versions:
+            if place in versions:
                 path = delta_layout.path(self._root, self._config.prefix, rows.topic)
-                places[node.table] = Place(path, row.versions[place])
+                places[node.table] = Place(path, versions[place])
         return MirrorTables(places, kind.rows, self._storage)
 
     def _gap(self, applied: Applied) -> GapError:
@@ -133,10 +148,60 @@ class LogVersions:
         if end != self._end:
             self._known, self._end = reader.read_schemas(self._config), end
         return {
-            f"{record.schema}.{record.table}": version_of(record)
+            f"{record.schema}.{record.table}": version(record)
             for record in self._known
             if record.from_lsn <= lsn
         }
+
+
+class DocumentsFollowing:
+    """One follower's documents: what `Run` calls as its session."""
+
+    def __init__(self, config: Config, name: str, sink: Sink, *, until: LSN | None = None) -> None:
+        """`until`: end once that LSN is applied."""
+        self._config, self._name, self._sink, self._until = config, name, sink, until
+        self._follower = DocumentsFollower(config, name)
+
+    def __call__(self, run: Run) -> None:
+        """Follow until told to stop, or until an error."""
+        with closing(self._sink):
+            applied = self._open(run)
+            expect_pipeline(self._config, applied)
+            run.stands(applied)
+            every = self._config.followers[self._name].every_seconds
+            while not run.stopping.is_set():
+                if self._until is not None and applied.lsn >= self._until:
+                    return
+                cut = self._follower.cut(applied if applied.seq else None)
+                if cut is None:
+                    run.stopping.wait(_LOOK_SECONDS)
+                    continue
+                began = time.monotonic()
+                news = apply(self._follower, self._sink, cut, applied.generation)
+                applied = cut.after.applied._replace(generation=applied.generation)
+                tables = {f"{SCHEMA}.{name}" for name in self._follower.names}
+                seconds = time.monotonic() - began
+                run.has_applied(applied, news, tables, seconds, None)
+                run.stopping.wait(max(_LOOK_SECONDS, every - seconds))
+
+    def _open(self, run: Run) -> Applied:
+        """Return where the store stands; a lost one begins its next generation."""
+        generation = run.applied.generation if run.applied else 1
+        try:
+            standing = self._sink.open()
+        except StoreLostError as error:
+            generation += 1
+            run.stands(beginning(self._config, generation))
+            run.to("rebuilding", error)
+            self._sink.anew(generation)
+            standing = self._sink.open()
+        run.to("following" if standing else "catching_up")
+        return standing.applied if standing else beginning(self._config, generation)
+
+
+def beginning(config: Config, generation: int) -> Applied:
+    """Return the frontier of a store that has nothing yet."""
+    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
 
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:
