@@ -49,6 +49,7 @@ class Start(NamedTuple):
     applied: Applied
     reached: int
     pace: Path  # a file that holds how many bytes an event takes, of late
+    through: LSN | None = None  # no cut reaches beyond
 
     def options(self) -> dict[str, str]:
         """Return it as the data source's options."""
@@ -60,6 +61,7 @@ class Start(NamedTuple):
             ).decode(),
             "reached": str(self.reached),
             "pace": str(self.pace),
+            "through": "" if self.through is None else str(self.through),
         }
 
 
@@ -95,6 +97,7 @@ class CutReader(SimpleDataSourceStreamReader):
             Chosen(self._config, follower).follows,
             Limits(follower.max_events, follower.max_bytes, follower.max_events_per_second),
             int(options["reached"]),
+            LSN.parse(options["through"]) if options["through"] else None,
         )
         self._tail: FrontierTail | None = None
         self._failures = 0

@@ -72,13 +72,14 @@ class Cutter:
     """Gathers frontier records behind `applied`; `take` makes a cut of what has come.
 
     `follows` says whether a topic is read. The first cut reaches seq `reached`, whatever the limits
-    say: only there is the store at a frontier again.
+    say: only there is the store at a frontier again. No cut reaches beyond the LSN `through`.
     """
 
     applied: Applied
     follows: Callable[[str], bool]
     limits: Limits
     reached: int = 0
+    through: LSN | None = None
     _records: deque[tuple[FrontierRecord, int]] = field(default_factory=deque)
     _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest that came
     _from: tuple[int, int] = (0, 0)  # seq and epoch where the next cut begins
@@ -113,7 +114,8 @@ class Cutter:
                 " place",
             )
         self._last = (record.epoch, record.lsn, record.seq)
-        self._records.append((record, offset))
+        if self.through is None or record.lsn <= self.through:
+            self._records.append((record, offset))
 
     def take(self, now: float) -> Cut | None:
         """Return the next cut; None while there is none, or it is not time yet."""

@@ -133,11 +133,16 @@ def _run(
     folder: Path | None,
 ) -> Run:
     from jobs import stores  # noqa: PLC0415 - with the session
+    from jobs.documents_following import DocumentsFollowing  # noqa: PLC0415 - as above
     from jobs.following import Following  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)
-    following = Following(spark, config, path, name, sink, until=until, folder=folder)
+    following = (
+        DocumentsFollowing(config, name, sink, until=until)
+        if follower.documents
+        else Following(spark, config, path, name, sink, until=until, folder=folder)
+    )
     return Run(config, name, stores.kind(follower), following)
 
 

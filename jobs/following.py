@@ -29,8 +29,9 @@ from cdc.log.followers import CANARY
 from cdc.log.ranges import Range, RangeReader
 from jobs import cuts
 from jobs.driving import translated
+from jobs.in_order import in_order
 from jobs.letters import CutLetters
-from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, in_order, newest
+from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from jobs.running import Run, expect_pipeline, with_remedy
 from jobs.schemas import Schemas
 from sinks.contract import Applied, Changes, Standing
@@ -66,11 +67,13 @@ class Following:
         sink: Sink,
         *,
         until: LSN | None = None,
+        exactly: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """`until`: end once that LSN is applied. Scratch lies in `folder`."""
+        """`until`: end once that LSN is applied, `exactly` there. Scratch lies in `folder`."""
         self._spark, self._config, self._file, self._name = spark, config, config_file, name
         self._sink, self._until, self._folder = sink, until, folder
+        self._through = until if exactly else None
 
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
@@ -105,7 +108,14 @@ class Following:
     def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
         batches = Batches(self._spark, self._config, self._name, self._sink, run, standing, scratch)
         follower = self._config.followers[self._name]
-        start = cuts.Start(self._file, self._name, standing.applied, standing.reached, batches.pace)
+        start = cuts.Start(
+            self._file,
+            self._name,
+            standing.applied,
+            standing.reached,
+            batches.pace,
+            self._through,
+        )
         self._spark.dataSource.register(cuts.CutSource)
         writer = (
             self._spark.readStream.format(cuts.NAME)
