@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cdc.config import mask_dsn
 from cdc.control import (
     doctor_failover,
+    doctor_followers,
     doctor_meeting,
     doctor_migrations,
     doctor_snapshot,
@@ -48,6 +49,7 @@ def examine(config: Config) -> list[Finding]:
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
+        findings += doctor_followers.examine(config, source.tables)
         findings += doctor_meeting.examine(config, source.slot, log.resume)
     return findings
 

@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from cdc.cli.main import run
+from cdc.control.doctor import examine
+from cdc.control.findings import Severity
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log import names, reader, topics
@@ -128,3 +130,25 @@ def test_the_daemon_shows_its_followers_and_stays_ready(
     assert 'lockstep_follower_errors_total{follower="cache"} 2.0' in text
     for name in ("lag_bytes", "lag_seconds", "canary_age_seconds"):
         assert daemon.metric(f"lockstep_follower_{name}") > 0
+
+
+def test_the_doctor_tells_what_followers_lack(
+    line: PipelineUnderTest, follower: FakeFollower
+) -> None:
+    line.daemon.term()
+    found = {each.check: each for each in examine(line.config)}
+    assert found["followers"].severity is Severity.OK
+    assert (found["follower"].severity, found["follower"].what) == (
+        Severity.NOTE,
+        "cache has never run",
+    )
+    line.database.execute("CREATE TABLE keyless (a text)")
+    follower.report(what="redis is slow", place=end_of_frontiers(line))
+    found = {each.check: each for each in examine(line.config)}
+    assert "public.keyless" in found["followers_key"].what
+    assert found["followers_key"].severity is Severity.ERROR
+    client, topic = topics.admin(line.config), names.followers_topic(line.config.prefix)
+    topics.delete(client, [topic])
+    wait_until(lambda: not topics.describe(client, [topic]), "the topic stays")
+    missing = [each for each in examine(line.config) if topic in each.what]
+    assert [each.fix for each in missing] == ["cdc setup"]
