@@ -126,6 +126,8 @@ class CutReader(SimpleDataSourceStreamReader):
         return iter(rows(cut)), end
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802 - Spark's
+        if start == end:
+            return iter([])  # Spark's first batch, where the first look has found no record
         raise ConfigError(
             f"Spark asks again for the cut from {start} to {end}",
             hint="a checkpoint is never used twice: leave --checkpoint out, or name another folder",

@@ -218,12 +218,11 @@ class Batches:
         canary = _canary(self._config, records)
         tables = self._reduced(cut, records, letters)
         failpoints.reach("follow_reduced")
-        if tables:
-            self._sink.begin(cut.seq, [each for table in tables for each in table.versions])
-            failpoints.reach("follow_begun")
-            for changes in tables:
-                self._sink.write(changes)
-                failpoints.reach("follow_written")
+        self._sink.begin(cut.seq, [each for table in tables for each in table.versions])
+        failpoints.reach("follow_begun")
+        for changes in tables:
+            self._sink.write(changes)
+            failpoints.reach("follow_written")
         self._sink.commit(applied)
         failpoints.reach("follow_committed")
         self.applied = applied

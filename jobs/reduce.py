@@ -2,18 +2,16 @@
 
 Two ways with one result. `newest` takes each partition's events as they stand: a key's last event
 there is its newest, so no other is even parsed, but where columns are `unchanged`. What it cannot
-do it leaves to `in_order`, which parses all and goes by `seq`: a changed key whose columns were not
-sent, dead letters, tables of which every change is wanted, tables without a key, a new epoch.
+do it leaves to `jobs.in_order`, which parses all and goes by `seq`: a changed key whose columns
+were not sent, dead letters, tables of which every change is wanted, tables without a key, a new
+epoch.
 
-Rows are cut out of their events as the bytes that they are there. Of a value that is not in the cut
-`in_order` asks the store, by the key that the row had before.
+Rows are cut out of their events as the bytes that they are there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,11 +25,12 @@ from sinks.contract import Change
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_NULL: Final = b"null"
+NULL: Final = b"null"
 
 # Keys and values of one partition's events, in the order of the log; no tombstones.
 Events: TypeAlias = "tuple[Sequence[bytes | None], Sequence[bytes]]"
-Row: TypeAlias = "dict[str, Raw]"
+# The store's rows of these keys; of a table whose events have these versions.
+Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
 
 
 class Source(msgspec.Struct, gc=False):
@@ -51,8 +50,8 @@ class Event(msgspec.Struct, gc=False):
 
     op: str
     source: Source
-    before: Raw = Raw(_NULL)
-    after: Raw = Raw(_NULL)
+    before: Raw = Raw(NULL)
+    after: Raw = Raw(NULL)
 
 
 class Bounds(NamedTuple):
@@ -84,8 +83,8 @@ class Reduced(NamedTuple):
 
 
 _decode: Final = msgspec.json.Decoder(Event).decode
-_decode_row: Final = msgspec.json.Decoder(dict[str, Raw]).decode
-_encode: Final = msgspec.json.Encoder().encode
+decode_row: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+encode_row: Final = msgspec.json.Encoder().encode
 
 
 def parsed(value: bytes) -> Event:
@@ -149,10 +148,10 @@ def _changes(
                 seq,
                 None if op == "d" else bytes(event.after),
                 source.schema_id,
-                _lsn(source.commit_lsn),
+                lsn_of(source.commit_lsn),
                 source.ts_us,
                 source.unchanged,
-                None if before == _NULL else before,
+                None if before == NULL else before,
                 op,
             )
         )
@@ -197,7 +196,7 @@ def _filled(change: Change, chain: list[bytes], floor: int) -> Change:
             break
         if source.dead is not None or (event.op == "c" and source.unchanged):
             raise NeedsOrderError
-        row = _decode_row(event.after)
+        row = decode_row(event.after)
         for name in missing & row.keys() - set(source.unchanged):
             taken[name] = row[name]
             missing.discard(name)
@@ -207,199 +206,14 @@ def _filled(change: Change, chain: list[bytes], floor: int) -> Change:
         return change
     assert change.row is not None
     return change._replace(
-        row=_encode(_decode_row(change.row) | taken),
+        row=encode_row(decode_row(change.row) | taken),
         unchanged=tuple(name for name in change.unchanged if name in missing),
     )
 
 
 @lru_cache(4_096)
-def _lsn(text: str) -> int:
+def lsn_of(text: str) -> int:
     return int(LSN.parse(text))
-
-
-# -- in order -----------------------------------------------------------------------------------
-
-
-class _Stored(NamedTuple):
-    """In a value's place: it is the store's, in the row that this key had there."""
-
-    key: bytes
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A change while the cut is folded."""
-
-    key: bytes | None
-    event: Event
-    row: dict[str, Raw | _Stored] | None
-
-
-Whole: TypeAlias = "Callable[[Pointer], bytes]"
-# The store's rows of these keys; of a table whose events have these versions.
-Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
-
-
-def in_order(
-    partitions: Iterable[Events],
-    bounds: Bounds,
-    *,
-    letter: Whole,
-    rows: Rows,
-    whole_rows: bool = False,
-    every: bool = False,
-) -> Reduced:
-    """Return what `newest` does, for any cut.
-
-    `letter` returns a dead letter's event, asked for in seq order; `rows` the store's rows, as they
-    are before the cut. With `whole_rows` nothing is left `unchanged`. With `every` all changes are
-    returned, in seq order, truncates among them; of a table without a key all behind the last one.
-    """
-    events = [
-        (key, parsed(value))
-        for keys, values in partitions
-        for key, value in zip(keys, values, strict=True)
-    ]
-    events.sort(key=lambda each: each[1].source.seq)
-    folding = _Folding(every=every)
-    for key, event in events:
-        bounds.check(event.source.seq)
-        if event.source.dead is not None and (event.op != "d" or every or key is None):
-            told = event
-            event = parsed(letter(event.source.dead))  # noqa: PLW2901 - in its pointer's place
-            assert event.source.seq == told.source.seq
-        folding.add(key, event)
-    return folding.finish(rows, whole_rows=whole_rows)
-
-
-class _Folding:
-    """A table's events one by one, in seq order."""
-
-    def __init__(self, *, every: bool) -> None:
-        self._every = every
-        self._truncated: int | None = None
-        self._rows: dict[bytes, _Pending] = {}
-        self._all: list[_Pending] = []
-        # The key and the row of the delete just before, whose create may follow.
-        self._moved: tuple[Event, bytes, _Pending | None] | None = None
-        self._schema_ids: set[int] = set()
-
-    def add(self, key: bytes | None, event: Event) -> None:
-        self._schema_ids.add(event.source.schema_id)
-        moved, self._moved = self._moved, None
-        pending = _Pending(key, event, None)
-        if event.op == "t":
-            self._truncate(pending)
-        elif key is None:
-            self._all.append(pending)
-            if event.op != "d":
-                pending.row = {**_decode_row(event.after)}
-                self._complete_keyless(pending)
-        else:
-            before = self._rows.get(key)
-            if event.op == "d":
-                self._moved = (event, key, before)
-            else:
-                pending.row = {**_decode_row(event.after)}
-                if event.op == "c" and moved and _halves(moved[0], event):
-                    _, key_before, before = moved
-                    self._complete(pending, key_before, before)
-                else:
-                    self._complete(pending, key, before)
-            self._rows[key] = pending
-            if self._every:
-                self._all.append(pending)
-
-    def finish(self, rows: Rows, *, whole_rows: bool) -> Reduced:
-        changes = self._all or list(self._rows.values())
-        changes.sort(key=attrgetter("event.source.seq"))
-        asked = {
-            value.key: None
-            for each in changes
-            for value in (each.row or {}).values()
-            if isinstance(value, _Stored) and (whole_rows or not _own(value, each))
-        }
-        ids = frozenset(self._schema_ids)
-        found = rows(list(asked), ids) if asked else {}
-        stored = {key: _decode_row(row) for key, row in found.items()}
-        return Reduced(
-            [_change(each, stored, whole_rows=whole_rows) for each in changes], self._truncated, ids
-        )
-
-    def _truncate(self, pending: _Pending) -> None:
-        if self._every:
-            self._all.append(pending)
-        else:
-            self._all.clear()
-        self._rows.clear()
-        self._truncated = pending.event.source.seq
-
-    def _complete(self, pending: _Pending, key: bytes, before: _Pending | None) -> None:
-        """Take what was not sent from the row before, which `key` had."""
-        assert pending.row is not None
-        for name in pending.event.source.unchanged:
-            if before is None and self._truncated is None:
-                pending.row[name] = _Stored(key)
-            elif before is not None and before.row is not None and name in before.row:
-                pending.row[name] = before.row[name]
-            else:
-                pending.row.pop(name, None)  # nobody has told it yet: it is not null, but unknown
-
-    @staticmethod
-    def _complete_keyless(pending: _Pending) -> None:
-        assert pending.row is not None
-        event = pending.event
-        old = {} if bytes(event.before) == _NULL else _decode_row(event.before)
-        for name in event.source.unchanged:
-            pending.row.pop(name, None)
-            if name in old:
-                pending.row[name] = old[name]
-
-
-def _halves(delete: Event, create: Event) -> bool:
-    """Return whether the two are one change of a key."""
-    one, other = delete.source, create.source
-    return (one.seq + 1, one.ordinal, one.commit_lsn) == (
-        other.seq,
-        other.ordinal,
-        other.commit_lsn,
-    )
-
-
-def _own(value: _Stored, pending: _Pending) -> bool:
-    """Return whether the store can leave the value as it is."""
-    return value.key == pending.key and pending.event.op != "c"
-
-
-_PLACEHOLDER: Final = Raw(b'"__debezium_unavailable_value"')
-
-
-def _change(pending: _Pending, stored: Mapping[bytes, Row], *, whole_rows: bool) -> Change:
-    event, source = pending.event, pending.event.source
-    row, unchanged = pending.row, list[str]()
-    before, told = bytes(event.before), None
-    if row is not None:
-        whole: Row = {}
-        for name, value in row.items():
-            if not isinstance(value, _Stored):
-                whole[name] = value
-            elif _own(value, pending) and not whole_rows:
-                whole[name] = _PLACEHOLDER
-                unchanged.append(name)
-            elif name in stored.get(value.key, ()):
-                whole[name] = stored[value.key][name]
-        told = _encode(whole)
-    return Change(
-        pending.key,
-        source.seq,
-        told,
-        source.schema_id,
-        _lsn(source.commit_lsn),
-        source.ts_us,
-        tuple(unchanged),
-        None if before == _NULL else before,
-        event.op,
-    )
 
 
 def completed(reduced: Reduced, rows: Rows) -> Reduced:
@@ -416,11 +230,11 @@ def completed(reduced: Reduced, rows: Rows) -> Reduced:
 def _completed(change: Change, stored: Mapping[bytes, bytes]) -> Change:
     assert change.key is not None
     assert change.row is not None
-    row = _decode_row(change.row)
-    old = _decode_row(stored[change.key]) if change.key in stored else {}
+    row = decode_row(change.row)
+    old = decode_row(stored[change.key]) if change.key in stored else {}
     for name in change.unchanged:
         if name in old:
             row[name] = old[name]
         else:
             row.pop(name, None)
-    return change._replace(row=_encode(row), unchanged=())
+    return change._replace(row=encode_row(row), unchanged=())

@@ -79,7 +79,7 @@ class Run:
         self.applied: Applied | None = None
         self.exit = Exit.OK
         self._session = session
-        self._error: CDCError | None = None
+        self.error: CDCError | None = None
         self._reports: Reports | None = None
         self._quiet = quiet
         self._reported_at = 0.0
@@ -120,10 +120,10 @@ class Run:
 
     def to(self, state: FollowerState, error: CDCError | None = None) -> None:
         """Enter a state; say so where it is another."""
-        if (state, error) != (self.state, self._error):
+        if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
                 log.info("%s: %s", self.name, state)
-            self.state, self._error = state, error
+            self.state, self.error = state, error
             self.report()
 
     def stands(self, applied: Applied) -> None:
@@ -140,7 +140,7 @@ class Run:
         self.progress.batch(events, tables, seconds, canary)
         behind = time.time() - applied.committed_at_us / 1e6
         late = events > 0 and behind > _BEHIND_SECONDS
-        self.state, self._error = ("catching_up" if late else "following"), None
+        self.state, self.error = ("catching_up" if late else "following"), None
         self.report()
 
     def report(self) -> None:
@@ -158,7 +158,7 @@ class Run:
                 log.warning("%s: a report is lost: %s", self.name, error.what)
 
     def _record(self, at: Applied) -> FollowerRecord:
-        error, progress = self._error, self.progress
+        error, progress = self.error, self.progress
         return FollowerRecord(
             pipeline=self.config.pipeline,
             follower=self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -42,9 +42,7 @@ def follow(
     is in its store; it may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C
     ends it after the batches at hand.
     """
-    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
-
-    assert config.pipeline
+    assert config.followers is not None  # read here, so that what is wrong with it is told at once
     path = Path(click.get_current_context().params["config_path"]).absolute()
     given = [
         *("--config", str(path)),
@@ -53,16 +51,22 @@ def follow(
         *(("--checkpoint", str(checkpoint)) if checkpoint else ()),
         *(("--once",) if once else ()),
     ]
-    job, submit = str(files.job("follow")), _spark_submit()
+    become("follow", given)
+
+
+def become(job: str, given: list[str]) -> NoReturn:
+    """Go on as one of our jobs, with these arguments: in this process or as spark-submit."""
+    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.local.progress import Progress  # noqa: PLC0415 - as above
+
+    script, submit = str(files.job(job)), _spark_submit()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     sys.stdout.flush()
     if submit is None:
-        os.execv(sys.executable, [sys.executable, job, *given])  # noqa: S606 - our own job
-    from cdc.local.progress import Progress  # noqa: PLC0415 - only with spark-submit
-
+        os.execv(sys.executable, [sys.executable, script, *given])  # noqa: S606 - our own job
     jars = ",".join(str(each) for each in files.jars(Progress()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.execv(submit, [submit, "--jars", jars, job, *given])  # noqa: S606 - our own job
+    os.execv(submit, [submit, "--jars", jars, script, *given])  # noqa: S606 - our own job
 
 
 def _spark_submit() -> str | None:
