@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,12 @@ IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
 CATCH_ALLS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the top-level names that a module imports, wherever in it."""
     found = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,10 @@ def modules(node: ast.AST) -> set[str]:
     return set()
 
 
-def imports(tree: ast.Module, *, types_too: bool) -> set[str]:
+@cache
+def imports(name: str, *, types_too: bool) -> set[str]:
     """Return what a module imports; `types_too` also under TYPE_CHECKING."""
+    tree = SOURCES[name]
     skipped = {
         id(inner)
         for node in ast.walk(tree)
@@ -102,8 +105,8 @@ def test_a_foreign_client_has_few_owners(client: str) -> None:
     owners = tuple(OWNERS[client])
     users = {
         name
-        for name, tree in SOURCES.items()
-        if client in {found.split(".")[0] for found in imports(tree, types_too=True)}
+        for name in SOURCES
+        if client in {found.split(".")[0] for found in imports(name, types_too=True)}
     }
     assert {name for name in users if not name.startswith(owners)} == set()
     # An owner that has let go of the client leaves the line.
@@ -112,16 +115,16 @@ def test_a_foreign_client_has_few_owners(client: str) -> None:
 
 @pytest.mark.parametrize("part", LAYERS)
 def test_a_layer_knows_only_those_below(part: str) -> None:
-    for name, tree in SOURCES.items():
+    for name in SOURCES:
         if name.startswith(part):
-            ours = {found for found in imports(tree, types_too=False) if found.startswith("cdc")}
+            ours = {found for found in imports(name, types_too=False) if found.startswith("cdc")}
             assert ours <= LAYERS[part], name
 
 
 def test_the_daemon_runs_without_the_tools_around_it() -> None:
-    for name, tree in SOURCES.items():
+    for name in SOURCES:
         if name.startswith(CORE):
-            assert not imports(tree, types_too=True) & AROUND, name
+            assert not imports(name, types_too=True) & AROUND, name
 
 
 def test_no_file_names_a_persons_home() -> None:
