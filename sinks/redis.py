@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
-from cdc.errors import ConfigError, InvariantError, UnavailableError
+from cdc.errors import ConfigError, InvariantError, StoreLostError, UnavailableError
 from sinks.contract import Applied, Changes, Standing, Version
 from sinks.redis_calls import Laid, Operation, gathered, remembered
 from sinks.redis_client import Call, Client, Script
@@ -146,10 +146,20 @@ class RedisSink:
         state = self._opened()
         for version in versions:
             self._lay(version)
+        if self._aside is not None:  # it stays with its generation, whichever readers see
+            self._state = state = self._again(state)
         stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
         state.stand = max(state.stand, stored or b"")
         servers = runs(self._client)
         self._cut = Cut(reached, servers, None if self._settings.cluster else [])
+
+    def _again(self, state: State) -> State:
+        """Return the state of the same generation as it is by now."""
+        fields = fields_of(self._client, self._names)
+        if fields.get(b"%d:token" % state.generation) != state.token:
+            raise StoreLostError("the generation that was built is gone", hint="build it again")
+        again = state_of(fields, state.generation)
+        return dataclasses.replace(again, stand=max(again.stand, state.stand))
 
     def write(self, changes: Changes) -> int:
         cut, laid = self._begun(), self._lay(changes.version)

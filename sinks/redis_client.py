@@ -90,7 +90,8 @@ class Client:
                         answers[at] = _answer(line)
             for at, answer in enumerate(answers):
                 if isinstance(answer, (exceptions.MovedError, exceptions.AskError)):
-                    answers[at] = self._any().execute_command(*commands[at])
+                    name, *rest = commands[at]
+                    answers[at] = self._any().execute_command(name.decode(), *rest)
                 elif isinstance(answer, Exception):
                     raise answer
         return answers
@@ -307,9 +308,7 @@ def translated(error: Exception) -> CDCError:
         if isinstance(error, exceptions.OutOfMemoryError)
         else text.removeprefix("ERR ").split(" ", maxsplit=1)[0]
     )
-    for kind, ours in _KINDS.items():
-        if isinstance(error, kind):
-            word = ours
+    word = next((ours for kind, ours in _KINDS.items() if isinstance(error, kind)), word)
     for cause, meaning, what, hint in _CAUSES:
         # Within a script the server tells the cause behind where it was.
         if word == cause or f": {cause} " in text or f"-{cause} " in text:

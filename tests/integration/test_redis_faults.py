@@ -1,0 +1,416 @@
+"""What Redis does to a follower: flushes, kills, restores, refusals; and what readers see of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    PermissionDeniedError,
+    StoreLostError,
+    UnavailableError,
+)
+from cdc.local.stack import LocalStack
+from sinks.contract import Change, Changes
+from sinks.redis import SMALL_CHANGES, RedisSink, Settings
+from sinks.redis_reader import RedisReader
+from sinks.shapes import Shape
+from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
+from tests.fixtures.seeds import first_seed
+from tests.fixtures.store_redis_cluster import ClusterServers
+
+MANY = SMALL_CHANGES + 500
+
+
+@pytest.fixture
+def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
+    return Settings(redis_url, "shop", "cache")
+
+
+@pytest.fixture
+def open_sink() -> Iterator[Callable[[Settings], RedisSink]]:
+    """Return what opens sinks, which the test's end closes."""
+    made: list[RedisSink] = []
+
+    def open_sink(settings: Settings) -> RedisSink:
+        made.append(RedisSink(settings))
+        made[-1].open()
+        return made[-1]
+
+    yield open_sink
+    for sink in made:
+        sink.close()
+
+
+def users(first: int, many: int, seq: int) -> Changes:
+    """Return rows with ids from `first` on, told apart by their seqs, which begin at `seq`."""
+    numbers = range(first, first + many)
+    return Changes(
+        (USERS,),
+        [change(USERS, seq + n - first, row(USERS, seq + n - first, n), n) for n in numbers],
+    )
+
+
+def stored(client: redis.Redis, many: int) -> list[int | None]:
+    """Return the seq that wrote each user's row, as a reader sees it."""
+    values = client.mget([f"shop:public.users:{n}" for n in range(many)])
+    return [None if value is None else int(json.loads(value)["name"][1:]) for value in values]
+
+
+# --- refusals ---
+
+
+def test_what_redis_refuses_is_told_with_what_to_do(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """And what passes leaves nothing half done: the same cut goes through afterwards."""
+    sink = open_sink(settings)
+    apply(sink, 2, users(0, 2, 1))
+
+    def refused(kind: type[CDCError], match: str) -> None:
+        with pytest.raises(kind, match=match):
+            apply(sink, 4, users(0, 2, 3))
+        assert stored(redis_client, 2) == [1, 2]
+
+    redis_client.config_set("maxmemory", "1")
+    refused(UnavailableError, "no memory left")
+    redis_client.config_set("maxmemory", "0")
+    redis_client.replicaof("127.0.0.1", "1")
+    refused(UnavailableError, "replica")
+    redis_client.replicaof("NO", "ONE")
+    redis_client.config_set("requirepass", "secret")
+    sink.close()
+    refused(PermissionDeniedError, "refuses")
+    redis_client.execute_command("AUTH", "secret")  # type: ignore[no-untyped-call]
+    redis_client.config_set("requirepass", "")
+    redis_client.script_flush()
+    apply(sink, 4, users(0, 2, 3))
+    assert stored(redis_client, 2) == [3, 4]
+
+
+def test_a_server_that_is_not_there_passes_and_a_wrong_one_does_not(
+    redis_cluster: ClusterServers, settings: Settings
+) -> None:
+    away = RedisSink(settings._replace(url="redis://127.0.0.1:1/0"))
+    with pytest.raises(UnavailableError, match="ConnectionError"):
+        away.open()
+    for url, cluster in ((redis_cluster.url, False), (settings.url, True)):
+        sink = RedisSink(Settings(url, "shop", "cache", cluster=cluster))
+        with pytest.raises(ConfigError, match="cluster"):
+            _follow(sink, 8)
+        sink.close()
+
+
+def _follow(sink: RedisSink, cuts: int) -> None:
+    sink.open()
+    for seq in range(1, cuts + 1):
+        apply(sink, seq, users(seq, 1, seq))
+
+
+def test_something_else_at_a_key_stops_the_follower_by_the_tables_name_alone(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    shape = Shape(key="names", form="set", member="{name}")
+    sink = open_sink(settings._replace(shapes={"public.users": shape}))
+    redis_client.set("names", "mine")
+    with pytest.raises(ConfigError, match="something else") as caught:
+        apply(sink, 1, users(0, 1, 1))
+    assert "mine" not in str(caught.value)
+    assert RedisReader(redis_client, "shop", "cache")._frontier() is None
+    with pytest.raises(ConfigError, match="another shape"):
+        open_sink(settings).begin(2, [USERS])
+
+
+def test_a_server_that_evicts_takes_what_bears_it(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """Whole rows at their keys: an evicted one is missing until it changes, and never old."""
+    redis_client.config_set("maxmemory", "100mb")
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        for shape in (Shape(key="by:{name}"), Shape(key="all", form="set", member="{name}")):
+            with pytest.raises(ConfigError, match="evicts"):
+                open_sink(settings._replace(shapes={"public.users": shape})).begin(1, [USERS])
+        sink = open_sink(settings)
+        apply(sink, 2, users(0, 2, 1))
+        redis_client.delete("shop:public.users:0", 'shop:~cache.1:public.users:{"id":1}')
+        assert apply(sink, 4, users(0, 2, 3)) == 2
+        assert stored(redis_client, 2) == [3, 4]
+        redis_client.delete("shop:cdc:cache")
+        with pytest.raises(StoreLostError):
+            sink.begin(5, [USERS])
+    finally:
+        redis_client.config_set("maxmemory", "0")
+        redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+# --- flushes, kills, restores ---
+
+
+def test_a_flush_in_the_middle_of_a_cut_is_found_before_its_end(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """By whichever comes first, the next rows or the end; of a small cut nothing is there."""
+    sink = open_sink(settings)
+    for small in (True, False):
+        apply(sink, 1, users(0, 1, 1))
+        sink.begin(2, [USERS])
+        sink.write(users(0, 5 if small else MANY, 2))
+        redis_client.flushall()
+        with pytest.raises(StoreLostError):
+            sink.commit(applied(2))
+        assert redis_client.dbsize() == 0
+        assert sink.open() is None
+
+
+@pytest.fixture
+def killable(tmp_path: Any) -> Iterator[LocalStack]:  # noqa: ANN401 - a path
+    stack = LocalStack(tmp_path / "redis", tied=True)
+    yield stack
+    stack.down()
+
+
+def test_a_kill_in_the_middle_of_a_cut_repeats_it_whole(
+    killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """Also where the process that ends it was not connected at the time, so could miss it."""
+    url = killable.up(["redis"]).redis_url
+    settings = Settings(str(url), "shop", "cache")
+    sink = open_sink(settings)
+    apply(sink, MANY, users(0, MANY, 1))
+    sink.begin(2 * MANY, [USERS])
+    sink.write(users(0, MANY, MANY + 1))
+    killable["redis"].kill()
+    killable.start("redis")
+    sink.close()
+    with pytest.raises(UnavailableError, match="started again"):
+        sink.commit(applied(2 * MANY))
+    standing = sink.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.reached) == (MANY, 2 * MANY)
+    with redis.Redis.from_url(settings.url) as client:
+        reader = RedisReader(client, "shop", "cache")
+        with pytest.raises(UnavailableError):
+            reader.values(["shop:public.users:0"], seconds=0.05)
+        apply(sink, 2 * MANY, users(0, MANY, MANY + 1))
+        assert stored(client, MANY) == list(range(MANY + 1, 2 * MANY + 1))
+        assert reader.values(["shop:public.users:0"]).seq == 2 * MANY
+
+
+def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
+    killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """The rows and the frontier are of one moment; a follower that believed more notices."""
+    url = killable.up(["redis"], settings={"redis": {"appendonly": "no"}}).redis_url
+    settings = Settings(str(url), "shop", "cache")
+    sink = open_sink(settings)
+    apply(sink, 2, users(0, 2, 1))
+    with redis.Redis.from_url(settings.url) as client:
+        client.save()
+        apply(sink, 5, Changes((USERS,), [change(USERS, 3, None, 0), *users(2, 2, 4).changes]))
+        killable["redis"].kill()
+        killable.start("redis")
+        sink.close()
+        with pytest.raises(UnavailableError, match="older frontier"):
+            sink.begin(6, [USERS])
+        standing = sink.open()
+        assert standing is not None
+        assert standing.applied == applied(2)
+        apply(sink, 5, Changes((USERS,), [change(USERS, 3, None, 0), *users(2, 2, 4).changes]))
+        assert stored(client, 4) == [None, 2, 4, 5]
+
+
+# --- what readers see ---
+
+
+def test_readers_see_small_cuts_whole_and_large_ones_by_the_frontier(
+    settings: Settings, redis_url: str, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """Money moves between two tables; whoever reads at any moment finds all of it."""
+    sink, chance = open_sink(settings), Random(first_seed())
+    many = SMALL_CHANGES  # in two tables: a cut of all rows is a large one
+    moved, seq = [0] * many, 0
+
+    def cut(numbers: range) -> tuple[Changes, Changes]:
+        nonlocal seq
+        changes: tuple[list[Change], list[Change]] = ([], [])
+        for n in numbers:
+            moved[n] = chance.randint(-100, 100)
+            for table, version, names in ((0, USERS, (n,)), (1, LINES, (n, 1))):
+                seq += 1
+                amount = str(moved[n] if table else -moved[n])
+                changes[table].append(
+                    change(version, seq, row(version, seq, *names, amount=amount), *names)
+                )
+        return Changes((USERS,), changes[0]), Changes((LINES,), changes[1])
+
+    apply(sink, 2 * many, *cut(range(many)))
+    done, wrong, reads = threading.Event(), list[str](), [0, 0]
+    names = [
+        f"shop:public.{t}" for n in range(0, many, 300) for t in (f"users:{n}", f"lines:{n}:1")
+    ]
+
+    def read() -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            reader = RedisReader(client, "shop", "cache")
+            while not done.is_set():
+                with client.pipeline(transaction=True) as pipe:
+                    pipe.hget("shop:cdc:cache", "applying").mget(names)
+                    applying, at_once = pipe.execute()
+                if not applying:
+                    reads[0] += 1
+                    wrong.extend(["at once"] * (_sum(at_once) != 0))
+                try:
+                    one_by_one = reader.values(names, seconds=0.5)
+                except UnavailableError:
+                    continue
+                reads[1] += 1
+                wrong.extend([f"at {one_by_one.seq}"] * (_sum(one_by_one.found) != 0))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    rounds = 0
+    # As many reads as show something, however slow the machine is.
+    while min(reads) < 10 or rounds < 30:
+        rounds += 1
+        tables = cut(range(many) if rounds % 5 == 0 else range(0, many, 100))
+        apply(sink, seq, *tables)
+    done.set()
+    thread.join()
+    assert wrong == []
+
+
+def _sum(values: list[bytes]) -> int:
+    return sum(int(json.loads(value)["amount"]) for value in values)
+
+
+def test_two_writers_at_once_only_repeat_each_other(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """In small cuts and in large ones, each at its own pace and from its own beginning."""
+    cuts = [
+        users(0, many, first) for many, first in ((50, 1), (MANY, 100), (50, 9_000), (20, 9_100))
+    ]
+    failed: list[BaseException] = []
+
+    def follow(sink: RedisSink) -> None:
+        try:
+            for cut in cuts:
+                apply(sink, cut.changes[-1].seq, cut)
+        except BaseException as error:  # noqa: BLE001 - the test's own thread tells of it
+            failed.append(error)
+
+    threads = [threading.Thread(target=follow, args=(open_sink(settings),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert stored(redis_client, 60) == [
+        *range(9_100, 9_120),
+        *range(9_020, 9_050),
+        *range(150, 160),
+    ]
+    assert RedisReader(redis_client, "shop", "cache").values([]).seq == 9_119
+
+
+def test_rows_and_tombstones_have_their_time(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """A value with a TTL goes away first, its version later; a row of 20 MB is a row."""
+    sink = open_sink(settings._replace(shapes={"public.lines": Shape(ttl_seconds=100)}))
+    big = "x" * 20_000_000
+    lines = Changes((LINES,), [change(LINES, 1, row(LINES, 1, 1, 1), 1, 1)])
+    large = Changes((USERS,), [change(USERS, 2, row(USERS, 2, 1, body=big), 1)])
+    apply(sink, 3, lines, large, Changes((USERS,), [change(USERS, 3, None, 2)]))
+    assert 0 < redis_client.ttl("shop:public.lines:1:1") <= 100
+    assert redis_client.ttl('shop:~cache.1:public.lines:{"no":1,"id":1}') > 80_000
+    assert redis_client.ttl("shop:public.users:1") == -1
+    assert redis_client.ttl('shop:~cache.1:public.users:{"id":1}') == -1
+    assert redis_client.ttl('shop:~cache.1:public.users:{"id":2}') > 80_000
+    assert json.loads(redis_client.get("shop:public.users:1") or "{}")["body"] == big
+    apply(sink, 4, Changes((USERS,), [change(USERS, 4, row(USERS, 4, 2), 2)]))
+    assert redis_client.ttl('shop:~cache.1:public.users:{"id":2}') == -1
+
+
+# --- a cluster ---
+
+
+def test_a_cluster_that_loses_one_server_says_so(
+    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """The other's slots take no rows either once the loss is seen; then all is begun anew."""
+    redis_cluster.flush()
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    for lost in (0, 1):
+        sink = open_sink(settings)
+        apply(sink, 50, users(0, 50, 1))
+        redis_cluster.flush(lost)
+        with pytest.raises(StoreLostError):
+            apply(sink, 100, users(0, 50, 51))
+        with pytest.raises(StoreLostError):
+            sink.open()
+        sink.anew(lost + 2)
+        assert sink.open() is None
+        assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
+
+
+def test_slots_that_move_while_they_are_written_lose_nothing(
+    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """The cut waits while a slot is half-way, and goes on where it is then; and back again."""
+    redis_cluster.flush()
+    shape = Shape(key="{{team}}:{name}")
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    sink = open_sink(settings._replace(shapes={"public.users": shape}))
+    apply(sink, 2, users(0, 2, 1))
+    slot = redis_cluster.nodes[0].cluster("KEYSLOT", "{team}")
+    ids = [node.cluster("MYID").decode() for node in redis_cluster.nodes]
+    owner = int(slot >= 8192)
+    for seq in (3, 5):
+        source, target = redis_cluster.nodes[owner], redis_cluster.nodes[1 - owner]
+        target.cluster("SETSLOT", slot, "IMPORTING", ids[owner])
+        source.cluster("SETSLOT", slot, "MIGRATING", ids[1 - owner])
+        port = target.connection_pool.connection_kwargs["port"]
+        while names := source.cluster("GETKEYSINSLOT", slot, 100):
+            source.migrate("127.0.0.1", port, names, 0, 5_000)
+        with pytest.raises(UnavailableError):  # a script's new keys have to wait for the slot's end
+            apply(sink, seq, users(0, 1, seq))
+        for node in (target, source):
+            node.cluster("SETSLOT", slot, "NODE", ids[1 - owner])
+        apply(sink, seq, users(0, 1, seq))
+        apply(sink, seq + 1, users(1, 1, seq + 1))
+        owner = 1 - owner
+    names = {name for node in redis_cluster.nodes for name in node.scan_iter("{team}:*")}
+    assert names == {b"{team}:n5", b"{team}:n6"}
+    with pytest.raises(ConfigError, match="between hash slots"):
+        open_sink(settings._replace(shapes={"public.lines": Shape(key="l:{name}")})).begin(
+            9, [LINES]
+        )
+
+
+def test_keys_name_their_rows(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """One column as it is; several escaped, so that no two keys are one; NULL is no text."""
+    sink = open_sink(settings)
+    version = USERS._replace(key=("id", "name"))
+    keys = [("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c"), ("%N", "c"), (None, "c")]
+    changes = [
+        Change(json.dumps({"id": one, "name": two}).encode(), seq, b"{}", 1, 1, 1)
+        for seq, (one, two) in enumerate(keys, 1)
+    ]
+    apply(sink, 5, Changes((version,), changes))
+    assert set(redis_client.keys("shop:public.users:*")) == {
+        b"shop:public.users:" + name
+        for name in (b"a%3Ab:c", b"a:b%3Ac", b"a%253Ab:c", b"%25N:c", b"%N:c")
+    }
+    assert sink.rows(version, [key(USERS, 1)]) == {}
