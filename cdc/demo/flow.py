@@ -19,7 +19,7 @@ import orjson
 from cdc.log import records
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from cdc.demo.tail import Seen
     from cdc.events import Frontier
@@ -95,7 +95,7 @@ class TableFlow:
 class Flow:
     """Everything that the view shows of the log."""
 
-    def __init__(self, frontier_topic: str) -> None:
+    def __init__(self, frontier_topic: str, followers: Iterable[str] = ()) -> None:
         self.lock = threading.Lock()
         self.tables: dict[str, TableFlow] = {}
         self.changes = Rate()
@@ -107,7 +107,8 @@ class Flow:
         self.worst_late_ms = 0.0
         self._late: deque[tuple[float, float]] = deque()
         self._all_late: Counter[int] = Counter()
-        self.followers: dict[str, FollowerRecord] = {}
+        # None of one that has not reported yet.
+        self.followers: dict[str, FollowerRecord | None] = dict.fromkeys(followers)
         self._frontier_topic = frontier_topic
         self._decode = msgspec.json.Decoder(_Event).decode
 
@@ -138,8 +139,9 @@ class Flow:
 
     def note_followers(self, newest: Mapping[str, FollowerRecord], now: float) -> None:
         """Note what followers have reported by `now`."""
-        self.followers = dict(newest)
-        applied = min((each.committed_at_us / 1e6 for each in newest.values()), default=0.0)
+        self.followers.update(newest)
+        each = (seen.committed_at_us / 1e6 if seen else 0.0 for seen in self.followers.values())
+        applied = min(each, default=0.0)
         for kill in self.kills:
             if kill.recovered_seconds is None and kill.followed and applied > kill.at:
                 kill.recovered_seconds = now - kill.at

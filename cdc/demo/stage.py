@@ -194,7 +194,7 @@ class Stage:
         daemon = Daemon(home, file, config)
         stack.callback(daemon.stop)
         daemon.start()
-        flow = Flow(names.frontier_topic(config.prefix))
+        flow = Flow(names.frontier_topic(config.prefix), config.followers)
         followers = self._follow(home, file, config, flow, stack) if options.followers else None
         generator = Generator(home, config.source.dsn, options.seed, options.rate)
         stack.callback(generator.stop)

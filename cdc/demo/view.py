@@ -169,7 +169,7 @@ def line(scene: Scene) -> str:
         f"  {flow.transactions.per_second(now):.0f} Kafka transactions/s"
         f"  daemon {scene.daemon}"
     ) + "".join(
-        f"  {name} {_state(each)}, lacks {flow.behind(each)[0]}"
+        f"  {name} {_state(each)}, lacks {flow.behind(each)[0]}" if each else f"  {name} starting"
         for name, each in sorted(flow.followers.items())
     )
 
@@ -265,6 +265,9 @@ def _followers(flow: Flow) -> Table:
     for name in ("applied", "behind", "lacks", "/s", "batch"):
         shown.add_column(name, justify="right", min_width=5, no_wrap=True)
     for name, each in sorted(flow.followers.items()):
+        if each is None:
+            shown.add_row(name, "", Text("starting", "yellow"))
+            continue
         state = _state(each)
         style = _STATE_STYLES.get(state) or _STOPPED_STYLES.get(state, "yellow")
         events, seconds = flow.behind(each)
