@@ -315,7 +315,7 @@ def translated(error: Exception) -> CDCError:
             return meaning(
                 f"Redis {what}", hint=hint or "the follower does by itself what it takes"
             )
-    if "cluster support disabled" in text:
+    if "cluster support disabled" in text or "luster mode is not enabled" in text:
         return ConfigError(
             "Redis is no cluster", hint="leave `cluster` out of the follower's section `redis`"
         )
