@@ -1,0 +1,72 @@
+"""Who has committed waits for the follower, and then finds it in the store: every time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from cdc.client import BehindError, Client
+from cdc.errors import Exit
+from tests.faults.follower_world import Follow
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+ROUNDS = int(os.environ.get("LOCKSTEP_WAITS", "60"))
+# Spark starts in the meantime, on a machine that does much else.
+_LONG_SECONDS = 300.0
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline, redis_url: str, redis_client: redis.Redis) -> PipelineUnderTest:
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "INSERT INTO t VALUES (1, 0)",
+        source={"canary_seconds": 1},
+        followers={"cache": {"redis": {"url": redis_url}}},
+    )
+    line.start().wait_ready()
+    return line
+
+
+@pytest.fixture
+def follow(line: PipelineUnderTest, tmp_path: Path) -> Iterator[Follow]:
+    follow = Follow(line.config_file, tmp_path / "follow.log", tmp_path / "scratch")
+    yield follow
+    follow.kill()
+    print(follow.log[-6_000:])  # noqa: T201 - pytest shows it where the test failed
+
+
+def test_what_was_waited_for_is_there(
+    line: PipelineUnderTest, follow: Follow, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    place = f"{line.config.prefix}:public.t:1"
+    with Client(line.config) as client, psycopg.connect(line.database.dsn) as connection:
+        for n in range(1, ROUNDS + 1):
+            connection.execute("UPDATE t SET n = %s", [n])
+            connection.commit()
+            token = client.token(connection)
+            applied = client.wait(token, ["cache"], timeout=_LONG_SECONDS)
+            assert applied["cache"].lsn >= token.lsn
+            assert redis_client.get(place) == b'{"id":1,"n":%d}' % n
+        # On an idle database the canaries come out of it, and its frontier moves on.
+        first = client.applied()["cache"]
+        wait_until(lambda: (client.applied()["cache"].canary_at_us or 0) > 0, "no canary")
+        wait_until(lambda: client.applied()["cache"].lsn > first.lsn, "the frontier stays")
+        follow.kill()
+        connection.execute("UPDATE t SET n = 0")
+        connection.commit()
+        token = client.token(connection)
+        with pytest.raises(BehindError, match="not applied up to"):
+            client.wait(token, ["cache"], timeout=1.0)
+        other = Follow(line.config_file, tmp_path / "other.log", tmp_path / "scratch")
+        try:
+            client.wait(token, ["cache"], timeout=_LONG_SECONDS)
+            assert redis_client.get(place) == b'{"id":1,"n":0}'
+            assert other.term() == Exit.OK
+        finally:
+            other.kill()
+        assert client.applied()["cache"].state == "stopped"
