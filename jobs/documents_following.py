@@ -69,12 +69,15 @@ class DocumentsFollower:
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
 
-    def cut(self, standing: Applied | None) -> Cut | None:
-        """Return the cut from where the store stands; None where there is nothing new."""
+    def cut(self, standing: Applied | None, through: LSN | None = None) -> Cut | None:
+        """Return the cut from where the store stands; None where there is nothing new.
+
+        It reaches to the newest frontier, or the newest that is not above `through`.
+        """
         table = delta_lake.opened(f"{self._root.rstrip('/')}/{delta_frontiers.NAME}", self._storage)
         if table is None:
             return None
-        newest = delta_frontiers.as_of(table, None, None)
+        newest = delta_frontiers.as_of(table, through, None)
         if newest is None or (standing and not _is_later(newest.applied, standing)):
             return None
         if standing is None:
@@ -105,6 +108,16 @@ class DocumentsFollower:
     def names(self) -> tuple[str, ...]:
         """The documents' names."""
         return tuple(self._documents)
+
+    def keys(self, document: str, applied: Applied) -> list[bytes] | None:
+        """Return the keys that the documents of a name have at a frontier; None: not known."""
+        at = f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
+        table = delta_lake.opened(f"{self._root.rstrip('/')}/{delta_frontiers.NAME}", self._storage)
+        found = delta_frontiers.rows(table, at) if table is not None else []
+        if not found:
+            return None
+        kind = next(each for each in self.kinds(applied) if each.root.name == document)
+        return [row.key for row in self._tables(found[-1], kind).every(kind.root)]
 
     def kinds(self, applied: Applied) -> list[Kind]:
         """Return the kinds of documents, by the table versions in force at a frontier."""
@@ -157,9 +170,18 @@ class LogVersions:
 class DocumentsFollowing:
     """One follower's documents: what `Run` calls as its session."""
 
-    def __init__(self, config: Config, name: str, sink: Sink, *, until: LSN | None = None) -> None:
-        """`until`: end once that LSN is applied."""
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        sink: Sink,
+        *,
+        until: LSN | None = None,
+        exactly: bool = False,
+    ) -> None:
+        """`until`: end once that LSN is applied, `exactly` there."""
         self._config, self._name, self._sink, self._until = config, name, sink, until
+        self._through = until if exactly else None
         self._follower = DocumentsFollower(config, name)
 
     def __call__(self, run: Run) -> None:
@@ -172,7 +194,7 @@ class DocumentsFollowing:
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
-                cut = self._follower.cut(applied if applied.seq else None)
+                cut = self._follower.cut(applied if applied.seq else None, self._through)
                 if cut is None:
                     run.stopping.wait(_LOOK_SECONDS)
                     continue

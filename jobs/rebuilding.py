@@ -41,6 +41,16 @@ class DivergedError(CDCError):
 class Builder(Protocol):
     """Brings a generation forward; how depends on what the follower is made from."""
 
+    # Whether a row has the same seq whenever it is built.
+    keeps_seqs: bool
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        """See that all there is can be read; return the seq from which on the generation is whole.
+
+        Called anew after a kill.
+        """
+        ...
+
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Open it and apply all there is by now, or up to the last frontier not above `until`."""
         ...
@@ -92,9 +102,11 @@ class Rebuild:
         self._tell(
             f"generation {number}: " + (f"going on behind {begun.lsn}" if begun else "begun aside")
         )
-        old = self._sink.generations().get(former) if former not in (None, number) else None
+        whole = self._builder.prepare(aside, number, tables)
+        known = self._sink.generations()
+        old, begun = known.get(former or 0) if former != number else None, known.get(number)
         compared: tuple[Compared, ...] = ()
-        if old is not None and (begun is None or begun.seq <= old.seq):
+        if old is not None and max(whole, begun.seq if begun else 0) <= old.seq:
             compared = self._compare(aside, number, old, tables)
         applied = self._forward(aside, number)
         self._prove(aside, self._versions(applied, tables), applied)
@@ -136,8 +148,9 @@ class Rebuild:
             truth = self._builder.truth(version, applied)
             if truth is None:
                 continue
-            wanted = Holding((key, seq, None) for key, seq in truth)
-            found = Holding((key, seq, None) for key, seq, _ in aside.contents(version))
+            seqs = self._builder.keeps_seqs
+            wanted = Holding((key, seq * seqs, None) for key, seq in truth)
+            found = Holding((key, seq * seqs, None) for key, seq, _ in aside.contents(version))
             differences = found.differences(wanted, values=False)
             if differences:
                 raise DivergedError(
@@ -167,7 +180,8 @@ class Rebuild:
             applied = self._forward(aside, number, old)
             for version in self._versions(applied, tables):
                 known = found.get(version.name)
-                found[version.name] = _compared(version, aside, reader, applied.seq, known)
+                mine, theirs = (self._holding(each, version, applied) for each in (aside, reader))
+                found[version.name] = _compared(version.name, mine, theirs, applied.seq, known)
             stood, old = old, self._sink.generations().get(old.generation) or old
             if old == stood or not any(each.differences for each in found.values()):
                 break
@@ -176,6 +190,13 @@ class Rebuild:
             told = _told(each.table, each.differences) if each.differences else "as before"
             self._tell(f"{each.table}: {told}")
         return tuple(found.values())
+
+    def _holding(self, sink: Generations, version: Version, applied: Applied) -> Holding:
+        """Return a table; where a seq only tells when a row was built, without those up to now."""
+        bound = 0 if self._builder.keeps_seqs else applied.seq
+        return Holding(
+            (key, 0 if seq <= bound else seq, value) for key, seq, value in sink.contents(version)
+        )
 
     def _switch(
         self, aside: Generations, number: int, former: int | None, applied: Applied
@@ -193,10 +214,9 @@ class Rebuild:
 
 
 def _compared(
-    version: Version, new: Generations, old: Generations, seq: int, before: Compared | None
+    table: str, mine: Holding, theirs: Holding, seq: int, before: Compared | None
 ) -> Compared:
     """Return what differs up to a seq, and differed `before` as well."""
-    mine, theirs = Holding(new.contents(version)), Holding(old.contents(version))
     suspects = before and {each.key for each in before.differences}
     differences = tuple(
         each
@@ -204,7 +224,7 @@ def _compared(
         if max(each.left or 0, each.right or 0) <= seq
         and (suspects is None or each.key in suspects)
     )
-    return Compared(version.name, len(mine), differences)
+    return Compared(table, len(mine), differences)
 
 
 def _told(table: str, differences: Sequence[Difference]) -> str:

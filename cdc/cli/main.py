@@ -35,6 +35,7 @@ COMMANDS = {
     "setup": Entry("cdc.cli.setup", "setup", "Create publication, slot and topics."),
     "run": Entry("cdc.cli.run", "run", "Run the daemon: from the slot into the log."),
     "follow": Entry("cdc.cli.follow", "follow", "Keep stores equal to the source, on Spark."),
+    "rebuild": Entry("cdc.cli.rebuild", "rebuild", "Build a follower anew, beside what there is."),
     "snapshot": Entry(
         "cdc.cli.snapshot", "snapshot", "Read tables again while everything goes on."
     ),

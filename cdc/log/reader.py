@@ -232,17 +232,22 @@ def _dated(message: Message, topic: str) -> tuple[records.FrontierRecord, float]
 
 def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return each partition's end: above every record there now, below the next one."""
+    return {place: end for place, (_, end) in offsets(config, parts).items()}
+
+
+def offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the first offset that each partition still has, and its end."""
     if not parts:
         return {}
     client = consumer(config)
     try:
-        ends = {}
+        found = {}
         for topic, partition in parts:
-            with translated(f"looking up the end of {topic} [{partition}]"):
-                _, ends[topic, partition] = client.get_watermark_offsets(
+            with translated(f"looking up the offsets of {topic} [{partition}]"):
+                found[topic, partition] = client.get_watermark_offsets(
                     TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS
                 )
-        return ends
+        return found
     finally:
         client.close()
 

@@ -27,6 +27,8 @@ class KilledError(Exception):
 class Log:
     """Changes in seq order; the follower of the current generation follows it when told to."""
 
+    keeps_seqs = True
+
     def __init__(self) -> None:
         self.changes: list[tuple[Version, Change]] = []
         self.dies_at: int | None = None
@@ -39,6 +41,10 @@ class Log:
             ids = [self._random.randint(1, 9) for _ in version.key]
             there = None if self._random.random() < 0.3 else row(version, seq, *ids)
             self.changes.append((version, change(version, seq, there, *ids)))
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        """Have everything."""
+        return 0
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         """Be a `Builder`: a frontier at each seq, three in a cut."""

@@ -1,0 +1,63 @@
+"""`cdc rebuild`: a follower built anew beside what there is, as spark-submit runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import example, with_config
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.command(
+    epilog=example(
+        "cdc rebuild cache",
+        "cdc rebuild search --table public.products",
+        "cdc rebuild mirror --as-of 0/16E9088",
+        "cdc rebuild cache --drop-old",
+    )
+)
+@with_config
+@click.argument("follower")
+@click.option(
+    "--table", "tables", metavar="TABLE", multiple=True,
+    help="Only this table, `schema.table`; may be given several times.",
+)  # fmt: skip
+@click.option(
+    "--as-of", "lsn", metavar="LSN",
+    help="Build the state at the last frontier not above this LSN, aside: readers go on as before.",
+)  # fmt: skip
+@click.option("--drop-old", is_flag=True, help="Delete the generations that readers do not see.")
+@json_option
+def rebuild(
+    config: Config,
+    follower: str,
+    tables: tuple[str, ...],
+    lsn: str | None,
+    *,
+    drop_old: bool,
+    as_json: bool,
+) -> None:
+    """Build FOLLOWER anew, as another generation beside what there is, and switch to it.
+
+    From the log's beginning where the topics still hold it, else from rows that the daemon reads
+    again (`cdc snapshot`). Readers see the old generation until the new one holds what the log
+    says; what the old one had otherwise is told. The old one is kept until --drop-old. Killed, it
+    goes on where it was when it is started again. A running follower may go on meanwhile.
+    """
+    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+
+    assert config.pipeline
+    if (drop_old and (lsn or tables)) or (lsn and tables):
+        raise click.UsageError("--table, --as-of and --drop-old are each for themselves")
+    path = Path(click.get_current_context().params["config_path"]).absolute()
+    given = [follower, "--config", str(path)]
+    given += [part for table in tables for part in ("--table", table)]
+    given += ["--as-of", lsn] if lsn else []
+    given += ["--drop-old"] * drop_old + ["--json"] * as_json
+    become("rebuild", given)

@@ -1,0 +1,323 @@
+"""What a generation is built from: the log, or a mirror's frontiers where it holds documents.
+
+A log that has its beginning has everything. Of one that has lost it, or of tables that were copied
+past it, the rows are read again: the generation begins at a frontier of now, and live snapshots
+(`cdc snapshot TABLE`) put every row behind that. Deletes of rows from before have nothing to
+delete. So it needs a daemon that streams, and nothing of the old state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cdc.control import snapshots
+from cdc.errors import ConfigError, UnavailableError
+from cdc.log import names, reader, records
+from cdc.log.ranges import Range, RangeReader
+from jobs.chosen import Chosen
+from jobs.documents_following import DocumentsFollower, DocumentsFollowing, beginning
+from jobs.following import Following
+from jobs.running import Run
+from jobs.schemas import version
+from jobs.stores import kind
+from sinks.contract import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from cdc.log.records import FrontierRecord
+    from sinks.contract import Generations, Version
+
+_TELL_SECONDS: Final = 5.0
+_FRONTIER_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.5
+_OFFSETS_AT_ONCE: Final = 50_000
+
+
+class _Source(msgspec.Struct):
+    seq: int
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+
+
+class LogBuilder:
+    """Builds from the log."""
+
+    keeps_seqs = True
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        name: str,
+        spark: Callable[[], SparkSession],
+        tell: Callable[[str], None],
+    ) -> None:
+        """`path` is the configuration's file; `spark` starts a session when it is needed."""
+        self._config, self._path, self._name = config, path, name
+        self._spark, self._tell = spark, tell
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        follower = self._config.followers[self._name]
+        follows = Chosen(self._config, follower).follows
+        resume = reader.read_resume(self._config)
+        if resume is None:
+            raise ConfigError(
+                f'there is no log of pipeline "{self._config.pipeline}"', hint="`cdc setup`"
+            )
+        lost = _lost(self._config, [each for each in resume[0].partitions if follows(each)])
+        wanted = sorted(tables or follower.tables) if lost else self._direct(resume[0].partitions)
+        if tables is not None and not lost:
+            wanted = sorted(tables & set(wanted))
+        if not wanted:
+            return 0
+        if not snapshots.daemon_streams(self._config):
+            raise ConfigError(
+                f"the log does not have all rows of {self._name}: "
+                + (f"{lost[0]} has lost its beginning" if lost else f"{wanted[0]} went past it"),
+                hint="start `cdc run`: the rows are read again through the stream",
+            )
+        if lost:
+            self._begin_here(sink, generation)
+        self._snapshot(wanted)
+        return self._target(None).seq
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        target = self._target(until)
+        following = Following(
+            self._spark(),
+            self._config,
+            self._path,
+            self._name,
+            sink,
+            until=target.lsn,
+            exactly=until is not None,
+        )
+        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        follows = Chosen(self._config, self._config.followers[self._name]).follows
+        newest = {
+            record.topic: version(record)
+            for record in reader.read_schemas(self._config)
+            if record.from_lsn <= applied.lsn and follows(record.topic)
+        }
+        return list(newest.values())
+
+    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]]:
+        ends = list(enumerate(applied.ends.get(version.topic, ())))
+        held = reader.offsets(self._config, [(version.topic, number) for number, _ in ends])
+        truncated = 0
+        decode = msgspec.json.Decoder(_Event).decode
+        with closing(RangeReader(self._config)) as log:
+            # Truncates stand in the first partition, and count for all.
+            for number, end in ends:
+                place, newest = (version.topic, number), dict[bytes, tuple[int, bool]]()
+                for start in range(held[place][0], end, _OFFSETS_AT_ONCE):
+                    part = Range(start, min(start + _OFFSETS_AT_ONCE, end))
+                    found = (log.read({place: part}) or {})[place]
+                    for key, value in zip(found.keys, found.values, strict=True):
+                        event = decode(value)
+                        if event.op == "t":
+                            truncated = max(truncated, event.source.seq)
+                        elif key is not None:
+                            newest[key] = event.source.seq, event.op != "d"
+                for key, (seq, there) in newest.items():
+                    if there and seq > truncated:
+                        yield key, seq
+
+    def _target(self, until: LSN | None) -> FrontierRecord:
+        """Return the newest frontier, or the newest that is not above `until`."""
+        if until is None:
+            tail = reader.read_frontier_tail(self._config, 1)
+            found = tail[-1][0] if tail else None
+        else:
+            found = None
+            for record in _frontiers(self._config):
+                if record.lsn <= until:
+                    found = record
+        if found is None:
+            raise ConfigError(
+                "the log has no frontier" + (f" not above {until}" if until else ""),
+                hint="name a later LSN" if until else "`cdc run` writes the first",
+            )
+        return found
+
+    def _direct(self, topics: Mapping[str, int]) -> list[str]:
+        """Return the followed tables whose rows went into Delta past the log."""
+        tables = [names.table_of(self._config.prefix, topic) for topic in topics]
+        follows = Chosen(self._config, self._config.followers[self._name]).follows
+        return [
+            f"{schema}.{table}"
+            for schema, table in tables
+            if self._config.selection.of((schema, table)).snapshot == "direct"
+            and follows(names.data_topic(self._config.prefix, schema, table))
+        ]
+
+    def _begin_here(self, sink: Generations, generation: int) -> None:
+        """Let a new generation begin at a frontier of now instead of the log's beginning."""
+        with closing(sink):
+            if sink.open() is None:
+                applied = frontier_of_now(self._config, generation)
+                sink.begin(applied.seq, [])
+                sink.commit(applied)
+                self._tell(f"the log has lost its beginning: begun at {applied.lsn}")
+
+    def _snapshot(self, tables: Sequence[str]) -> None:
+        """Have tables read again, and wait until all of it is in the log."""
+        asked = snapshots.start(self._config, tables)
+        self._tell(f"reading again: {', '.join(asked.values())}")
+        failed = [
+            record for record in snapshots.wait(self._config, list(asked)) if record.state != "done"
+        ]
+        if failed:
+            raise UnavailableError(
+                f"the snapshot of {failed[0].name} was not finished: {failed[0].why}",
+                hint="see `cdc snapshot list`; `cdc rebuild` asks for it again",
+            )
+
+
+class MirrorBuilder:
+    """Builds documents from their mirror."""
+
+    keeps_seqs = False
+
+    def __init__(self, config: Config, name: str, tell: Callable[[str], None]) -> None:
+        self._config, self._name, self._tell = config, name, tell
+        self._follower = DocumentsFollower(config, name)
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
+        return 0
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        cut = self._follower.cut(None, until)
+        if cut is None:
+            raise ConfigError(
+                f"the mirror of {self._name} has no frontier"
+                + (f" up to {until}" if until else ""),
+                hint="is its follower running? `cdc status` tells",
+            )
+        target = cut.after.applied
+        following = DocumentsFollowing(
+            self._config, self._name, sink, until=target.lsn, exactly=True
+        )
+        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        return [kind.version for kind in self._follower.kinds(applied)]
+
+    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]] | None:
+        keys = self._follower.keys(version.table, applied)
+        return None if keys is None else ((key, 0) for key in keys)
+
+
+def _run(
+    config: Config,
+    name: str,
+    generation: int,
+    session: Callable[[Run], None],
+    seq: int,
+    tell: Callable[[str], None],
+) -> Applied:
+    """Follow up to where the session ends; tell how far it is of `seq`, and raise what ended it."""
+    run = Run(config, name, kind(config.followers[name]), session, quiet=True)
+    run.stands(beginning(config, generation))
+    going = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
+    going.start()
+    try:
+        while going.is_alive():
+            going.join(_TELL_SECONDS)
+            at = run.applied
+            if going.is_alive() and at is not None:
+                share = f"{100 * at.seq / seq:.0f} %" if seq else "0 %"
+                waits = f"; {run.state}: {run.error.what}" if run.error else ""
+                tell(f"generation {generation}: {share}, at {at.lsn}{waits}")
+    finally:
+        run.stop()
+        going.join()
+    if run.state == "halted" and run.error is not None:
+        raise run.error
+    assert run.applied is not None, "it stood somewhere"
+    return run.applied
+
+
+def frontier_of_now(config: Config, generation: int) -> Applied:
+    """Return a frontier of now, with the end of every partition at it.
+
+    Which ends were told before what the log still has of its frontiers, nobody knows. But a
+    partition that none of these names has not moved since: its end is where it ends, looked up
+    before a frontier came that covers everything until then.
+    """
+    resume = reader.read_resume(config)
+    assert resume is not None, "there is a log"
+    topics = {
+        **resume[0].partitions,
+        names.messages_topic(config.prefix): 1,
+        names.dead_topic(config.prefix): 1,
+    }
+    frontier_topic = names.frontier_topic(config.prefix)
+    before = reader.end_offsets(config, [(frontier_topic, 0)])[frontier_topic, 0]
+    parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    ends = reader.end_offsets(config, parts)
+    deadline = time.monotonic() + _FRONTIER_SECONDS
+    while True:
+        place, newest = 0, None
+        for offset, record in _placed(config):
+            place, newest = offset + 1, record
+            for topic, number, end, _ in record.partitions:
+                ends[topic, number] = end
+        if newest is not None and place > before:
+            break
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"no frontier came for {_FRONTIER_SECONDS:.0f} s", hint="is the daemon running?"
+            )
+        time.sleep(_LOOK_SECONDS)
+    by_topic: dict[str, list[int]] = {topic: [0] * count for topic, count in topics.items()}
+    for (topic, number), end in ends.items():
+        if topic in by_topic:
+            by_topic[topic][number] = end
+    return Applied(
+        config.pipeline,
+        generation,
+        newest.epoch,
+        newest.lsn,
+        newest.seq,
+        newest.committed_at_us,
+        place,
+        {topic: tuple(each) for topic, each in by_topic.items()},
+    )
+
+
+def _lost(config: Config, topics: Sequence[str]) -> list[str]:
+    """Return the topics that do not begin at their beginning any more, the frontiers' too."""
+    frontiers = names.frontier_topic(config.prefix)
+    resume = reader.read_resume(config)
+    counts = resume[0].partitions if resume else {}
+    parts = [(topic, number) for topic in topics for number in range(counts[topic])]
+    held = reader.offsets(config, [(frontiers, 0), *parts])
+    return sorted({topic for (topic, _), (first, _) in held.items() if first})
+
+
+def _frontiers(config: Config) -> Iterator[FrontierRecord]:
+    return (record for _, record in _placed(config))
+
+
+def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:
+    topic = names.frontier_topic(config.prefix)
+    for message in reader.read_if_there(config, topic):
+        value = message.value() or b""
+        yield message.offset() or 0, records.decode(records.FrontierRecord, value, topic)
