@@ -71,8 +71,9 @@ class Limits:
 class Cutter:
     """Gathers frontier records behind `applied`; `take` makes a cut of what has come.
 
-    `follows` says whether a topic is read. The first cut reaches seq `reached`, whatever the limits
-    say: only there is the store at a frontier again. No cut reaches beyond the LSN `through`.
+    `follows` says whether a topic is read. The first cut ends at seq `reached`, whatever the limits
+    say: it is the one that was torn off, and only at its end is the store at a frontier again. No
+    cut reaches beyond the LSN `through`.
     """
 
     applied: Applied
@@ -125,7 +126,8 @@ class Cutter:
         newest = self._records[0][0]
         for record, _ in self._records:
             events = sum(count for topic, *_, count in record.partitions if self.follows(topic))
-            if taken and total + events > self.limits.most and newest.seq >= self.reached:
+            full = total + events > self.limits.most or self._from[0] < self.reached
+            if taken and full and newest.seq >= self.reached:
                 break
             newest, taken, total = record, taken + 1, total + events
         if self.limits.events_per_second:

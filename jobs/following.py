@@ -28,23 +28,25 @@ from cdc.log import names
 from cdc.log.followers import CANARY
 from cdc.log.ranges import Range, RangeReader
 from jobs import cuts
+from jobs.applying import Applying, TornError
 from jobs.driving import translated
-from jobs.in_order import in_order
 from jobs.letters import CutLetters
-from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
+from jobs.reduce import Bounds
 from jobs.running import Run, expect_pipeline, with_remedy
 from jobs.schemas import Schemas
-from sinks.contract import Applied, Changes, Standing
+from sinks.contract import Applied, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from cdc.config import Config
     from cdc.log.ranges import Place, Records
+    from jobs.applying import Table
     from jobs.cutting import Cut, Part
+    from jobs.reduce import Events
     from sinks.contract import Sink
 
 log = logging.getLogger("jobs.follow")
@@ -95,6 +97,8 @@ class Following:
         """Return where the store stands; a lost one begins its next generation."""
         generation = run.applied.generation if run.applied else 1
         try:
+            if isinstance(run.error, TornError):
+                raise run.error
             standing = self._sink.open()
         except StoreLostError as error:
             generation += 1
@@ -173,8 +177,9 @@ class Batches:
         self._run = run
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
+        self._applying = Applying(sink, self._schemas.of)
+        self._torn = standing.reached
         self._event_bytes = 0.0
-        self._histories = sink.histories()
 
     def close(self) -> None:
         self._reader.close()
@@ -218,16 +223,13 @@ class Batches:
         canary = _canary(self._config, records)
         tables = self._reduced(cut, records, letters)
         failpoints.reach("follow_reduced")
-        self._sink.begin(cut.seq, [each for table in tables for each in table.versions])
-        failpoints.reach("follow_begun")
-        for changes in tables:
-            self._sink.write(changes)
+        for _ in self._applying.write(cut.seq, tables):
             failpoints.reach("follow_written")
         self._sink.commit(applied)
         failpoints.reach("follow_committed")
         self.applied = applied
         self._note_bytes(cut.events, sum(each.size for each in records.values()))
-        named = {changes.version.name for changes in tables}
+        named = {table.changes.version.name for table in tables}
         self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
         failpoints.reach("follow_reported")
 
@@ -240,46 +242,24 @@ class Batches:
 
     def _reduced(
         self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
-    ) -> list[Changes]:
-        by_topic: dict[str, list[tuple[Sequence[bytes | None], Sequence[bytes]]]] = {}
+    ) -> list[Table]:
+        by_topic: dict[str, list[Events]] = {}
         own = f"{self._config.prefix}.cdc."
         for (topic, _), each in sorted(records.items()):
             if not topic.startswith(own) and each.values:
                 by_topic.setdefault(topic, []).append((each.keys, each.values))
         return [
-            self._table(cut, topic, partitions, letters) for topic, partitions in by_topic.items()
+            self._applying.reduce(
+                topic,
+                partitions,
+                Bounds(cut.above, cut.seq),
+                name=".".join(names.table_of(self._config.prefix, topic)),
+                letter=letters.whole,
+                one_epoch=cut.from_epoch in (0, cut.epoch),
+                torn=cut.above < self._torn,
+            )
+            for topic, partitions in by_topic.items()
         ]
-
-    def _table(
-        self,
-        cut: Cut,
-        topic: str,
-        partitions: list[tuple[Sequence[bytes | None], Sequence[bytes]]],
-        letters: CutLetters,
-    ) -> Changes:
-        bounds = Bounds(cut.above, cut.seq)
-        every = ".".join(names.table_of(self._config.prefix, topic)) in self._histories
-
-        def rows(keys: list[bytes], schema_ids: frozenset[int]) -> Mapping[bytes, bytes]:
-            return self._sink.rows(self._schemas.of(topic, schema_ids)[-1], keys)
-
-        reduced: Reduced | None = None
-        # In a new epoch a key may have moved to another partition.
-        if not every and cut.from_epoch in (0, cut.epoch):
-            with suppress(NeedsOrderError):
-                reduced = newest(partitions, bounds)
-                if self._sink.whole_rows:
-                    reduced = completed(reduced, rows)
-        reduced = reduced or in_order(
-            partitions,
-            bounds,
-            letter=letters.whole,
-            rows=rows,
-            whole_rows=self._sink.whole_rows,
-            every=every,
-        )
-        versions = self._schemas.of(topic, reduced.schema_ids)
-        return Changes(versions, reduced.changes, reduced.truncated)
 
     def _frontier(self, cut: Cut) -> Applied:
         """Return the frontier at the cut's end."""

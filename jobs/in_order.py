@@ -135,7 +135,10 @@ class _Folding:
         found = rows(list(asked), ids) if asked else {}
         stored = {key: decode_row(row) for key, row in found.items()}
         return Reduced(
-            [_change(each, stored, whole_rows=whole_rows) for each in changes], self._truncated, ids
+            [_change(each, stored, whole_rows=whole_rows) for each in changes],
+            self._truncated,
+            ids,
+            {each.key: keys for each in changes if each.key and (keys := _taken(each))},
         )
 
     def _truncate(self, pending: _Pending) -> None:
@@ -176,6 +179,12 @@ def _halves(delete: Event, create: Event) -> bool:
         other.ordinal,
         other.commit_lsn,
     )
+
+
+def _taken(pending: _Pending) -> set[bytes]:
+    """Return the other keys whose stored rows it takes values from."""
+    values = (pending.row or {}).values()
+    return {each.key for each in values if isinstance(each, _Stored)} - {pending.key or b""}
 
 
 def _own(value: _Stored, pending: _Pending) -> bool:

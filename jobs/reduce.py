@@ -12,6 +12,7 @@ Rows are cut out of their events as the bytes that they are there.
 from __future__ import annotations
 
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,6 +25,7 @@ from sinks.contract import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 NULL: Final = b"null"
 
@@ -75,11 +77,15 @@ class NeedsOrderError(Exception):
 
 
 class Reduced(NamedTuple):
-    """What a cut has done to a table; `schema_ids` are all that its events have."""
+    """What a cut has done to a table; `schema_ids` are all that its events have.
+
+    `taken` says by a row's key from which other keys' stored rows it has values.
+    """
 
     changes: list[Change]
     truncated: int | None
     schema_ids: frozenset[int]
+    taken: Mapping[bytes, AbstractSet[bytes]] = MappingProxyType({})
 
 
 _decode: Final = msgspec.json.Decoder(Event).decode

@@ -1,0 +1,124 @@
+"""Apply a cut that has been read: reduce each table, then write what becomes of it.
+
+Of a store that writes piece by piece a cut can be torn off anywhere, and is then applied again from
+its beginning to the same end. Every change can be worked out again from the log, with one
+exception: a row under a new key whose columns were not sent takes them from the row under the old
+key, which the same cut deletes. So such rows are written first, each before whatever replaces the
+row that it takes from. Where keys have changed places all around there is no such order: a cut like
+that, torn off, makes the follower build its store anew.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from cdc import failpoints
+from cdc.errors import StoreLostError
+from jobs.in_order import in_order
+from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
+from sinks.contract import Change, Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from jobs.in_order import Whole
+    from jobs.reduce import Events
+    from sinks.contract import Sink, Version
+
+# The versions of a topic's table, by number; the last is the newest.
+Versions: TypeAlias = "Callable[[str, Collection[int]], tuple[Version, ...]]"
+
+
+class TornError(StoreLostError):
+    """The store is there, but can't be brought to the cut's end."""
+
+
+class Table(NamedTuple):
+    """What a cut has done to one table, to be written in this order."""
+
+    changes: Changes
+    first: tuple[Changes, ...]  # what must be written before it, each before the next
+
+
+class Applying:
+    """Brings a sink from cut to cut."""
+
+    def __init__(self, sink: Sink, versions: Versions) -> None:
+        self._sink, self._versions = sink, versions
+        self._histories = sink.histories()
+
+    def reduce(
+        self,
+        topic: str,
+        partitions: Sequence[Events],
+        bounds: Bounds,
+        *,
+        name: str,
+        letter: Whole,
+        one_epoch: bool = True,
+        torn: bool = False,
+    ) -> Table:
+        """Return what the cut has done to the table `name`, whose events `partitions` are.
+
+        Without `one_epoch` a key may have moved to another partition. `torn`: some of it may be in
+        the store already, though the store does not stand there.
+        """
+
+        def rows(keys: list[bytes], schema_ids: Collection[int]) -> Mapping[bytes, bytes]:
+            return self._sink.rows(self._versions(topic, schema_ids)[-1], keys)
+
+        reduced: Reduced | None = None
+        if one_epoch and name not in self._histories:
+            with suppress(NeedsOrderError):
+                reduced = newest(partitions, bounds)
+                if self._sink.whole_rows:
+                    reduced = completed(reduced, rows)
+        reduced = reduced or in_order(
+            partitions,
+            bounds,
+            letter=letter,
+            rows=rows,
+            whole_rows=self._sink.whole_rows,
+            every=name in self._histories,
+        )
+        versions = self._versions(topic, reduced.schema_ids)
+        groups = list(_groups(reduced, name, torn=torn)) if name not in self._histories else []
+        moved = {change.key for group in groups for change in group}
+        rest = [change for change in reduced.changes if change.key not in moved]
+        return Table(
+            Changes(versions, rest if moved else reduced.changes, reduced.truncated),
+            tuple(Changes(versions, group) for group in groups),
+        )
+
+    def write(self, upto: int, tables: Sequence[Table]) -> Iterator[Table]:
+        """Begin the cut and write the tables; yields each that is written."""
+        self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
+        failpoints.reach("follow_begun")
+        for table in tables:
+            for changes in table.first:
+                self._sink.write(changes)
+            self._sink.write(table.changes)
+            yield table
+
+
+def _groups(reduced: Reduced, name: str, *, torn: bool) -> Iterator[list[Change]]:
+    """Yield the rows that take values from others' stored rows, in an order that can be torn.
+
+    A row is written once nobody takes from the one that it replaces any more.
+    """
+    left = dict(reduced.taken)
+    changes = {change.key: change for change in reduced.changes if change.key in left}
+    while left:
+        wanted = {key for keys in left.values() for key in keys}
+        free = [key for key in left if key not in wanted]
+        if not free:
+            if torn:
+                raise TornError(
+                    f"a cut in which keys of {name} changed places was torn off in its middle",
+                    hint="the follower builds its store anew, as another generation",
+                )
+            free = list(left)
+        yield [changes[key] for key in free]
+        for key in free:
+            del left[key]

@@ -1,0 +1,241 @@
+"""Whatever the history and wherever it is cut: reduced and written, it is the database's state.
+
+At every frontier, with a sink that keeps what is not sent and with one that wants whole rows; the
+quick way and the one in order agree; and the fold, which knows nothing of cuts, ends with the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.errors import GapError
+from cdc.events import LSN
+from cdc.log import names
+from cdc.log.fold import Fold, canonical
+from cdc.log.letters import Letters, Pointer
+from jobs.applying import Applying, TornError
+from jobs.in_order import Whole, in_order
+from jobs.reduce import Bounds, NeedsOrderError, Reduced, newest
+from jobs.schemas import version
+from sinks.contract import Applied, Changes
+from sinks.memory import STORES, Memory, MemorySink
+from tests.property.followed_world import CLICKS, LINES, USERS, Record, World
+from tests.property.stream import PREFIX
+
+Partitions = list[tuple[list[bytes | None], list[bytes]]]
+DEAD = names.dead_topic(PREFIX)
+
+
+class Cuts:
+    """The records of a world, cut at some of its frontiers."""
+
+    def __init__(self, world: World, chance: Random) -> None:
+        self.world = world
+        last = len(world.frontiers) - 1
+        self.at = [n for n in range(last + 1) if n == last or chance.random() < 0.6]
+
+    def __iter__(self) -> Any:  # noqa: ANN401 - a generator of what `follow` takes
+        ends: dict[tuple[str, int], int] = defaultdict(int)
+        above = before = 0
+        for at in self.at:
+            begins = dict(ends)
+            for frontier in self.world.frontiers[before : at + 1]:
+                for topic, number, end, _ in frontier.partitions:
+                    ends[topic, number] = end
+            frontier = self.world.frontiers[at]
+            found = [
+                record
+                for record in self.world.records
+                if begins.get(record[:2], 0) <= record.offset < ends[record[:2]]
+            ]
+            yield Bounds(above, frontier.seq), found, self.world.states[at]
+            above, before = frontier.seq, at + 1
+
+
+def by_table(records: list[Record]) -> dict[str, Partitions]:
+    tables: dict[str, dict[int, tuple[list[bytes | None], list[bytes]]]] = {}
+    for record in records:
+        if record.value is not None and record.topic != DEAD:
+            parts = tables.setdefault(record.topic, {})
+            keys, values = parts.setdefault(record.partition, ([], []))
+            keys.append(record.key)
+            values.append(record.value)
+    return {topic: [parts[n] for n in sorted(parts)] for topic, parts in tables.items()}
+
+
+class Torn(Exception):  # noqa: N818 - no error: the writer's death
+    """The writer has died."""
+
+
+class Frail(MemorySink):
+    """Writes change by change, in the order given, and dies where it is told to."""
+
+    left = 0  # changes until then; 0: it lives
+
+    def write(self, changes: Changes) -> int:
+        if changes.version.name in self.histories():
+            return super().write(changes)
+        news = super().write(changes._replace(changes=[]))
+        for change in changes.changes:
+            news += super().write(Changes(changes.versions, [change]))
+            self.left -= 1
+            if self.left == 0:
+                raise Torn
+        return news
+
+
+class Following:
+    """A sink in memory, brought from frontier to frontier as `jobs.following` does it."""
+
+    def __init__(self, world: World, *, whole_rows: bool, histories: frozenset[str]) -> None:
+        self.sink = Frail("reduce", whole_rows=whole_rows, histories=histories)
+        STORES.pop("reduce", None)
+        self.sink.open()
+        self.known = {each.topic: version(each)._replace(schema_id=1) for each in world.versions}
+        self.applying = Applying(self.sink, lambda topic, _: (self.known[topic],))
+
+    def take(self, bounds: Bounds, records: list[Record], *, torn: bool = False) -> None:
+        letters = Letters()
+        for record in records:
+            if record.topic == DEAD:
+                letters.add(record.key, record.value)
+        taken: dict[str, bytes] = {}
+
+        def letter(pointer: Pointer) -> bytes:
+            if pointer.id not in taken:
+                taken[pointer.id] = letters.whole(pointer)
+            return taken[pointer.id]
+
+        tables = []
+        for topic, partitions in by_table(records).items():
+            both_ways(partitions, bounds, letter)
+            name = self.known[topic].name
+            tables.append(
+                self.applying.reduce(topic, partitions, bounds, name=name, letter=letter, torn=torn)
+            )
+        for _ in self.applying.write(bounds.upto, tables):
+            pass
+        self.sink.commit(Applied("shop", 1, 1, LSN(bounds.upto), bounds.upto, 0, 0, {}))
+
+
+def both_ways(partitions: Partitions, bounds: Bounds, letter: Whole) -> None:
+    """Expect the quick way, where it can, to say what the one in order says."""
+    with suppress(NeedsOrderError):
+        quick = newest(partitions, bounds)
+        same(quick, in_order(partitions, bounds, letter=letter, rows=lambda *_: {}))
+
+
+def same(one: Reduced, other: Reduced) -> None:
+    """Expect both ways to say the same, but for the order of keys and what stands for no value."""
+    told = []
+    for reduced in (one, other):
+        rows = []
+        for change in sorted(reduced.changes, key=lambda change: change.seq):
+            row = orjson.loads(change.row) if change.row else {}
+            kept = {name: value for name, value in row.items() if name not in change.unchanged}
+            rows.append((change._replace(row=None), kept, change.row is None))
+        told.append((rows, reduced.truncated))
+    assert told[0] == told[1]
+    assert one.schema_ids <= other.schema_ids
+
+
+def folded(world: World) -> dict[str, Any]:
+    fold = Fold()
+    for record in world.records:
+        if record.topic == DEAD:
+            fold.add_letter(record.key, record.value)
+        else:
+            fold.add(*record)
+    for frontier in world.frontiers:
+        fold.add_frontier(frontier)
+    told = fold.finish()
+    assert told.findings == ()
+    return told.tables
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    whole_rows=st.booleans(),
+    begun=st.booleans(),
+    limit=st.sampled_from([2_000, 1 << 24]),
+    history=st.booleans(),
+)
+def test_every_frontier_is_the_databases_state(
+    *, seed: int, transactions: int, whole_rows: bool, begun: bool, limit: int, history: bool
+) -> None:
+    chance = Random(seed)
+    world = made(chance, transactions, limit, begun=begun)
+    histories = frozenset({"public.lines"} if history else ())
+    following = Following(world, whole_rows=whole_rows, histories=histories)
+    store = STORES["reduce"]
+    for bounds, records, state in Cuts(world, chance):
+        following.take(bounds, records)
+        expect(store, state, but=histories)
+    tables = folded(world)
+    for topic, name in ((USERS, "public.users"), (LINES, "public.lines")):
+        if topic in tables and name not in histories:
+            assert tables[topic].rows == store.rows(name)
+    if history and LINES in tables:
+        assert len(store.tables["public.lines"].history) == tables[LINES].events
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(2, 14),
+    whole_rows=st.booleans(),
+    begun=st.booleans(),
+)
+def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
+    *, seed: int, transactions: int, whole_rows: bool, begun: bool
+) -> None:
+    """Though it is torn off again; but for keys that have changed places all around."""
+    chance = Random(seed)
+    world = made(chance, transactions, 1 << 24, begun=begun)
+    following = Following(world, whole_rows=whole_rows, histories=frozenset())
+    for bounds, records, state in Cuts(world, chance):
+        try:
+            for torn in (False, True, True):
+                following.sink.left = chance.choice((0, 1, 2, 3, 5, 8))
+                with suppress(Torn):
+                    following.take(bounds, records, torn=torn)
+            following.sink.left = 0
+            following.take(bounds, records, torn=True)
+        except TornError:
+            return
+        expect(STORES["reduce"], state)
+
+
+def made(chance: Random, transactions: int, limit: int, *, begun: bool) -> World:
+    world = World(chance, limit)
+    if begun:
+        world.snapshot()
+    return world.run(transactions)
+
+
+def expect(store: Memory, state: dict[str, Any], but: frozenset[str] = frozenset()) -> None:
+    """Expect the store to show the database's state."""
+    assert store.rows("public.users") == state[USERS]
+    clicks = store.tables["public.clicks"].keyless if "public.clicks" in store.tables else []
+    assert sorted(map(canonical, clicks)) == sorted(map(canonical, state[CLICKS]))
+    if "public.lines" not in but:
+        assert store.rows("public.lines") == state[LINES]
+
+
+def test_an_event_of_another_cut_is_a_gap() -> None:
+    """Another log stands where the frontiers' was, whatever the counts say."""
+    world = World(Random(3), 1 << 24).run(6)
+    partitions = by_table(world.records)[USERS]
+    for bounds in (Bounds(0, 3), Bounds(world.seq, world.seq + 100)):
+        with pytest.raises(GapError, match="stands in the cut of seq"):
+            newest(partitions, bounds)
