@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
@@ -92,7 +93,7 @@ class OpenSearchSink:
         record = finish_switch(self._records, self._indices, record)
         generation, build = self._found(record)
         self._records.take(generation, build)
-        self._indices.check(build)
+        self._check()
         named = {place.index for place in self._records.known.places()}
         # What a writer that died has left.
         self._indices.delete(sorted(present.keys() - named))
@@ -116,40 +117,36 @@ class OpenSearchSink:
             build.reached = max(reached, build.reached)
             return risen
 
-        record = self._records.change(mark)
+        self._records.change(mark)
         if time.monotonic() > self._checked + _CHECK_SECONDS:
-            self._indices.check(self._records.mine(record))
-            self._checked = time.monotonic()
-        for version in {each.name: each for each in versions}.values():
-            if self._holds(version):
-                self._cut.add(version.name)
-                self._tables.follow(version)
+            self._check()
+        with self._unless_moved():
+            self._tables.learn()
+            for version in {each.name: each for each in versions}.values():
+                if self._holds(version):
+                    self._cut.add(version.name)
+                    self._tables.follow(version)
 
     def write(self, changes: Changes) -> int:
         if not self._holds(changes.version):
             return 0
-        table = self._tables.target(changes.version, changes.truncated)
-        try:
+        with self._unless_moved():
+            table = self._tables.target(changes.version, changes.truncated)
             return self._apply(changes, table)
-        except StoreLostError:
-            # Another copy may have put another index in its place.
-            self._records.load()
-            again = self._tables.target(changes.version, changes.truncated)
-            if again.target.index == table.target.index:
-                raise
-            return self._apply(changes, again)
 
     def commit(self, applied: Applied) -> None:
         build = self._records.build
-        self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
+        with self._unless_moved():
+            self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
         # Indices that are to take another's place: they hold all up to a frontier beyond which
         # nobody has written.
         due = build.tables if build.reached <= applied.seq else {}
         moves = {name: table for name, table in due.items() if table.next is not None}
         if self._records.known.generation == self._records.generation:
-            self._indices.show(
-                (table.alias, table.target.index, [table.now.index]) for table in moves.values()
-            )
+            with self._unless_moved():
+                self._indices.show(
+                    (table.alias, table.target.index, [table.now.index]) for table in moves.values()
+                )
 
         def advance(record: Record) -> bool:
             build = self._records.mine(record)
@@ -174,6 +171,7 @@ class OpenSearchSink:
         table = self._tables.get(version.name)
         if table is None:
             return {}
+        self._tables.learn()
         ids, documents = Ids(version.key), Documents(version.columns)
         wanted = {ids.of(key): key for key in keys}
         found = {}
@@ -216,6 +214,7 @@ class OpenSearchSink:
         table = self._tables.get(version.name)
         if table is None:
             return
+        self._tables.learn()
         ids, documents = Ids(version.key), Documents(version.columns)
         for each in self._indices.contents(table.target):
             row = documents.row(bytes(each.source))
@@ -248,6 +247,30 @@ class OpenSearchSink:
         only = self._records.build.only
         return only is None or version.name in only
 
+    def _check(self) -> None:
+        """Raise StoreLostError where an index is gone that the record, as it is now, names."""
+        while True:
+            try:
+                self._indices.check(self._records.build)
+            except StoreLostError:
+                if self._records.is_newest():
+                    raise
+            else:
+                self._checked = time.monotonic()
+                return
+
+    @contextmanager
+    def _unless_moved(self) -> Iterator[None]:
+        """Raise SwitchedError where what is gone is what another copy has replaced."""
+        try:
+            yield
+        except StoreLostError as error:
+            self._records.load()
+            self._check()
+            raise SwitchedError(
+                f"another copy of {self.options.follower} writes to other indices"
+            ) from error
+
     def _refuse_other_targets(self, build: Build) -> None:
         for name, index in self._written.items():
             if build.tables[name].target.index != index:
@@ -255,6 +278,8 @@ class OpenSearchSink:
 
     def _apply(self, changes: Changes, table: Table) -> int:
         version, place = changes.version, table.target
+        if version.name not in self._cut:  # in an executor, whose `begin` was the driver's
+            self._tables.learn()
         shelf = Shelf(table.origin, version.name)
         self._cut.add(version.name)
         self._written[version.name] = place.index

@@ -87,37 +87,45 @@ class DeadLetters:
 
     def __init__(self, client: Client, alias: str, follower: str) -> None:
         self._client, self._alias, self._follower = client, alias, follower
-        self._known: defaultdict[Shelf, dict[bytes, int]] | None = None
-
-    def __len__(self) -> int:
-        return sum(map(len, self._letters.values()))
+        self._known: defaultdict[Shelf, dict[bytes, int]] = defaultdict(dict)
 
     def of(self, shelf: Shelf) -> Mapping[bytes, int]:
         """Return the seqs of a shelf's letters, by `_id` as JSON."""
-        return self._letters[shelf]
+        return self._known[shelf]
+
+    def learn(self) -> None:
+        """Find out which letters there are; before, none is known but this copy's own."""
+        self._known.clear()
+        for letter in self._stored():
+            shelf = Shelf(letter.generation, letter.table)
+            self._known[shelf][msgspec.json.encode(letter.id)] = letter.seq
 
     def put(self, shelf: Shelf, index: str, refused: Sequence[Refused]) -> None:
-        """Keep what was refused, whole."""
+        """Keep what was refused, whole; a letter of the same row that is newer stays instead."""
         self._prepare()
-        letters = [self._letter(shelf, index, each) for each in refused]
-        unfit = {each.action.id for each in send(self._client, self._alias, letters).refused}
+        names = {self._name(shelf, each.action.id): each.action for each in refused}
+        outcome = send(self._client, self._alias, [self._letter(shelf, index, r) for r in refused])
+        late = {each.id for each, _ in outcome.stale}
         # Larger than any request may be: without the document, which the log still has.
+        unfit = {each.action.id for each in outcome.refused}
         shorter = [self._letter(shelf, index, each, whole=False) for each in refused]
-        shorter = [each for each in shorter if each.id in unfit]
-        for each in send(self._client, self._alias, shorter).refused:
+        outcome = send(self._client, self._alias, [each for each in shorter if each.id in unfit])
+        late |= {each.id for each, _ in outcome.stale}
+        for each in outcome.refused:
             raise refusal(400, each.why, f"a letter in {self._alias}")
         self._refresh()
-        self._letters[shelf] |= {action.id: action.version for action, _ in refused}
+        for name in names.keys() - late:
+            self._known[shelf][names[name].id] = names[name].version
         log.warning(
             "%d documents of %s were refused and lie in %s: %s",
             *(len(refused), shelf.table, self._alias),
             ", ".join(sorted({each.why.type for each in refused})),
         )
 
-    def take_back(self, shelf: Shelf, newer: Iterable[tuple[bytes, int]]) -> None:
-        """Drop the letters of ids of which a newer version is known, or the same has passed."""
-        known = self._letters[shelf]
-        gone = {id_: version for id_, version in newer if known.get(id_, version + 1) <= version}
+    def take_back(self, shelf: Shelf, versions: Iterable[tuple[bytes, int]]) -> None:
+        """Drop the letters of these ids up to these versions."""
+        known = self._known[shelf]
+        gone = {id_: version for id_, version in versions if known.get(id_, version + 1) <= version}
         if gone:
             names = ((self._name(shelf, id_), version) for id_, version in gone.items())
             actions = [Action(name, version, None, equal=True) for name, version in names]
@@ -128,7 +136,7 @@ class DeadLetters:
 
     def documents(self, shelf: Shelf, ids: Iterable[bytes]) -> Mapping[bytes, bytes]:
         """Return the refused documents of those of the ids that have letters."""
-        names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._letters[shelf]}
+        names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._known[shelf]}
         if not names:
             return {}
         body = {"ids": [msgspec.json.decode(name) for name in names]}
@@ -139,11 +147,6 @@ class DeadLetters:
             if each.source is not None and each.source.document is not None
         }
 
-    def forget(self, shelves: Iterable[Shelf]) -> None:
-        """Drop all letters of tables that are gone."""
-        for shelf in shelves:
-            self.take_back(shelf, list(self.of(shelf).items()))
-
     def _prepare(self) -> None:
         if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
             settings = {"number_of_shards": 1, "auto_expand_replicas": "0-1"}
@@ -152,16 +155,6 @@ class DeadLetters:
     def _refresh(self) -> None:
         """Let who looks for letters find them."""
         self._client.call("POST", f"/{self._alias}/_refresh")
-
-    @property
-    def _letters(self) -> defaultdict[Shelf, dict[bytes, int]]:
-        if self._known is None:
-            self._known = defaultdict(dict)
-            for letter in self._stored():
-                self._known[Shelf(letter.generation, letter.table)][
-                    msgspec.json.encode(letter.id)
-                ] = letter.seq
-        return self._known
 
     def _stored(self) -> Iterable[_Letter]:
         body: dict[str, Any] = {

@@ -54,6 +54,7 @@ def _share(old: Build, new: Build, generation: int) -> None:
     # A part that has applied nothing has the whole begin at the log's beginning.
     older = min(stands, key=_seq) if len(stands) == 2 else None  # noqa: PLR2004 - both
     new.applied = older and {**older, "generation": generation}
+    new.letters += old.letters
     new.only = None
 
 
@@ -104,7 +105,9 @@ def drop(records: Records, indices: Indices, dead: DeadLetters, generation: int)
     record = records.change(remove)
     named = {place.index for place in record.places()}
     indices.delete(sorted(present.keys() - named))
-    dead.forget(shelves)
+    dead.learn()
+    for shelf in shelves:
+        dead.take_back(shelf, list(dead.of(shelf).items()))
 
 
 def _unknown(follower: str, generation: int) -> ConfigError:

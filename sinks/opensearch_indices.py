@@ -196,8 +196,9 @@ class Indices:
         return held
 
     def delete(self, names: Iterable[str]) -> None:
+        """Delete indices that the record does not name; what another copy does first is done."""
         for some in _lines(names):
-            self._client.call("DELETE", f"/{some}", ignore_unavailable="true")
+            self._client.call("DELETE", f"/{some}", fine=_GONE, ignore_unavailable="true")
 
     # --- filling one from another ---
 
@@ -228,9 +229,11 @@ class Indices:
         body = {
             "conflicts": "proceed",
             "source": {"index": old.index, "query": query},
-            "dest": {"index": new.door, "version_type": "external", "require_alias": True},
+            "dest": {"index": new.door, "version_type": "external"},
         }
-        answer = self._client.call("POST", "/_reindex", body, wait_for_completion="false")
+        answer = self._client.call(
+            "POST", "/_reindex", body, wait_for_completion="false", require_alias="true"
+        )
         task = msgspec.json.decode(answer.body, type=dict[str, str])["task"]
         pause = _PAUSE_SECONDS
         while True:

@@ -85,20 +85,19 @@ def field(
     """Return the mapping of a column of the type `name`, as the options `values` write it."""
     if masked:
         return _KEYWORD
-    if name.startswith("_") and "." not in name:
-        element = field(name[1:], modifier, values)
+    schema, dot, bare = name.rpartition(".")
+    if bare.startswith("_"):
+        element = field(f"{schema}{dot}{bare[1:]}", modifier, values)
         # Text stands in an array's place where its bounds are odd: what can't pass that over is
         # a keyword, which takes anything.
-        return _KEYWORD if element["type"] == "boolean" else element | _exact_too(element)
+        if element["type"] == "boolean":
+            return _KEYWORD
+        return element | _EXACT if "ignore_malformed" in element else element
     if name in _PLAIN:
         return _PLAIN[name]
     # A type of somebody's own may be called as a built-in one is, in a schema of its own.
-    made = _BY_OPTION.get(name) or _EXTENSIONS.get(name.rpartition(".")[2])
+    made = _EXTENSIONS.get(bare) if dot else _BY_OPTION.get(name)
     return made(modifier, values) if made else _KEYWORD
-
-
-def _exact_too(element: Properties) -> Properties:
-    return _EXACT if element.get("ignore_malformed") else {}
 
 
 def _lenient(kind: str, **more: object) -> Properties:

@@ -68,6 +68,7 @@ class Build(msgspec.Struct):
     reached: int = 0
     applied: dict[str, Any] | None = None
     tables: dict[str, Table] = {}
+    letters: int = 0  # how many documents were refused; copies learn from it that some were
     only: list[str] | None = None  # built aside for these tables; the rest is the current one's
 
 
@@ -232,7 +233,7 @@ class Records:
                 _, seq_no, term = self._known or (None, 0, 0)
                 if self._put(known, if_seq_no=str(seq_no), if_primary_term=str(term)):
                     return known
-            elif self._is_newest():
+            elif self.is_newest():
                 return self.known
             self._known = None
         raise StoreLostError(
@@ -243,7 +244,8 @@ class Records:
     def _copied(self) -> Record:
         return msgspec.json.decode(msgspec.json.encode(self.known), type=Record)
 
-    def _is_newest(self) -> bool:
+    def is_newest(self) -> bool:
+        """Read the record again; return whether it is as it was known."""
         before = self._known
         return (
             self.load() is not None

@@ -57,6 +57,7 @@ class Tables:
         self._options = options
         self._client, self._records, self._indices, self.dead = client, records, indices, dead
         self._fields: dict[str, dict[str, Any]] = {}  # by index
+        self._learnt = 0  # how many letters had been written when they were looked through last
 
     def get(self, name: str) -> Table | None:
         return self._records.build.tables.get(name)
@@ -149,15 +150,38 @@ class Tables:
     def bury(self, shelf: Shelf, place: Place, refused: Sequence[Refused]) -> int:
         """Make dead letters of documents; return how many were news.
 
-        The letters come first: whatever dies in between, none is missing. A document that was late
-        anyway has no letter in the end.
+        The letters come first: whatever dies in between, none is missing.
         """
         self.dead.put(shelf, place.index, refused)
-        gone = [Action(action.id, action.version, None) for action, _ in refused]
-        outcome = send(self._client, place.door, gone)
-        newer = [(each.id, there) for each, there in outcome.stale if there > each.version]
-        self.dead.take_back(shelf, newer)
+
+        def count(record: Record) -> bool:
+            self._records.mine(record).letters += len(refused)
+            return True
+
+        self._learnt = self._records.mine(self._records.change(count)).letters
+        return self._empty(shelf, place, [(action.id, action.version) for action, _ in refused])
+
+    def _empty(self, shelf: Shelf, place: Place, letters: Sequence[tuple[bytes, int]]) -> int:
+        """Leave no document where a letter is; drop the letters that were late anyway."""
+        outcome = send(self._client, place.door, [Action(*each, None) for each in letters])
+        late = [(each.id, each.version) for each, there in outcome.stale if there > each.version]
+        self.dead.take_back(shelf, late)
         return outcome.applied
+
+    def learn(self) -> None:
+        """Learn of the letters that other copies have written, if there are any.
+
+        What another copy did not know of when it wrote a newer document is mended here.
+        """
+        build = self._records.build
+        if build.letters == self._learnt:
+            return
+        self.dead.learn()
+        for name, table in build.tables.items():
+            shelf = Shelf(table.origin, name)
+            if table.target.uuid is not None and table.target.filled:
+                self._empty(shelf, table.target, list(self.dead.of(shelf).items()))
+        self._learnt = build.letters
 
     def _name(self, public: str, version: Version, number: int) -> str:
         return f"{public}-g{self._generation}-{digest(self._properties(version))}-{number}"

@@ -1,0 +1,140 @@
+"""Two copies of a follower write to OpenSearch at once, and readers look on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from random import Random
+from typing import Final, NamedTuple
+
+import pytest
+
+from cdc.errors import SwitchedError, UnavailableError
+from sinks.contract import Change, Changes, Version
+from sinks.opensearch import OpenSearchSink
+from tests.contract.under_test import USERS, applied, change, row
+from tests.fixtures.store_opensearch import OpenSearchStore
+
+ACCOUNTS: Final = tuple(USERS._replace(table=f"t{n}", schema_id=20 + n) for n in range(2))
+_TRANSFERS: Final = 40
+_REWRITTEN_EVERY: Final = 13
+
+Amounts = dict[int, int]
+
+
+class Transfer(NamedTuple):
+    """One cut: money moved between the tables, and what both then hold."""
+
+    seq: int
+    changes: tuple[Changes, ...]
+    held: tuple[Amounts, ...]
+
+
+def transfers(chance: Random) -> list[Transfer]:
+    """Return a history whose sum over both tables never changes; some truncate and rewrite."""
+    seq, made = 0, list[Transfer]()
+    held: list[Amounts] = [dict.fromkeys(range(4), 100) for _ in ACCOUNTS]
+    for at in range(_TRANSFERS):
+        moved, cut = chance.randint(-20, 20), list[Changes]()
+        rewritten = at % _REWRITTEN_EVERY == _REWRITTEN_EVERY - 1
+        for which, version in enumerate(ACCOUNTS):
+            amounts, truncated = dict(held[which]), None
+            if rewritten:
+                seq += 1
+                truncated = seq
+                amounts = dict.fromkeys(amounts, 0) | {chance.randrange(4): sum(amounts.values())}
+            number = chance.randrange(4)
+            amounts[number] += moved if which else -moved
+            changes = list[Change]()
+            for each in amounts if rewritten or not at else [number]:
+                seq += 1
+                whole = row(version, seq, each, amount=f"{amounts[each]}.00")
+                changes.append(change(version, seq, whole, each))
+            held[which] = amounts
+            cut.append(Changes((version,), changes, truncated))
+        made.append(Transfer(seq, tuple(cut), tuple(held)))
+    return made
+
+
+def together(parts: list[Changes]) -> Changes:
+    """Return several cuts' changes of a table as one cut's."""
+    newest: dict[bytes | None, Change] = {}
+    truncated = None
+    for part in parts:
+        if part.truncated:
+            truncated = part.truncated
+            newest.clear()
+        newest |= {each.key: each for each in part.changes}
+    return Changes(parts[0].versions, list(newest.values()), truncated)
+
+
+class Writer(threading.Thread):
+    """A copy of the follower that takes so many transfers for a cut."""
+
+    def __init__(self, store: OpenSearchStore, history: list[Transfer], many: int) -> None:
+        super().__init__()
+        self._sink, self._history, self._many = store.sink(), history, many
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            opened(self._sink)
+            for at in range(0, len(self._history), self._many):
+                self._apply(self._history[at : at + self._many])
+            self._sink.close()
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.error = error
+
+    def _apply(self, cut: list[Transfer]) -> None:
+        versions: list[Version] = list(ACCOUNTS)
+        while True:
+            try:
+                self._sink.begin(cut[-1].seq, versions)
+                for which in range(len(versions)):
+                    self._sink.write(together([each.changes[which] for each in cut]))
+                self._sink.commit(applied(cut[-1].seq))
+            except SwitchedError:
+                opened(self._sink)
+            else:
+                return
+
+
+def opened(sink: OpenSearchSink) -> None:
+    """Open it as a follower does: what has only just been made may not answer yet."""
+    for _ in range(600):
+        try:
+            sink.open()
+        except UnavailableError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail("it never opens")
+
+
+def amounts_now(store: OpenSearchStore) -> tuple[Amounts, ...]:
+    found = [store.rows_by("id", version.name) for version in ACCOUNTS]
+    return tuple({n: int(float(r["amount"])) for n, r in rows.items()} for rows in found)
+
+
+def test_readers_of_two_writers_see_states_that_the_database_had(
+    opensearch_store: OpenSearchStore,
+) -> None:
+    """By the protocol of docs/FOLLOWERS.md; the writers' cuts end at different frontiers."""
+    history = transfers(Random(5))
+    states = {each.seq: each.held for each in history}
+    writers = [Writer(opensearch_store, history, many) for many in (1, 3)]
+    states_read = set()
+    while any(writer.is_alive() for writer in writers):
+        before = opensearch_store.record_or_none()
+        if before is None or before["seq"] is None or before["applying"]:
+            continue
+        seen = amounts_now(opensearch_store)
+        after = opensearch_store.record()
+        if after["applying"] is None and after["seq"] == before["seq"]:
+            assert seen == states[before["seq"]], before["seq"]
+            states_read.add(before["seq"])
+    assert [writer.error for writer in writers] == [None, None]
+    assert states_read
+    assert opensearch_store.record()["seq"] == history[-1].seq
+    assert amounts_now(opensearch_store) == history[-1].held

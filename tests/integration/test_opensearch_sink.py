@@ -1,0 +1,345 @@
+"""The OpenSearch sink against a real server: what is its own beyond the contract's suite."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    PermissionDeniedError,
+    StoreLostError,
+    UnavailableError,
+)
+from sinks import opensearch, opensearch_bulk
+from sinks.contract import Change, Changes, Column, Version
+from sinks.opensearch import OpenSearchSink
+from tests.contract.under_test import USERS, VALUES, applied, apply, change, key, row
+from tests.fixtures.busy_opensearch import BusyOpenSearch
+from tests.fixtures.store_opensearch import OpenSearchStore
+
+# A field that refuses what is no boolean: the source has text there.
+FLAGGED = {"public.users": {"name": {"type": "boolean"}}}
+
+
+def users(*changes: Change, truncated: int | None = None) -> Changes:
+    return Changes((USERS,), changes, truncated)
+
+
+def user(seq: int, number: int, **values: object) -> Change:
+    return change(USERS, seq, row(USERS, seq, number, **values), number)
+
+
+def retyped(kind: str, schema_id: int = 9) -> Version:
+    """Return the table after ALTER TABLE users ALTER name TYPE."""
+    columns = [c._replace(type=kind) if c.name == "name" else c for c in USERS.columns]
+    return USERS._replace(schema_id=schema_id, columns=tuple(columns))
+
+
+@pytest.fixture
+def sink(opensearch_store: OpenSearchStore) -> Any:  # noqa: ANN401 - a generator of a sink
+    made = opensearch_store.sink()
+    made.open()
+    yield made
+    made.close()
+
+
+# --- any order ---
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_and_any_repetition_end_as_the_newest(
+    opensearch_store: OpenSearchStore, seed: int
+) -> None:
+    """Of documents that are refused too: a letter is there if and only if the newest is one."""
+    chance = Random(seed)
+    changes = []
+    for seq in range(1, 61):
+        number = chance.randrange(12)
+        if chance.random() < 0.25:
+            changes.append(change(USERS, seq, None, number))
+        else:
+            name = chance.choice(("true", "false", "maybe"))
+            changes.append(user(seq, number, name=name))
+    newest = {each.key: each for each in changes}
+    sinks = [opensearch_store.sink(mappings=FLAGGED) for _ in range(2)]
+    for each in sinks:
+        each.open()
+        each.begin(60, [USERS])
+    played = changes + chance.choices(changes, k=40)
+    chance.shuffle(played)
+    while played:
+        some = {each.key: each for each in played[: chance.randint(1, 9)]}
+        played = played[len(some) :] if len(some) > 1 else played[1:]
+        chance.choice(sinks).write(users(*some.values()))
+    for each in sinks:
+        each.write(users(*newest.values()))  # the other's letters are not this one's to know
+        each.commit(applied(60))
+    wanted = {k: msgspec.json.decode(c.row) for k, c in newest.items() if k and c.row}
+    passing = {k: r for k, r in wanted.items() if r["name"] != "maybe"}
+    assert opensearch_store.rows("public.users") == passing
+    refused = {str(r["id"]): r for r in wanted.values() if r["name"] == "maybe"}
+    letters = opensearch_store.letters()
+    assert {k: msgspec.json.decode(each["document"]) for k, each in letters.items()} == refused
+    fresh = opensearch_store.sink(mappings=FLAGGED)
+    fresh.open()
+    stored = {k: msgspec.json.decode(r) for k, _, r in fresh.contents(USERS)}
+    assert stored == wanted
+    read = fresh.rows(USERS, [key(USERS, n) for n in range(12)])
+    assert {k: msgspec.json.decode(r) for k, r in read.items()} == wanted
+    for each in (*sinks, fresh):
+        each.close()
+
+
+# --- busy, full, closed ---
+
+
+def test_only_what_was_refused_is_sent_again(
+    opensearch_store: OpenSearchStore,
+    busy_opensearch: BusyOpenSearch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 429 and 503 for items, for whole requests, and 413 for what is too large."""
+    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
+    sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
+    sink.open()
+    busy_opensearch.whole = [429, 503, 429]
+    busy_opensearch.item_chance = 0.2
+    many = [user(n, n, name="maybe" if n % 50 == 0 else "true") for n in range(1, 301)]
+    assert apply(sink, 300, users(*many)) == 300
+    assert busy_opensearch.items_refused > 50
+    # Each item passed once, and the six refused for good again as letter and as deletion.
+    assert busy_opensearch.items_passed == 300 + 6 + 6
+    busy_opensearch.item_chance, busy_opensearch.largest = 0.0, 4_000
+    body = "x" * 10_000
+    largest = [user(n, n, name="true", body=body if n == 450 else "") for n in range(301, 501)]
+    assert apply(sink, 500, users(*largest)) == 200
+    assert len(opensearch_store.rows("public.users")) == 500 - 6 - 1
+    letter = opensearch_store.letters()["450"]
+    assert (letter["seq"], letter["document"], letter["error"]) == (450, None, "content_too_long")
+    assert letter["bytes"] > 10_000
+    sink.close()
+
+
+def test_what_never_passes_is_said(
+    opensearch_store: OpenSearchStore,
+    busy_opensearch: BusyOpenSearch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 0.1)
+    sink = opensearch_store.sink(url=busy_opensearch.url)
+    sink.open()
+    apply(sink, 1, users(user(1, 1)))
+
+    def refused(seq: int, kind: type[CDCError], what: str) -> None:
+        with pytest.raises(kind, match=what) as caught:
+            apply(sink, seq, users(user(seq, 1, name="secret")))
+        assert "secret" not in str(caught.value)
+
+    busy_opensearch.item_chance = 1.0
+    refused(2, UnavailableError, "429|503")
+    busy_opensearch.item_chance = 0.0
+    (index,) = opensearch_store.call("GET", f"/{opensearch_store.prefix}-public.users/_alias")[1]
+    for setting, hint in (("read_only_allow_delete", "disk"), ("write", "lift index.blocks")):
+        opensearch_store.call("PUT", f"/{index}/_settings", {f"index.blocks.{setting}": True})
+        refused(2, UnavailableError, hint)
+        opensearch_store.call("PUT", f"/{index}/_settings", {f"index.blocks.{setting}": None})
+    busy_opensearch.denied = True
+    refused(2, PermissionDeniedError, "rights")
+    busy_opensearch.denied = False
+    broken = opensearch_store.sink(mappings={"public.odd": {"x": {"type": "no_such_type"}}})
+    with pytest.raises(ConfigError, match="no_such_type"):
+        broken.begin(2, [USERS._replace(table="odd", schema_id=8)])
+    broken.close()
+    busy_opensearch.close()
+    refused(2, UnavailableError, "can't be reached")
+    sink.close()
+
+
+def test_too_many_shards_is_a_persons_to_mend(sink: OpenSearchSink) -> None:
+    """Told by OpenSearch's own words, with the setting to raise."""
+    limit = "cluster.max_shards_per_node"
+    client = sink._client
+    client.call("PUT", "/_cluster/settings", {"transient": {limit: "1"}})
+    try:
+        with pytest.raises(ConfigError, match=limit):
+            sink.begin(1, [USERS])
+    finally:
+        client.call("PUT", "/_cluster/settings", {"transient": {limit: None}})
+
+
+# --- indices that go ---
+
+
+def test_an_index_that_was_made_by_somebody_else_is_not_ours(
+    opensearch_store: OpenSearchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted and made again under the same name, with all its aliases; and the record alone."""
+    monkeypatch.setattr(opensearch, "_CHECK_SECONDS", 0.0)
+    sink = opensearch_store.sink()
+    sink.open()
+    apply(sink, 1, users(user(1, 1)))
+    _, found = opensearch_store.call("GET", f"/{opensearch_store.prefix}-public.users/_alias")
+    ((index, said),) = found.items()
+    opensearch_store.call("DELETE", f"/{index}")
+    opensearch_store.call("PUT", f"/{index}", said)
+    with pytest.raises(StoreLostError, match=index):
+        apply(sink, 2, users(user(2, 2)))
+    with pytest.raises(StoreLostError, match=index):
+        opensearch_store.sink().open()
+    sink.anew(2)
+    assert sink.open() is None
+    apply(sink, 2, users(user(1, 1), user(2, 2)))
+    assert len(opensearch_store.rows("public.users")) == 2
+    opensearch_store.delete(f"{opensearch_store.prefix}-followers")
+    with pytest.raises(StoreLostError):
+        apply(sink, 3, users(user(3, 3)))
+    with pytest.raises(StoreLostError, match="no record"):
+        opensearch_store.sink().open()
+    sink.close()
+
+
+# --- mappings that change ---
+
+
+def test_a_changed_type_takes_an_index_aside_and_readers_move_at_the_commit(
+    opensearch_store: OpenSearchStore, sink: OpenSearchSink
+) -> None:
+    store = opensearch_store
+
+    def behind() -> list[str]:
+        return list(store.call("GET", f"/{store.prefix}-public.users/_alias")[1])
+
+    apply(sink, 3, users(user(1, 1, name="5"), user(2, 2, name="x"), user(3, 3)))
+    (first,) = behind()
+    wider = USERS._replace(
+        schema_id=4, columns=(*USERS.columns, Column("age", "int4", 23, -1, nullable=True))
+    )
+    sink.begin(3, [wider])
+    assert behind() == [first]
+    numbers = retyped("int4")
+    sink.begin(5, [numbers])
+    sink.write(Changes((numbers,), [change(numbers, 5, row(numbers, 5, 3, name=7), 3)]))
+    assert behind() == [first]
+    assert store.rows("public.users")[key(USERS, 3)]["name"] == "n3"
+    sink.commit(applied(5))
+    (second,) = behind()
+    assert second != first
+    assert store.call("GET", f"/{first}")[0] == 404
+    hits = store.hits("public.users")
+    assert {k: hit["_version"] for k, hit in hits.items()} == {"1": 1, "2": 2, "3": 5}
+    assert set(store.hits("public.users", {"range": {"name": {"gte": 5}}})) == {"1", "3"}
+    # Copied with their versions: what was late before is late there.
+    assert apply(sink, 5, users(user(2, 2), user(1, 1))) == 0
+
+
+def test_what_the_new_fields_refuse_is_set_aside_and_comes_back_with_fields_that_take_it(
+    opensearch_store: OpenSearchStore,
+) -> None:
+    store = opensearch_store
+    sink = store.sink()
+    sink.open()
+    many = [user(n, n, name="true" if n % 3 else f"n{n}") for n in range(1, 61)]
+    apply(sink, 60, users(*many))
+    sink.close()
+    strict = store.sink(mappings=FLAGGED)
+    strict.open()
+    apply(strict, 61, users(user(61, 1, name="false")))
+    assert set(store.letters()) == {str(n) for n in range(3, 61, 3)}
+    assert len(store.rows("public.users")) == 40
+    apply(strict, 63, users(user(62, 3, name="true"), change(USERS, 63, None, 6)))
+    assert set(store.letters()) == {str(n) for n in range(9, 61, 3)}
+    strict.close()
+    again = store.sink()
+    again.open()
+    apply(again, 64, users(user(64, 1)))
+    assert store.letters() == {}
+    assert len(store.rows("public.users")) == 59
+    assert store.rows("public.users")[key(USERS, 9)] == row(USERS, 9, 9)
+    again.close()
+
+
+class Killed(BaseException):
+    """A process that dies before a request."""
+
+
+def test_another_process_ends_what_one_has_begun(opensearch_store: OpenSearchStore) -> None:
+    """Killed before each of the requests by which an index takes another's place."""
+    for point in range(1, 100):
+        version = USERS._replace(table=f"u{point}")
+        other = retyped("int4")._replace(table=version.table)
+        seq = 10 * point
+        old = [change(version, seq + n, row(version, seq, n, name=f"{n}x"), n) for n in (1, 2, 3)]
+        new = change(other, seq + 5, row(other, seq, 3, name=7), 3)
+        cut = Changes((other,), [new])
+        before = opensearch_store.sink()
+        before.open()
+        apply(before, seq + 3, Changes((version,), old))
+        before.close()
+        died = _killed_before(point, opensearch_store.sink(), seq + 5, cut)
+        after = opensearch_store.sink()
+        standing = after.open()
+        assert standing is not None
+        assert standing.applied.seq in {seq + 3, seq + 5}
+        apply(after, seq + 5, cut)
+        after.close()
+        found = opensearch_store.rows_by("id", version.name)
+        assert {k: each["name"] for k, each in found.items()} == {1: "1x", 2: "2x", 3: 7}
+        pattern = f"/{opensearch_store.prefix}-{version.name}-*/_alias"
+        assert len(opensearch_store.call("GET", pattern)[1]) == 1, point
+        if not died:
+            assert point > 10
+            return
+    pytest.fail("it never came to its end")
+
+
+def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -> bool:
+    """Apply the cut until that many requests were to be sent; return whether it died."""
+    sink.open()
+    left, original = [request], sink._client.call
+
+    def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - the client's
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        return original(*args, **options)
+
+    sink._client.call = call  # type: ignore[method-assign]
+    try:
+        apply(sink, seq, cut)
+    except Killed:
+        return True
+    else:
+        return False
+    finally:
+        sink._client.call = original  # type: ignore[method-assign]
+        sink.close()
+
+
+# --- the odd ---
+
+
+def test_odd_names_and_keys_arrive_and_come_back(
+    opensearch_store: OpenSearchStore, sink: OpenSearchSink
+) -> None:
+    """Columns that no field can be called, keys that no `_id` can be, tables no index."""
+    names = ("k", "a.b", "a", "", "_id", "_source", "_x41", " ", 'q"u', "Ünï", "..", "_own")
+    columns = tuple(Column(name, "text", 25, -1, nullable=True) for name in names)
+    odd = Version(30, 'Se"x', "Ta.Ble/Ö" * 6, "x", ("k",), columns, VALUES)
+    keys = ["", "a", "sha256:1", "x" * 513, "ü" * 256, "ü" * 257, "_", 'q"\\', "{}"]
+    rows = [dict.fromkeys(names, f"v{n}") | {"k": each} for n, each in enumerate(keys)]
+    changes = [
+        Change(msgspec.json.encode({"k": r["k"]}), n, msgspec.json.encode(r), 30, n, n)
+        for n, r in enumerate(rows, 1)
+    ]
+    hashed = Change(b'{"sha256":"ab"}', 50, msgspec.json.encode(rows[1] | {"a": "z"}), 30, 50, 50)
+    assert apply(sink, 50, Changes((odd,), [*changes, hashed])) == len(keys) + 1
+    assert opensearch_store.letters() == {}
+    found = sink.rows(odd, [each.key for each in (*changes, hashed) if each.key])
+    assert found == {each.key: each.row for each in (*changes, hashed)}
+    assert {key for key, _, _ in sink.contents(odd)} >= {each.key for each in changes}
