@@ -19,6 +19,7 @@ import click
 from benchmarks import (
     costs,
     costs_page,
+    follow_redis,
     latency,
     memory_bigtx,
     resnapshot_live,
@@ -61,6 +62,7 @@ BENCHMARKS = {
     latency.NAME: Benchmark(latency.run, 6, 3),
     resnapshot_live.NAME: Benchmark(resnapshot_live.run, 3.5, 3.5),
     snapshot_delta.NAME: Benchmark(snapshot_delta.run, 5, 5),
+    follow_redis.NAME: Benchmark(follow_redis.run, 5, 5),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

@@ -1,0 +1,375 @@
+"""One follower under measurement: how fast it catches up, and how long from commit to visible.
+
+What every store's benchmark shares. The daemon has put a backlog of rows into the log before the
+follower starts; then single rows are committed at a steady rate while the store is asked, again and
+again and as any reader would, at which frontier it stands. A change is visible when the store was
+first seen at a frontier with its `seq` or a later one; its commit time is Postgres' own, from the
+event. So half the pause between two looks is in every latency.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from bisect import bisect_left
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import orjson
+import yaml
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks import measure, rows
+from benchmarks.arrivals import Percentiles, percentiles
+from benchmarks.daemon import CDC, PARTITIONS, Daemon, config_path
+from benchmarks.failure import BenchmarkError
+from benchmarks.family import Family
+from benchmarks.programs import Program
+from benchmarks.progress import Every, say
+from benchmarks.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from benchmarks.options import Options
+    from benchmarks.servers import Servers
+
+RATE: Final = 500
+# The limits that a follower's latency is held to.
+P50_LIMIT_MS: Final = 1_000.0
+P99_LIMIT_MS: Final = 3_000.0
+
+FOLLOWER: Final = "measured"
+# Ids of the backlog; the load's count from 1.
+FIRST_ID: Final = 100_000_000
+_TRANSACTION_ROWS: Final = 10_000
+_LOOK_SECONDS: Final = 0.01
+_SETTLE_SECONDS: Final = 20.0
+_TIMEOUT_SECONDS: Final = 900.0
+_LOAD_GRACE_SECONDS: Final = 60.0
+
+
+class Store(Protocol):
+    """A store that is followed into, and how its readers look at it."""
+
+    section: dict[str, Any]  # the follower's section of the configuration
+    pids: tuple[int, ...]  # of its servers
+
+    def seq(self) -> int:
+        """Return the seq of the frontier that a reader finds; 0 where it finds none."""
+        ...
+
+    def check(self, count: int) -> None:
+        """Raise BenchmarkError unless there are exactly so many rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """A backlog applied."""
+
+    rows: int
+    rows_per_second: float  # between the first frontier that was seen and the last
+    seconds: float
+    start_up_s: float  # from the start of the process to the first frontier, whose cut is in it
+    total_s: float
+    cpu_s: dict[str, float]  # by process, start-up included
+    peak_rss_mb: dict[str, float]
+    foreign_cores: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Commit to visible, at a steady rate."""
+
+    percentiles: Percentiles
+    frontiers: int  # that were seen in the window
+    between_ms: float  # two frontiers that were seen, half of the time
+    batch_ms: float  # inside a batch, as the follower says, half of the time
+    in_log_ms: float  # commit to a frontier record in the log, half of the time
+    cores: dict[str, float]
+    late_ms_max: float
+    foreign_cores: float
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What one run showed."""
+
+    catch_up: CatchUp
+    latency: Latency
+
+    def details(self) -> dict[str, Any]:
+        """Return it as the result has it."""
+        catch_up, latency = asdict(self.catch_up), asdict(self.latency)
+        latency = {**latency.pop("percentiles"), **latency}
+        return {"catch_up": _rounded(catch_up), "latency": _rounded(latency)}
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _rounded(value) if isinstance(value, dict)
+        else round(value, 2) if isinstance(value, float) else value
+        for name, value in fields.items()
+    }  # fmt: skip
+
+
+def fill(connection: psycopg.Connection, count: int) -> None:
+    """Insert the backlog's rows, in transactions of some thousand."""
+    values = rows.VALUES.format(i="i")
+    for first in range(0, count, _TRANSACTION_ROWS):
+        last = min(first + _TRANSACTION_ROWS, count) - 1
+        connection.execute(
+            f"INSERT INTO bench SELECT {values}"
+            f" FROM generate_series({FIRST_ID + first}::bigint, {FIRST_ID + last}) i".encode()
+        )
+
+
+class FollowRun:
+    """A run's processes and what is watched of them."""
+
+    def __init__(
+        self, run: str, store: Store, up: Servers, connection: psycopg.Connection, options: Options
+    ) -> None:
+        self._run, self._store, self._up = run, store, up
+        self._connection, self._options = connection, options
+        self._topics = Topics(up.bootstrap)
+        self._topic = f"{run}.public.{rows.TABLE}"
+        self._seen: list[tuple[float, int]] = []  # when, and at which seq the store stood
+
+    def measure(self, count: int) -> Followed:
+        """Catch up with `count` rows that are inserted first, then follow the load."""
+        subject, place = Daemon(), self._up.place
+        subject.prepare(place, self._run, (rows.TABLE,))
+        self._configure()
+        with subject.start(place, self._run) as daemon:
+            say(f"filling table and log with {count:,} rows")
+            fill(self._connection, count)
+            self._until_in_log(daemon, count)
+            measure.settle(_SETTLE_SECONDS)
+            with self._follower() as follower:
+                family = Family(follower.pid)
+                catch_up = self._catch_up(daemon, follower, family, count)
+                say(f"caught up: {catch_up.rows_per_second:,.0f} rows/s {catch_up.cpu_s}")
+                latency, committed = self._latency(daemon, follower, family)
+                self._store.check(count + committed)
+        return Followed(catch_up, latency)
+
+    def _configure(self) -> None:
+        """Add the follower to the daemon's configuration."""
+        path = config_path(self._up.place, self._run)
+        config = yaml.safe_load(path.read_text())
+        config["followers"] = {FOLLOWER: self._store.section}
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    def _follower(self) -> Program:
+        folder = self._up.place.folder / self._run
+        return Program(
+            "the follower",
+            [*CDC, "follow", "--config", str(config_path(self._up.place, self._run))],
+            folder / "follow.log",
+            environment={**os.environ, "TMPDIR": str(folder), "PYSPARK_PYTHON": sys.executable},
+        )
+
+    def _until_in_log(self, daemon: Program, count: int) -> None:
+        places = [(self._topic, number) for number in range(PARTITIONS)]
+        deadline, progress = time.monotonic() + _TIMEOUT_SECONDS, Every(10.0)
+        # End offsets count records and the marks of transactions: at least the rows.
+        while sum(self._topics.ends(places, committed=True)) < count:
+            daemon.check()
+            progress.say("waiting until the daemon has put them into the log")
+            if time.monotonic() > deadline:
+                raise BenchmarkError("the backlog is not in the log", hint="see the daemon's log")
+            time.sleep(0.2)
+
+    # --- catching up ---
+
+    def _catch_up(self, daemon: Program, follower: Program, family: Family, count: int) -> CatchUp:
+        began, busy = time.monotonic(), self._cpu(daemon, family)
+        foreign = measure.Foreign(lambda: sum(self._cpu(daemon, family).values()) + _own())
+        deadline, progress = began + _TIMEOUT_SECONDS, Every(10.0)
+        seen: list[tuple[float, int]] = []
+        while not seen or seen[-1][1] < count:
+            follower.check()
+            seq, at = self._store.seq(), time.monotonic()
+            if seq and (not seen or seq > seen[-1][1]):
+                seen.append((at, seq))
+            progress.say(f"caught up with {seen[-1][1] if seen else 0:,} rows")
+            family.look()
+            if at > deadline:
+                raise BenchmarkError("the follower does not catch up", hint="see its log")
+            time.sleep(_LOOK_SECONDS)
+        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        # One cut may have taken all of it: then its own time counts, start-up included.
+        seconds = last_at - first_at if last > first else last_at - began
+        many = last - first if last > first else count
+        used = self._cpu(daemon, family)
+        return CatchUp(
+            rows=count,
+            rows_per_second=many / seconds,
+            seconds=seconds,
+            start_up_s=first_at - began,
+            total_s=last_at - began,
+            cpu_s={name: used[name] - busy[name] for name in used},
+            peak_rss_mb=family.peaks_mb,
+            foreign_cores=foreign.cores(),
+        )
+
+    def _cpu(self, daemon: Program, family: Family) -> dict[str, float]:
+        family.look()
+        return {
+            "follower": family.cpu_seconds,
+            "store": measure.total_cpu_seconds(self._store.pids),
+            "broker": measure.cpu_seconds(self._up.kafka_pid),
+            "daemon": measure.cpu_seconds(daemon.pid),
+            "postgres": measure.family_cpu_seconds(self._up.postgres_pid),
+        }
+
+    # --- following ---
+
+    def _latency(self, daemon: Program, follower: Program, family: Family) -> tuple[Latency, int]:
+        options, place = self._options, self._up.place
+        seconds = options.warm_up_seconds + options.seconds
+        command = [sys.executable, "-m", "benchmarks.commit_load"]
+        command += [str(self._up.postgres_port), str(RATE), str(seconds)]
+        ends = self._ends()
+        with (
+            Program("the commit load", command, place.folder / "load.log") as load,
+            self._looking(),
+        ):
+            _sleep_until(load, time.monotonic() + options.warm_up_seconds, follower)
+            from_us, began = time.time_ns() // 1_000, time.monotonic()
+            busy = self._cpu(daemon, family)
+            foreign = measure.Foreign(
+                lambda: (
+                    sum(self._cpu(daemon, family).values()) + measure.cpu_seconds(load.pid) + _own()
+                )
+            )
+            _sleep_until(load, began + options.seconds, follower)
+            to_us, lasted = time.time_ns() // 1_000, time.monotonic() - began
+            used, foreign_cores = self._cpu(daemon, family), foreign.cores()
+            load.wait(_LOAD_GRACE_SECONDS)
+            committed = orjson.loads(load.output())
+            events = self._events(ends, committed["committed"])
+            self._until_seen(follower, max(seq for seq, _ in events))
+        window = [(seq, at) for seq, at in events if from_us <= at < to_us]
+        seen = [(at, seq) for at, seq in self._seen if from_us <= at < to_us]
+        return Latency(
+            percentiles=percentiles(self._waited(window)),
+            frontiers=len(seen),
+            between_ms=_middle([(b - a) / 1_000 for (a, _), (b, _) in pairwise(seen)]),
+            batch_ms=self._batch_ms(from_us, to_us),
+            in_log_ms=self._in_log_ms(from_us, to_us),
+            cores={name: (used[name] - busy[name]) / lasted for name in used},
+            late_ms_max=committed["late_ms_max"],
+            foreign_cores=foreign_cores,
+        ), int(committed["committed"])
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Look at the store for the length of the block, in a thread."""
+        done, failed = threading.Event(), list[Exception]()
+
+        def look() -> None:
+            newest = 0
+            try:
+                while not done.wait(_LOOK_SECONDS):
+                    seq = self._store.seq()
+                    if seq > newest:
+                        newest = seq
+                        self._seen.append((time.time_ns() // 1_000, seq))
+            except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+                failed.append(error)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def _until_seen(self, follower: Program, seq: int) -> None:
+        deadline = time.monotonic() + _LOAD_GRACE_SECONDS
+        while not self._seen or self._seen[-1][1] < seq:
+            follower.check()
+            if time.monotonic() > deadline:
+                raise BenchmarkError(
+                    "not every change became visible", hint="see the follower's log"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _waited(self, events: list[tuple[int, int]]) -> list[float]:
+        """Return how long each event took from its commit to a look that found it."""
+        seqs = [seq for _, seq in self._seen]
+        return [(self._seen[bisect_left(seqs, seq)][0] - at) / 1_000 for seq, at in events]
+
+    # --- what the log says ---
+
+    def _ends(self) -> list[TopicPartition]:
+        places = [(self._topic, number) for number in range(PARTITIONS)]
+        found = self._topics.ends(places, committed=True)
+        return [TopicPartition(*place, end) for place, end in zip(places, found, strict=True)]
+
+    def _events(self, begin: list[TopicPartition], count: int) -> list[tuple[int, int]]:
+        """Return the seq and the commit time of each event behind these offsets."""
+        reader = Consumer(
+            {
+                "bootstrap.servers": self._up.bootstrap,
+                "group.id": "benchmarks-follow",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+            }
+        )
+        reader.assign(begin)
+        found: list[tuple[int, int]] = []
+        deadline = time.monotonic() + _LOAD_GRACE_SECONDS
+        while len(found) < count and time.monotonic() < deadline:
+            for message in reader.consume(10_000, 0.5):
+                source = orjson.loads(message.value() or b"{}")["source"]
+                found.append((source["seq"], source["ts_us"]))
+        reader.close()
+        if len(found) < count:
+            raise BenchmarkError("not every change is in the log", hint="see the daemon's log")
+        return found
+
+    def _batch_ms(self, from_us: int, to_us: int) -> float:
+        """Return what the follower says of its batches, of reports within the window."""
+        reports = (
+            orjson.loads(message.value() or b"{}")
+            for message in self._topics.read(f"{self._run}.cdc.followers")
+        )
+        return _middle(
+            [each["batch_seconds"] * 1e3 for each in reports if from_us <= each["at_us"] < to_us]
+        )
+
+    def _in_log_ms(self, from_us: int, to_us: int) -> float:
+        """Return the age of the newest change of each frontier as its record was written."""
+        found = []
+        for message in self._topics.read(f"{self._run}.cdc.frontier"):
+            at_us = orjson.loads(message.value() or b"{}")["committed_at_us"]
+            if from_us <= at_us < to_us:
+                found.append(message.timestamp()[1] - at_us / 1_000)
+        return _middle(found)
+
+
+def _sleep_until(load: Program, deadline: float, follower: Program) -> None:
+    while time.monotonic() < deadline and load.running():
+        follower.check()
+        time.sleep(0.1)
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def _own() -> float:
+    return time.process_time()
