@@ -52,6 +52,7 @@ class Child:
         assert name in _NAMES
         self.name = name
         self.starts = 0
+        self.env = dict(os.environ)
         self._home = home
         self._argv = [sys.executable, "-m", "cdc.cli.main", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,6 +126,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=self.env,
                 start_new_session=True,  # Ctrl-C is for the demo, which stops its children in turn
             )
         self.starts += 1

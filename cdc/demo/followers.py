@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.demo.child import FOLLOWERS, Child
 from cdc.demo.schema import KEYLESS, TABLES
 from cdc.errors import CDCError
+from cdc.local.java import spark_home, system_java
 from cdc.log.followers import Readings
 
 if TYPE_CHECKING:
@@ -34,19 +35,13 @@ def settings(home: Home, ends: Endpoints) -> dict[str, Any]:
     }
 
 
-def installed() -> str:
-    """Return what is missing to run followers here; nothing where all is there."""
-    from importlib.util import find_spec  # noqa: PLC0415 - asked once
-
-    wanted = ("pyspark", "deltalake", "redis", "opensearchpy")
-    return ", ".join(name for name in wanted if find_spec(name) is None)
-
-
 class Followers(Child):
     """One `cdc follow`."""
 
     def __init__(self, home: Home, config_file: Path) -> None:
         super().__init__(home, FOLLOWERS, "follow", "--config", str(config_file))
+        if system_java() is None:
+            self.env["JAVA_HOME"] = str(spark_home(home.run / "java"))
 
 
 class Reader(threading.Thread):

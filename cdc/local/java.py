@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -19,6 +20,14 @@ from typing import Final
 
 from cdc.local.errors import LocalStackError
 
+_WITHOUT_MODULE: Final = """\
+#!/bin/sh
+for each do
+  shift
+  [ "$each" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$each"
+done
+exec {} "$@"
+"""
 OLDEST: Final = 17  # the class file version of Kafka 4's server
 
 
@@ -49,6 +58,18 @@ def system_java() -> Java | None:
         if major is not None and major >= OLDEST:
             return Java(program, major)
     return None
+
+
+def spark_home(folder: Path) -> Path:
+    """Make a JAVA_HOME for Spark of the runtime from pip, and return it.
+
+    Spark asks for an incubating module that this runtime lacks, and does without it.
+    """
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(_WITHOUT_MODULE.format(shlex.quote(str(find_java().program))), "utf-8")
+    program.chmod(0o755)
+    return folder
 
 
 def _candidates() -> list[Path]:

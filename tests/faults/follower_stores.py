@@ -144,6 +144,8 @@ class Delta:
         state = _empty()
         for name, version in row["versions"]:
             table = name.removeprefix("public.")
+            if table not in state:
+                continue
             mirror = self._opened(name)
             mirror.load_as_version(version)
             rows = mirror.to_pyarrow_table(columns=list(TABLES[table])).to_pylist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def test_no_java_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(LocalStackError, match="no Java 17 or newer") as caught:
         java.find_java()
     assert "make setup" in caught.value.hint
+
+
+def test_sparks_java_passes_on_everything_but_the_module_that_pips_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = runtime(tmp_path / "pip's own", "21.0.8")
+    program.write_text('#!/bin/sh\nfor each do echo "$each"; done\n', encoding="utf-8")
+    monkeypatch.setattr(java, "_from_pip", lambda: java.Java(program, 21, trimmed=True))
+    asked = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx='$y'", "", "Main"]
+    shim = java.spark_home(tmp_path / "home") / "bin" / "java"
+    told = subprocess.run([shim, *asked], capture_output=True, text=True, check=True).stdout
+    assert told.split("\n")[:-1] == [each for each in asked if not each.startswith("--add")]
