@@ -43,6 +43,8 @@ __all__ = ["Behind", "BehindError", "Client", "Token"]
 
 # A thread that reads gives way to others so often; a report ends its turn at once.
 _TURN_SECONDS: Final = 0.1
+# Who does not want to wait at all still asks the broker, and connects to it the first time.
+_LEAST_SECONDS: Final = 5.0
 
 
 class Behind(NamedTuple):
@@ -88,12 +90,13 @@ class Client:
         """Return when every follower named (default: all) has applied all up to `lsn`.
 
         A text may be a token or an LSN. Raises BehindError, which is a TimeoutError too, when one
-        has not in time, and at once where one has halted that far from it.
+        has not in time, and at once where one has halted that far from it; UnavailableError when
+        the brokers do not answer in time.
         """
         wanted, names = self._lsn(lsn), self._named(followers)
         began = time.monotonic()
         with self._turn:
-            newest = dict(self._readings.refresh())
+            newest = dict(self._readings.refresh(max(timeout, _LEAST_SECONDS)))
         while late := behind(wanted, names, newest):
             left = began + timeout - time.monotonic()
             if left <= 0 or any(each.hopeless for each in late):

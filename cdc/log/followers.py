@@ -40,6 +40,10 @@ CANARY: Final = "cdc.canary"
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 15.0
+_MISSING: Final = {
+    KafkaError._NOENT,  # noqa: SLF001 - librdkafka's local errors are spelled so
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,13 +144,16 @@ class Readings:
         self._next = 0  # the offset behind the newest report read
         self.newest: dict[str, FollowerRecord] = {}
 
-    def refresh(self) -> dict[str, FollowerRecord]:
-        """Read all that the topic holds now; return the newest report of each follower."""
-        end = self._end()
+    def refresh(self, seconds: float = _TIMEOUT_SECONDS) -> dict[str, FollowerRecord]:
+        """Read all that the topic holds now; return the newest report of each follower.
+
+        Raises UnavailableError where the brokers do not tell in so long.
+        """
+        deadline = time.monotonic() + seconds
+        end = self._end(seconds)
         if end < self._next:  # another topic of the same name
             self.close()
             self.newest.clear()
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while self._next < end:
             if not self.wait(0.1) and time.monotonic() > deadline:
                 raise translate(
@@ -155,7 +162,7 @@ class Readings:
                 )
         return self.newest
 
-    def _end(self) -> int:
+    def _end(self, seconds: float) -> int:
         """Return the topic's end; 0 where there is no topic.
 
         By a client of its own: a consumer's connection answers nothing else while a fetch waits.
@@ -163,12 +170,13 @@ class Readings:
         place = TopicPartition(self._topic, 0)
         asked = self._admin.list_offsets(
             {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            request_timeout=_TIMEOUT_SECONDS,
+            request_timeout=seconds,
         )
         try:
             return int(asked[place].result().offset)
         except KafkaException as error:
-            if not topics.describe(self._admin, [self._topic]):
+            unknown = error.args[0].code() in _MISSING
+            if unknown and not topics.describe(self._admin, [self._topic]):
                 return 0
             raise translate(error.args[0], f"looking up the end of {self._topic}") from error
 

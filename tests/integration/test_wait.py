@@ -67,6 +67,7 @@ def follower(line: PipelineUnderTest) -> FakeFollower:
 @pytest.fixture
 def client(line: PipelineUnderTest) -> Iterator[Client]:
     with Client(line.config) as client:
+        client.applied()  # connects, which takes its time where much else is done
         yield client
 
 

@@ -1,0 +1,40 @@
+"""Waiting outlives the broker: nothing is told meanwhile, and the same client goes on after."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.client import BehindError, Client
+from cdc.errors import UnavailableError
+from cdc.events import LSN
+from cdc.local.stack import LocalStack
+from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.integration.test_wait import FOLLOWERS, FakeFollower
+
+
+def test_a_client_outlives_the_broker(
+    killable_pipeline: NewPipeline, killable_stack: LocalStack
+) -> None:
+    line = killable_pipeline("CREATE TABLE t (id int PRIMARY KEY)", followers=FOLLOWERS)
+    follower = FakeFollower(line.config)
+    with Client(line.config) as client:
+        follower.apply(5)
+        client.wait(LSN(5), timeout=120.0)
+        killable_stack["kafka"].kill()
+        # Also what was known is not told: since then the store may have been built anew.
+        for lsn in (5, 6):
+            with pytest.raises((UnavailableError, BehindError)) as caught:
+                client.wait(LSN(lsn), timeout=0.5)
+            assert caught.value.exit_code
+        killable_stack.start("kafka")
+
+        def answers() -> bool:
+            try:
+                client.wait(LSN(5), timeout=5.0)
+            except UnavailableError:
+                return False
+            return True
+
+        wait_until(answers, "the client stays away")
+        follower.apply(6)
+        client.wait(LSN(6), timeout=120.0)
