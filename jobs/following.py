@@ -30,6 +30,7 @@ from cdc.log.ranges import Range, RangeReader
 from jobs import cuts
 from jobs.applying import Applying, TornError
 from jobs.driving import translated
+from jobs.large import Large
 from jobs.letters import CutLetters
 from jobs.reduce import Bounds
 from jobs.running import Run, expect_pipeline, with_remedy
@@ -125,7 +126,7 @@ class Following:
             self._spark.readStream.format(cuts.NAME)
             .options(**start.options())
             .load()
-            .writeStream.queryName(f"lockstep_{self._config.pipeline}_{self._name}")
+            .writeStream.queryName(_query_name(self._config, self._name, standing.applied))
             .option("checkpointLocation", str(scratch / "checkpoint"))
             .foreachBatch(batches.take)
         )
@@ -150,6 +151,11 @@ class Following:
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until
+
+
+def _query_name(config: Config, name: str, applied: Applied) -> str:
+    """Return what Spark calls the query; a generation may be built beside another."""
+    return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
 
 
 def _beginning(config: Config, generation: int) -> Applied:
@@ -179,6 +185,11 @@ class Batches:
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
         self._torn = standing.reached
+        self._large = Large(spark, config, sink, self._schemas, self._applying, self._reader)
+        follower = config.followers[name]
+        # Executors write large cuts; where they can't, the driver takes as much as a cut may hold.
+        self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
+        self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
         self._event_bytes = 0.0
 
     def close(self) -> None:
@@ -216,22 +227,36 @@ class Batches:
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
         dead = (names.dead_topic(self._config.prefix), 0)
         letters = CutLetters(self._reader, dead, ranges.pop(dead, None))
-        records = self._reader.read(ranges)
-        assert records is not None
+        records = None
+        if cut.events <= self._most_events:
+            records = self._reader.read(ranges, self._most_bytes)
+        if records is None:
+            messages = (names.messages_topic(self._config.prefix), 0)
+            records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
+            self._check(cut, records)
+            torn = cut.above < self._torn
+            named, size = self._large.apply(cut, letters, miscounted, torn=torn)
+        else:
+            named, size = self._apply_small(cut, records, letters)
+        self._sink.commit(applied)
+        failpoints.reach("follow_committed")
+        self.applied = applied
+        self._note_bytes(cut.events, size)
+        canary = _canary(self._config, records)
+        self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
+        failpoints.reach("follow_reported")
+
+    def _apply_small(
+        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
+    ) -> tuple[set[str], int]:
         self._check(cut, records)
         failpoints.reach("follow_read")
-        canary = _canary(self._config, records)
         tables = self._reduced(cut, records, letters)
         failpoints.reach("follow_reduced")
         for _ in self._applying.write(cut.seq, tables):
             failpoints.reach("follow_written")
-        self._sink.commit(applied)
-        failpoints.reach("follow_committed")
-        self.applied = applied
-        self._note_bytes(cut.events, sum(each.size for each in records.values()))
         named = {table.changes.version.name for table in tables}
-        self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
-        failpoints.reach("follow_reported")
+        return named, sum(each.size for each in records.values())
 
     def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
         """Compare what stands in each partition with what the frontiers count."""
