@@ -21,7 +21,15 @@ import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError
 from cdc.events import LSN
-from sinks import delta_generations, delta_json, delta_keys, delta_lake, delta_layout, delta_merge
+from sinks import (
+    delta_generations,
+    delta_json,
+    delta_keys,
+    delta_lake,
+    delta_layout,
+    delta_merge,
+    delta_vectors,
+)
 from sinks.contract import Applied, Change, Changes, Standing
 from sinks.delta_frontiers import Frontiers
 from sinks.delta_rows import batch
@@ -35,12 +43,16 @@ if TYPE_CHECKING:
 
     from sinks.contract import Version
     from sinks.delta_frontiers import Row
+    from sinks.delta_lake import Commit
+    from sinks.delta_work import Work
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Commits wait for storage more than they compute.
 _AT_ONCE: Final = 4
+# Up to here a merge writes all of a table anew in less than a second.
+_MERGED_BYTES: Final = 16 << 20
 
 
 class Settings(NamedTuple):
@@ -87,6 +99,7 @@ class DeltaSink:
         self._past: Row | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, list[Changes]] = {}
+        self._vectors = delta_vectors.Vectors(settings.storage)
         self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
@@ -171,7 +184,17 @@ class DeltaSink:
     def _apply(self, place: str, parts: list[Changes], applied: Applied) -> None:
         mirror, changes = self._mirrors[place], _joined(parts)
         mirror.make(changes.version, changes.changes)
-        mirror.apply(mirror.work(changes), applied, delta_merge.apply)
+        mirror.apply(mirror.work(changes), applied, self._applier)
+
+    def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        """Apply by what the table asks for, where nothing is configured."""
+        how = self._settings.applier
+        if how == "auto":
+            how = "vectors" if delta_lake.size(table) >= _MERGED_BYTES else "delta-rs"
+        if how == "vectors" and delta_vectors.suits(table, work):
+            self._vectors.apply(table, work, commit)
+        else:
+            delta_merge.apply(table, work, commit)
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         mirror = self._mirror(self._place(version))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _SAFE: Final = 2**53
+_INT64: Final = 2**63
 _MILLISECONDS: Final = 3
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -98,7 +99,8 @@ def _timestamp(value: datetime, mode: object, modifier: int) -> object:
         return _iso(value)
     micros = (value - _EPOCH) // timedelta(microseconds=1)
     if mode == "nanoseconds":
-        return micros * 1_000
+        nanos = micros * 1_000
+        return nanos if -_INT64 <= nanos < _INT64 else str(value.replace(tzinfo=None))
     adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
     if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
         # What has more digits is text in the log.
@@ -115,21 +117,26 @@ def _iso(value: datetime) -> str:
 def _decimal(options: Mapping[str, object], *, is_money: bool) -> Callable[[Any], Any]:
     match options.get("decimal.handling.mode", "string"):
         case "double":
-            return lambda value: orjson.Fragment(_digits(value).encode())
+            return lambda value: _number(_digits(value))
         case "precise":
-            digits = int(str(options.get("money.fraction.digits", 2)))
-            return lambda value: _precise(Decimal(_digits(value)), digits if is_money else None)
+            return lambda value: _precise(_digits(value), is_money=is_money)
     return _digits
+
+
+def _number(text: str) -> object:
+    return orjson.Fragment(text.encode()) if text[-1].isdigit() else text
 
 
 def _digits(value: Decimal | str) -> str:
     return value if isinstance(value, str) else format(value, "f")
 
 
-def _precise(value: Decimal, digits: int | None) -> object:
+def _precise(text: str, *, is_money: bool) -> object:
     """Return the unscaled value's bytes, with its scale where no option says it."""
-    scale = digits if digits is not None else -int(value.as_tuple().exponent)
-    number = int(value.scaleb(scale))
+    if not text[-1].isdigit():
+        return text
+    whole, _, fraction = text.partition(".")
+    number = int(whole + fraction)
     size = (number if number >= 0 else ~number).bit_length() // 8 + 1
-    text = b64encode(number.to_bytes(size, "big", signed=True)).decode()
-    return text if digits is not None else {"scale": scale, "value": text}
+    packed = b64encode(number.to_bytes(size, "big", signed=True)).decode()
+    return packed if is_money else {"scale": len(fraction), "value": packed}

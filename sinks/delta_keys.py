@@ -32,11 +32,15 @@ def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Ar
 
 def identities(one: pa.Table, other: pa.Table, key: Sequence[str]) -> tuple[pa.Array, pa.Array]:
     """Return what tells the rows of two tables apart, comparable with each other."""
-    if len(key) == 1 and not one[key[0]].null_count and not other[key[0]].null_count:
-        kind = one.schema.field(key[0]).type
-        if not pa.types.is_floating(kind):
-            return _flat(one[key[0]]), _flat(other[key[0]])
-    return _texts(one, key), _texts(other, key)
+    as_text = any(each[name].null_count for each in (one, other) for name in key)
+    return told(one, key, as_text=as_text), told(other, key, as_text=as_text)
+
+
+def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
+    """Return what tells rows apart; `as_text` also where a key is NULL or does not fit."""
+    if len(key) > 1 or as_text or pa.types.is_floating(table.schema.field(key[0]).type):
+        return _texts(table, key)
+    return _flat(table[key[0]])
 
 
 def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:

@@ -49,7 +49,7 @@ class Commit(NamedTuple):
     """What a commit says of itself."""
 
     app: str
-    upto: int  # generation and seq, as `as_told`
+    upto: int | None  # generation and seq, as `as_told`; None: as it was
     facts: Mapping[str, object]
 
     @property
@@ -57,7 +57,7 @@ class Commit(NamedTuple):
         """As delta-rs takes them."""
         return CommitProperties(
             custom_metadata={"userMetadata": delta_layout.metadata(**self.facts)},
-            app_transactions=[Transaction(self.app, self.upto)],
+            app_transactions=[] if self.upto is None else [Transaction(self.app, self.upto)],
         )
 
 
@@ -128,6 +128,12 @@ def translated(path: str) -> Iterator[None]:
 def arrow_schema(table: DeltaTable) -> pa.Schema:
     """Return the columns as Arrow has them, without Delta's notes on them."""
     return plain(pa.schema(table.schema().to_arrow()))
+
+
+def size(table: DeltaTable) -> int:
+    """Return how many bytes its files have."""
+    sizes = pa.table(table.get_add_actions())["size_bytes"]
+    return int(pc.sum(sizes).as_py() or 0)
 
 
 def newest_facts(table: DeltaTable) -> dict[str, object]:

@@ -1,0 +1,71 @@
+"""What Delta's log says that delta-rs does not tell: which deletion vector each file has."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, PyFileSystem
+
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG: Final = "_delta_log"
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+
+Vectors = dict[str, dict[str, Any]]
+
+
+def files(table: DeltaTable) -> PyFileSystem:
+    """Return the table's files as delta-rs reaches them."""
+    return PyFileSystem(DeltaStorageHandler.from_table(table._table))  # noqa: SLF001 - as it says itself
+
+
+def vectors(table: DeltaTable) -> Vectors:
+    """Return the deletion vector of each file that has one, as its add action names it."""
+    storage, last = files(table), table.version()
+    names = [each.base_name for each in storage.get_file_info(FileSelector(_LOG))]
+    checkpoints = {name: int(at[1]) for name in names if (at := _CHECKPOINT.fullmatch(name))}
+    first = max((each for each in checkpoints.values() if each <= last), default=-1)
+    found: Vectors = {}
+    for name, version in checkpoints.items():
+        if version == first:
+            with storage.open_input_file(f"{_LOG}/{name}") as file:
+                _checkpointed(pq.read_table(file, columns=["add"]).to_pylist(), found)
+    commits = {int(at[1]): name for name in names if (at := _COMMIT.fullmatch(name))}
+    for version in range(first + 1, last + 1):
+        if version not in commits:
+            raise ConfigError(
+                f"{table.table_uri}: version {version} is neither in the log nor in a checkpoint"
+                " of the classic form",
+                hint="let `delta.checkpointPolicy` be classic, or the follower's applier delta-rs",
+            )
+        with storage.open_input_file(f"{_LOG}/{commits[version]}") as file:
+            _committed(file.read(), found)
+    return found
+
+
+def _checkpointed(rows: list[dict[str, Any]], found: Vectors) -> None:
+    for row in rows:
+        add = row["add"]
+        if add and add.get("deletionVector"):
+            vector = add["deletionVector"]
+            found[add["path"]] = {name: each for name, each in vector.items() if each is not None}
+
+
+def _committed(text: bytes, found: Vectors) -> None:
+    actions = [json.loads(line) for line in text.splitlines() if line.strip()]
+    for action in actions:
+        if "remove" in action:
+            found.pop(action["remove"]["path"], None)
+    for action in actions:
+        if add := action.get("add"):
+            found.pop(add["path"], None)
+            if vector := add.get("deletionVector"):
+                found[add["path"]] = vector

@@ -1,0 +1,150 @@
+"""Every applier leaves the same rows, whatever comes: held to each other and to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+
+from jobs.reading_as_of import read_as_of_arrow
+from sinks.contract import Change, Changes, Column, Version
+from sinks.delta import DeltaSink, Settings
+from tests.contract.under_test import VALUES, applied
+from tests.fixtures.seeds import first_seed
+
+Row = dict[str, Any]
+BIG = (
+    Column("id", "int4", 23, -1, nullable=False),
+    Column("at", "date", 1082, -1, nullable=True),
+    Column("body", "text", 25, -1, nullable=True),
+    Column("many", "_int4", 1007, -1, nullable=True),
+    Column("n", "numeric", 1700, (10 << 16 | 2) + 4, nullable=True),
+)
+TABLES = {
+    "plain": Version(1, "public", "plain", "shop.public.plain", ("id",), BIG, VALUES),
+    # A key of two columns, of which one may be NULL or out of the calendar.
+    "odd": Version(2, "public", "odd", "shop.public.odd", ("at", "id"), BIG, VALUES),
+}
+WIDER = (*BIG[:4], Column("n", "numeric", 1700, (12 << 16 | 2) + 4, nullable=True),
+         Column("later", "int8", 20, -1, nullable=True))  # fmt: skip
+ODD_DAYS = (None, "infinity", "0044-03-15 BC", 20_000, -1)
+ROUNDS = 5
+
+
+class Play:
+    """Random cuts of a table, and what they come to."""
+
+    def __init__(self, chance: Random, version: Version) -> None:
+        self.chance, self.version = chance, version
+        self.seq = 0
+        self.model: dict[bytes, Row] = {}
+
+    def cut(self) -> Changes:
+        """Return changes of distinct keys, and do the same to the model."""
+        chance = self.chance
+        truncated = None
+        if chance.random() < 0.08:
+            self.seq += 1
+            truncated = self.seq
+            self.model.clear()
+        changes: dict[bytes, Change] = {}
+        for _ in range(chance.randint(1, 12)):
+            row = self.row()
+            key = msgspec.json.encode({name: row[name] for name in self.version.key})
+            if key not in changes:
+                changes[key] = self.change(key, row)
+        return Changes((self.version,), list(changes.values()), truncated)
+
+    def row(self) -> Row:
+        chance = self.chance
+        many = chance.choice([None, [1, None], [[1], [2]], [], "[0:1]={1,2}"])
+        row: Row = {
+            "id": chance.randint(1, 20),
+            "at": chance.choice(ODD_DAYS),
+            "body": chance.choice([None, "", "x" * 50, f"b{self.seq}"]),
+            "many": many,
+            "n": chance.choice([None, "NaN", f"{self.seq}.25"]),
+        }
+        if any(column.name == "later" for column in self.version.columns):
+            row["later"] = self.seq
+        return row
+
+    def change(self, key: bytes, row: Row) -> Change:
+        chance = self.chance
+        self.seq += 1
+        place = (self.version.schema_id, 1_000 + self.seq, 1_700_000_000_000_000 + self.seq)
+        if chance.random() < 0.3:
+            self.model.pop(key, None)
+            return Change(key, self.seq, None, *place, op="d")
+        unchanged: tuple[str, ...] = ()
+        told = dict(row)
+        if key in self.model and chance.random() < 0.5:
+            unchanged = tuple(chance.sample(["body", "many"], chance.randint(1, 2)))
+            for name in unchanged:
+                row[name] = self.model[key][name]
+                told[name] = "__debezium_unavailable_value"
+        self.model[key] = row
+        return Change(key, self.seq, msgspec.json.encode(told), *place, unchanged, op="u")
+
+
+def seen(path: str, table: str) -> list[str]:
+    """Return what a reader sees, but for files and order."""
+    rows = read_as_of_arrow(path, [f"public.{table}"]).tables[f"public.{table}"].to_pylist()
+    return sorted(repr(sorted(row.items(), key=lambda each: each[0])) for row in rows)
+
+
+def values(path: str, play: Play) -> list[str]:
+    """Return the rows of the model and of the store in one form; raise where they differ."""
+    sink = DeltaSink(Settings("shop", "mirror", "shop", path))
+    sink.open()
+    found = {key: msgspec.json.decode(row) for key, _, row in sink.contents(play.version)}
+    sink.close()
+    assert found.keys() == play.model.keys()
+    for key, row in play.model.items():
+        for name in play.version.columns:
+            wanted = row.get(name.name)
+            if name.name == "many" and isinstance(wanted, list) and wanted and wanted[0] == [1]:
+                wanted = "{{1},{2}}"
+            assert found[key][name.name] == wanted, (key, name.name)
+    return []
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_appliers_leave_the_same_rows(table: str) -> None:
+    """Changes, deletes, unchanged columns, truncates, a wider version; a process each few cuts."""
+    first = first_seed("LOCKSTEP_DELTA_ROUNDS")
+    for seed in range(first, first + ROUNDS):
+        with TemporaryDirectory() as lake:
+            _play(Path(lake), Random(seed), TABLES[table])
+
+
+def _play(lake: Path, chance: Random, version: Version) -> None:
+    play = Play(chance, version)
+    hows = ("delta-rs", "vectors")
+    sinks = {how: _opened(lake, how) for how in hows}
+    for turn in range(8):
+        if turn == 5:
+            play.version = version._replace(schema_id=version.schema_id + 10, columns=WIDER)
+        cut = play.cut()
+        for how in hows:
+            if chance.random() < 0.2:
+                sinks[how].close()
+                sinks[how] = _opened(lake, how)
+            sinks[how].begin(play.seq, [play.version])
+            sinks[how].write(cut)
+            sinks[how].commit(applied(play.seq))
+        one, other = (seen(str(lake / how), version.table) for how in hows)
+        assert one == other
+        values(str(lake / "vectors"), play)
+    for sink in sinks.values():
+        sink.close()
+
+
+def _opened(lake: Path, how: str) -> DeltaSink:
+    sink = DeltaSink(Settings("shop", "mirror", "shop", str(lake / how), applier=how))
+    sink.open()
+    return sink
