@@ -7,6 +7,7 @@ one of those shares with its parent counts for both.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import measure
@@ -50,11 +51,9 @@ def _below(pid: int) -> list[int]:
     while asked:
         one = asked.pop()
         found.append(one)
-        for children in _PROC.glob(f"{one}/task/*/children"):
-            try:
+        with suppress(OSError):  # a thread or the process has ended
+            for children in _PROC.glob(f"{one}/task/*/children"):
                 asked += [int(child) for child in children.read_text().split()]
-            except OSError:
-                continue  # the thread or the process has ended
     return found
 
 

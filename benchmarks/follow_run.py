@@ -50,6 +50,7 @@ FOLLOWER: Final = "measured"
 FIRST_ID: Final = 100_000_000
 _TRANSACTION_ROWS: Final = 10_000
 _LOOK_SECONDS: Final = 0.01
+_FAMILY_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 900.0
 _LOAD_GRACE_SECONDS: Final = 60.0
@@ -194,14 +195,16 @@ class FollowRun:
         began, busy = time.monotonic(), self._cpu(daemon, family)
         foreign = measure.Foreign(lambda: sum(self._cpu(daemon, family).values()) + _own())
         deadline, progress = began + _TIMEOUT_SECONDS, Every(10.0)
-        seen: list[tuple[float, int]] = []
+        seen, looked = list[tuple[float, int]](), began
         while not seen or seen[-1][1] < count:
             follower.check()
             seq, at = self._store.seq(), time.monotonic()
             if seq and (not seen or seq > seen[-1][1]):
                 seen.append((at, seq))
             progress.say(f"caught up with {seen[-1][1] if seen else 0:,} rows")
-            family.look()
+            if at - looked > _FAMILY_SECONDS:
+                family.look()
+                looked = at
             if at > deadline:
                 raise BenchmarkError("the follower does not catch up", hint="see its log")
             time.sleep(_LOOK_SECONDS)

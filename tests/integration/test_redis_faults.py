@@ -25,7 +25,7 @@ from sinks.redis_reader import RedisReader
 from sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.seeds import first_seed
-from tests.fixtures.store_redis_cluster import ClusterServers
+from tests.fixtures.store_redis import users
 
 MANY = SMALL_CHANGES + 500
 
@@ -33,30 +33,6 @@ MANY = SMALL_CHANGES + 500
 @pytest.fixture
 def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
     return Settings(redis_url, "shop", "cache")
-
-
-@pytest.fixture
-def open_sink() -> Iterator[Callable[[Settings], RedisSink]]:
-    """Return what opens sinks, which the test's end closes."""
-    made: list[RedisSink] = []
-
-    def open_sink(settings: Settings) -> RedisSink:
-        made.append(RedisSink(settings))
-        made[-1].open()
-        return made[-1]
-
-    yield open_sink
-    for sink in made:
-        sink.close()
-
-
-def users(first: int, many: int, seq: int) -> Changes:
-    """Return rows with ids from `first` on, told apart by their seqs, which begin at `seq`."""
-    numbers = range(first, first + many)
-    return Changes(
-        (USERS,),
-        [change(USERS, seq + n - first, row(USERS, seq + n - first, n), n) for n in numbers],
-    )
 
 
 def stored(client: redis.Redis, many: int) -> list[int | None]:
@@ -94,25 +70,6 @@ def test_what_redis_refuses_is_told_with_what_to_do(
     redis_client.script_flush()
     apply(sink, 4, users(0, 2, 3))
     assert stored(redis_client, 2) == [3, 4]
-
-
-def test_a_server_that_is_not_there_passes_and_a_wrong_one_does_not(
-    redis_cluster: ClusterServers, settings: Settings
-) -> None:
-    away = RedisSink(settings._replace(url="redis://127.0.0.1:1/0"))
-    with pytest.raises(UnavailableError, match="ConnectionError"):
-        away.open()
-    for url, cluster in ((redis_cluster.url, False), (settings.url, True)):
-        sink = RedisSink(Settings(url, "shop", "cache", cluster=cluster))
-        with pytest.raises(ConfigError, match="cluster"):
-            _follow(sink, 8)
-        sink.close()
-
-
-def _follow(sink: RedisSink, cuts: int) -> None:
-    sink.open()
-    for seq in range(1, cuts + 1):
-        apply(sink, seq, users(seq, 1, seq))
 
 
 def test_something_else_at_a_key_stops_the_follower_by_the_tables_name_alone(
@@ -339,62 +296,6 @@ def test_rows_and_tombstones_have_their_time(
     assert json.loads(redis_client.get("shop:public.users:1") or "{}")["body"] == big
     apply(sink, 4, Changes((USERS,), [change(USERS, 4, row(USERS, 4, 2), 2)]))
     assert redis_client.ttl('shop:~cache.1:public.users:{"id":2}') == -1
-
-
-# --- a cluster ---
-
-
-def test_a_cluster_that_loses_one_server_says_so(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
-) -> None:
-    """The other's slots take no rows either once the loss is seen; then all is begun anew."""
-    redis_cluster.flush()
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
-    for lost in (0, 1):
-        sink = open_sink(settings)
-        apply(sink, 50, users(0, 50, 1))
-        redis_cluster.flush(lost)
-        with pytest.raises(StoreLostError):
-            apply(sink, 100, users(0, 50, 51))
-        with pytest.raises(StoreLostError):
-            sink.open()
-        sink.anew(lost + 2)
-        assert sink.open() is None
-        assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
-
-
-def test_slots_that_move_while_they_are_written_lose_nothing(
-    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
-) -> None:
-    """The cut waits while a slot is half-way, and goes on where it is then; and back again."""
-    redis_cluster.flush()
-    shape = Shape(key="{{team}}:{name}")
-    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
-    sink = open_sink(settings._replace(shapes={"public.users": shape}))
-    apply(sink, 2, users(0, 2, 1))
-    slot = redis_cluster.nodes[0].cluster("KEYSLOT", "{team}")
-    ids = [node.cluster("MYID").decode() for node in redis_cluster.nodes]
-    owner = int(slot >= 8192)
-    for seq in (3, 5):
-        source, target = redis_cluster.nodes[owner], redis_cluster.nodes[1 - owner]
-        target.cluster("SETSLOT", slot, "IMPORTING", ids[owner])
-        source.cluster("SETSLOT", slot, "MIGRATING", ids[1 - owner])
-        port = target.connection_pool.connection_kwargs["port"]
-        while names := source.cluster("GETKEYSINSLOT", slot, 100):
-            source.migrate("127.0.0.1", port, names, 0, 5_000)
-        with pytest.raises(UnavailableError):  # a script's new keys have to wait for the slot's end
-            apply(sink, seq, users(0, 1, seq))
-        for node in (target, source):
-            node.cluster("SETSLOT", slot, "NODE", ids[1 - owner])
-        apply(sink, seq, users(0, 1, seq))
-        apply(sink, seq + 1, users(1, 1, seq + 1))
-        owner = 1 - owner
-    names = {name for node in redis_cluster.nodes for name in node.scan_iter("{team}:*")}
-    assert names == {b"{team}:n5", b"{team}:n6"}
-    with pytest.raises(ConfigError, match="between hash slots"):
-        open_sink(settings._replace(shapes={"public.lines": Shape(key="l:{name}")})).begin(
-            9, [LINES]
-        )
 
 
 def test_keys_name_their_rows(

@@ -1,0 +1,88 @@
+"""A Redis cluster under a follower: lost servers, slots on the move, and what is no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from cdc.errors import ConfigError, StoreLostError, UnavailableError
+from sinks.redis import RedisSink, Settings
+from sinks.shapes import Shape
+from tests.contract.under_test import LINES, apply
+from tests.fixtures.store_redis import users
+from tests.fixtures.store_redis_cluster import ClusterServers
+
+
+def test_a_server_that_is_not_there_passes_and_a_wrong_one_does_not(
+    redis_cluster: ClusterServers, redis_url: str, redis_client: redis.Redis
+) -> None:
+    redis_cluster.flush()
+    away = RedisSink(Settings("redis://127.0.0.1:1/0", "shop", "cache"))
+    with pytest.raises(UnavailableError, match="ConnectionError"):
+        away.open()
+    for url, cluster in ((redis_cluster.url, False), (redis_url, True)):
+        sink = RedisSink(Settings(url, "shop", "cache", cluster=cluster))
+        with pytest.raises(ConfigError, match="cluster"):
+            _follow(sink, 8)
+        sink.close()
+
+
+def _follow(sink: RedisSink, cuts: int) -> None:
+    sink.open()
+    for seq in range(1, cuts + 1):
+        apply(sink, seq, users(seq, 1, seq))
+
+
+def test_a_cluster_that_loses_one_server_says_so(
+    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """The other's slots take no rows either once the loss is seen; then all is begun anew."""
+    redis_cluster.flush()
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    for lost in (0, 1):
+        sink = open_sink(settings)
+        apply(sink, 50, users(0, 50, 1))
+        redis_cluster.flush(lost)
+        with pytest.raises(StoreLostError):
+            apply(sink, 100, users(0, 50, 51))
+        with pytest.raises(StoreLostError):
+            sink.open()
+        sink.anew(lost + 2)
+        assert sink.open() is None
+        assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
+
+
+def test_slots_that_move_while_they_are_written_lose_nothing(
+    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """The cut waits while a slot is half-way, and goes on where it is then; and back again."""
+    redis_cluster.flush()
+    shape = Shape(key="{{team}}:{name}")
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    sink = open_sink(settings._replace(shapes={"public.users": shape}))
+    apply(sink, 2, users(0, 2, 1))
+    slot = redis_cluster.nodes[0].cluster("KEYSLOT", "{team}")
+    ids = [node.cluster("MYID").decode() for node in redis_cluster.nodes]
+    owner = int(slot >= 8192)
+    for seq in (3, 5):
+        source, target = redis_cluster.nodes[owner], redis_cluster.nodes[1 - owner]
+        target.cluster("SETSLOT", slot, "IMPORTING", ids[owner])
+        source.cluster("SETSLOT", slot, "MIGRATING", ids[1 - owner])
+        port = target.connection_pool.connection_kwargs["port"]
+        while names := source.cluster("GETKEYSINSLOT", slot, 100):
+            source.migrate("127.0.0.1", port, names, 0, 5_000)
+        with pytest.raises(UnavailableError):  # a script's new keys have to wait for the slot's end
+            apply(sink, seq, users(0, 1, seq))
+        for node in (target, source):
+            node.cluster("SETSLOT", slot, "NODE", ids[1 - owner])
+        apply(sink, seq, users(0, 1, seq))
+        apply(sink, seq + 1, users(1, 1, seq + 1))
+        owner = 1 - owner
+    names = {name for node in redis_cluster.nodes for name in node.scan_iter("{team}:*")}
+    assert names == {b"{team}:n5", b"{team}:n6"}
+    with pytest.raises(ConfigError, match="between hash slots"):
+        open_sink(settings._replace(shapes={"public.lines": Shape(key="l:{name}")})).begin(
+            9, [LINES]
+        )
