@@ -199,6 +199,8 @@ class Shaper:
             self._member = None if shape.member is None else Template(shape.member)
         except ValueError as error:
             raise _refused(version, f"has a wrong template: {error}") from None
+        if shape.collects and shape.ttl_seconds is not None:
+            raise _refused(version, "has members that would go away one by one: `ttl_seconds`")
         self._key, self.place, self.anchor = placer.template, placer.place, placer.anchor
         known = {column.name for column in version.columns}
         self._fields = shape.fields or tuple(column.name for column in version.columns)

@@ -73,7 +73,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     key: Annotated[
         str | None,
         Meta(
-            description="The key's template. Default `<prefix>:<schema>.<table>:<key>`.",
+            description="The key's template; `{{` and `}}` are braces. Default "
+            "`<prefix>:<schema>.<table>:<key>`.",
             examples=["user:{id}"],
         ),
     ] = None
@@ -95,7 +96,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = None
     ttl_seconds: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="After so long without a change it goes away."),
+        Meta(description="After so long without a change it goes away; not of collections."),
     ] = None
 
 

@@ -31,6 +31,8 @@ _TAKEN: Final = {
     "value": ({"text"}, {"text"}),
     "member": ({"set", "zset"}, {"set", "zset"}),
     "score": ({"zset"}, {"zset"}),
+    # A member has no time of its own, and a collection without some of its members is wrong.
+    "ttl_seconds": ({"row", "fields", "text", "hash"}, set[str]()),
 }
 
 
