@@ -145,8 +145,8 @@ class DeltaSink:
                 hint="the current one is: open the follower without a generation",
             )
         self._pending.clear()
-        self._frontiers.begin(reached)
         newest = {version.topic: version for version in versions if self._keeps(version)}
+        self._frontiers.begin(reached if newest else 0)
         self._every(self._meet, [(self._place(each), each) for each in newest.values()])
 
     def _meet(self, place: str, version: Version) -> None:

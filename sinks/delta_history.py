@@ -10,7 +10,8 @@ One commit a batch: stored versions end, new ones are added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,13 +30,23 @@ if TYPE_CHECKING:
 
 # Of the merge's source alone: the stored version that a row of it ends, NULL in a new version.
 _ENDS: Final = "_ends"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
 
 
 def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     """Do the work, in one commit."""
-    new, ended = versions(table, work)
-    source = pa.concat_tables([ended, new], promote_options="default")
-    values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names if name != _ENDS}
+    stored = _current(table, work)
+    new, ended = versions(stored, work)
+    if work.truncated is not None:
+        delta_lake.replace(table, new, commit)
+        return
+    source = pa.concat_tables(
+        [ended, new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))],
+        promote_options="default",
+    )
+    values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
     ends = {quoted(name): f"s.{quoted(name)}" for name in (VALID_TO_LSN, VALID_TO, CURRENT)}
     (
         table.merge(
@@ -52,31 +63,87 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     )
 
 
-def versions(table: DeltaTable, work: Work) -> tuple[pa.Table, pa.Table]:
+def _current(table: DeltaTable, work: Work) -> pa.Table:
+    """Return the stored versions that hold: what a batch can end, or fill its gaps from."""
+    names = [*dict.fromkeys([*work.key, SEQ, EXACT, *work.batch.unchanged])]
+    if work.truncated is not None:  # another generation's, all of it goes
+        return delta_lake.arrow_schema(table).empty_table().select(names)
+    return delta_lake.read(table, names, quoted(CURRENT))
+
+
+def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
     """Return the new versions, and for each stored one that ends its seq and its end."""
     batch, key = work.batch, work.key
-    names = [*dict.fromkeys([*key, SEQ, EXACT, *batch.unchanged])]
-    stored = delta_lake.read(table, names, f"{quoted(CURRENT)}")
     rows, theirs = delta_keys.identities(batch.rows, stored, key)
     first = pc.index_in(rows, value_set=theirs).to_pylist()
     before, after = _neighbours(rows.to_pylist())
     batch = _filled(batch, stored, first, before)
-    end_lsn, end_at = _ends_of(batch.rows, after)
-    new = batch.rows
-    for name, values in (
-        (VALID_TO_LSN, end_lsn),
-        (VALID_TO, end_at),
-        (CURRENT, pa.array([each is None for each in after])),
-    ):
-        place = new.schema.get_field_index(name)
-        new = new.set_column(place, new.schema.field(place), values)
-    new = new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))
-    ending = [
-        (at, place)
+    ends = _Ends(batch, work)
+    heads = {
+        place: at
         for at, (place, earlier) in enumerate(zip(first, before, strict=True))
         if place is not None and earlier is None
-    ]
-    return new.filter(pc.invert(batch.deleted)), _ending(batch.rows, stored, ending)
+    }
+    seqs = stored[SEQ].to_pylist()
+    touched = range(len(seqs)) if work.truncates else heads
+    ended = {seqs[place]: ends.of(seqs[place], heads.get(place)) for place in touched}
+    mine = batch.rows[SEQ].to_pylist()
+    new = ends.written(batch.rows, [ends.of(mine[at], next_) for at, next_ in enumerate(after)])
+    return new.filter(pc.invert(batch.deleted)), ends.alone(ended, new.schema)
+
+
+class _Ends:
+    """When versions end: by the next change of their key, or by a truncate before it."""
+
+    def __init__(self, batch: Batch, work: Work) -> None:
+        names = (SEQ, COMMIT_LSN, COMMITTED_AT)
+        seqs, lsns, times = (batch.rows[name].to_pylist() for name in names)
+        self._changes = list(zip(seqs, lsns, times, strict=True))
+        self._truncates = sorted(
+            (each.seq, each.commit_lsn, _instant(each.committed_at_us)) for each in work.truncates
+        )
+
+    def of(self, seq: int, change: int | None) -> _End | None:
+        """Return the end of the version of that seq, which that change follows."""
+        followed = [] if change is None else [self._changes[change]]
+        cut = next((each for each in self._truncates if each[0] > seq), None)
+        return min([*followed, *([cut] if cut else [])], default=None)
+
+    @staticmethod
+    def written(rows: pa.Table, ends: list[_End | None]) -> pa.Table:
+        """Return new versions with their ends."""
+        for name, values in (
+            (VALID_TO_LSN, [end and end[1] for end in ends]),
+            (VALID_TO, [end and end[2] for end in ends]),
+            (CURRENT, [end is None for end in ends]),
+        ):
+            place = rows.schema.get_field_index(name)
+            field = rows.schema.field(place)
+            rows = rows.set_column(place, field, pa.array(values, field.type))
+        return rows
+
+    @staticmethod
+    def alone(ended: dict[int, _End | None], schema: pa.Schema) -> pa.Table:
+        """Return the seqs of stored versions that end, and when."""
+        ending = [(seq, end) for seq, end in ended.items() if end is not None]
+        return pa.table(
+            {
+                _ENDS: [seq for seq, _ in ending],
+                VALID_TO_LSN: [end[1] for _, end in ending],
+                VALID_TO: [end[2] for _, end in ending],
+                CURRENT: [False] * len(ending),
+            },
+            schema=pa.schema(
+                [
+                    (_ENDS, pa.int64()),
+                    *(schema.field(name) for name in (VALID_TO_LSN, VALID_TO, CURRENT)),
+                ]
+            ),
+        )
+
+
+def _instant(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
 
 
 def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
@@ -113,32 +180,3 @@ def _filled(
             merged(one, pool, pa.array(source, pa.int64())).rows, batch.deleted, batch.unchanged
         )
     return batch
-
-
-def _ends_of(rows: pa.Table, after: list[int | None]) -> tuple[pa.Array, pa.Array]:
-    ends = pa.array(after, pa.int64())
-    return (
-        rows[COMMIT_LSN].combine_chunks().take(ends),
-        rows[COMMITTED_AT].combine_chunks().take(ends),
-    )
-
-
-def _ending(rows: pa.Table, stored: pa.Table, ending: list[tuple[int, int]]) -> pa.Table:
-    """Return the seqs of stored versions, and when they end."""
-    at = pa.array([each for each, _ in ending], pa.int64())
-    ended = stored[SEQ].combine_chunks().take(pa.array([each for _, each in ending], pa.int64()))
-    kind = rows.schema
-    return pa.table(
-        {
-            _ENDS: ended,
-            VALID_TO_LSN: rows[COMMIT_LSN].combine_chunks().take(at),
-            VALID_TO: rows[COMMITTED_AT].combine_chunks().take(at),
-            CURRENT: pa.repeat(pa.scalar(value=False), len(ending)),
-        },
-        schema=pa.schema(
-            [
-                (_ENDS, pa.int64()),
-                *((n, kind.field(n).type) for n in (VALID_TO_LSN, VALID_TO, CURRENT)),
-            ]
-        ),
-    )

@@ -95,11 +95,12 @@ def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Sche
         made[name], odd = _stored(read, unchanged.get(name), schema.field(name).type)
         if odd is not None and odd.null_count < many:
             exact.append((name, odd))
+    deleted = pa.array([change.row is None for change in group])
     made[delta_layout.EXACT] = exact_map(exact, many)
+    made[delta_layout.DELETED] = deleted
     columns = [
         made[field.name] if field.name in made else pa.nulls(many, field.type) for field in schema
     ]
-    deleted = pa.array([change.row is None for change in group])
     return Batch(pa.Table.from_arrays(columns, schema=schema), deleted, unchanged)
 
 

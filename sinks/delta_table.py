@@ -153,8 +153,13 @@ class Mirror:
     def work(self, changes: Changes) -> Work:
         """Return what is to be done for changes that are all above `seq`."""
         schema = delta_lake.arrow_schema(self.table)
-        key = changes.version.key
-        old = None
+        key, old = changes.version.key, None
+        history = self.name in self._keeper.history
+        truncates: tuple[Change, ...] = ()
+        if history:
+            truncates = tuple(change for change in changes.changes if change.op == "t")
+            left = [change for change in changes.changes if change.op != "t"]
+            changes = changes._replace(changes=left, truncated=None)
         if not key and any(change.before for change in changes.changes):
             old = batch(_old(changes), schema, self._readers)
         return Work(
@@ -163,8 +168,9 @@ class Mirror:
             # Above everything that is stored, whoever's it is.
             truncated=_ALL if self._is_stale else changes.truncated,
             soft=self._keeper.soft,
-            history=self.name in self._keeper.history,
+            history=history,
             before=old,
+            truncates=truncates,
         )
 
     def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from deltalake import DeltaTable
 
+    from sinks.contract import Change
+
 
 class Work(NamedTuple):
     """Changes of a mirror, and how it keeps its rows."""
@@ -29,6 +31,7 @@ class Work(NamedTuple):
     soft: bool  # a deleted row stays, marked
     history: bool  # every version of a row stays
     before: Batch | None = None  # of a table without a key: old rows, NULLs where there is none
+    truncates: tuple[Change, ...] = ()  # of a history, which keeps what they end
 
     def above(self, seq: int) -> Work:
         """Return what is left for a table that holds everything up to `seq`."""
@@ -37,6 +40,7 @@ class Work(NamedTuple):
             batch=only(self.batch, newer),
             before=self.before and only(self.before, newer),
             truncated=self.truncated if (self.truncated or 0) > seq else None,
+            truncates=tuple(each for each in self.truncates if each.seq > seq),
         )
 
 

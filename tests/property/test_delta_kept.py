@@ -1,0 +1,129 @@
+"""Mirrors that keep what others drop: every version of a row, or deleted rows, marked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from cdc.errors import ConfigError
+from jobs.reading_as_of import read_as_of_arrow
+from sinks.contract import Change, Changes
+from sinks.delta import DeltaSink, Settings
+from tests.contract.under_test import CLICKS, USERS, Row, applied, key, row
+from tests.fixtures.seeds import first_seed
+
+LSN_OF_0 = 0x16E9000
+
+
+def change(seq: int, value: Row | None, number: int, **more: Any) -> Change:  # noqa: ANN401
+    """Return a change; two of them share a transaction."""
+    told = None if value is None else msgspec.json.encode(value)
+    place = (USERS.schema_id, LSN_OF_0 + seq // 2, 1_700_000_000_000_000 + seq // 2)
+    return Change(key(USERS, number), seq, told, *place, op="d" if value is None else "u", **more)
+
+
+def cut(sink: DeltaSink, seq: int, changes: list[Change], truncated: int | None = None) -> None:
+    sink.begin(seq, [USERS])
+    sink.write(Changes((USERS,), changes, truncated))
+    sink.commit(applied(seq))
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (
+        read_as_of_arrow(str(path), ["public.users"]).tables["public.users"].to_pylist()
+    )
+    return rows
+
+
+def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
+    """Return the seq of each row that held at an LSN, by id."""
+    held = [
+        each
+        for each in rows
+        if each["_commit_lsn"] <= lsn
+        and (each["_valid_to_lsn"] is None or lsn < each["_valid_to_lsn"])
+    ]
+    found = {each["id"]: each["_seq"] for each in held}
+    assert len(found) == len(held), "one version at a time"
+    return found
+
+
+@pytest.mark.parametrize("seed", range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed() + 4))
+def test_a_history_holds_every_state_that_the_table_had(tmp_path: Path, seed: int) -> None:
+    """Deletes, truncates and values that were not sent too, however the changes are cut."""
+    chance = Random(seed)
+    settings = Settings(
+        "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"})
+    )
+    sink = DeltaSink(settings)
+    sink.open()
+    now: dict[int, tuple[int, str]] = {}
+    states: dict[int, dict[int, tuple[int, str]]] = {}
+    seq = 2
+    for _ in range(5):
+        changes = []
+        for _ in range(chance.randint(1, 8)):
+            seq += 1
+            number, what = chance.randint(1, 4), chance.random()
+            if what < 0.1:
+                now.clear()
+                changes.append(change(seq, None, 0)._replace(key=None, op="t"))
+            elif what < 0.3:
+                now.pop(number, None)
+                changes.append(change(seq, None, number))
+            else:
+                unchanged = ("body",) if number in now and what < 0.6 else ()
+                body = now[number][1] if unchanged else f"body {seq}"
+                told = row(USERS, seq, number, body="?" if unchanged else body)
+                now[number] = seq, body
+                changes.append(change(seq, told, number, unchanged=unchanged))
+            states[LSN_OF_0 + seq // 2] = dict(now)
+        truncates = [each.seq for each in changes if each.op == "t"]
+        for _ in range(chance.randint(1, 2)):
+            cut(sink, seq, changes, max(truncates, default=None))
+            if chance.random() < 0.3:
+                sink.close()
+                sink = DeltaSink(settings)
+                sink.open()
+    rows = stored(tmp_path)
+    for lsn, state in states.items():
+        assert as_of(rows, lsn) == {number: at for number, (at, _) in state.items()}
+    current = {each["id"]: (each["_seq"], each["body"]) for each in rows if each["_current"]}
+    assert current == now
+    assert all((each["_valid_to"] is None) == each["_current"] for each in rows)
+    contents = {at: seq for at, seq, _ in sink.contents(USERS)}
+    assert contents == {key(USERS, number): at for number, (at, _) in now.items()}
+    sink.close()
+
+
+def test_a_deleted_row_stays_marked_with_its_last_values(tmp_path: Path) -> None:
+    """And is a row again when it comes back."""
+    settings = Settings("shop", "mirror", "shop", str(tmp_path), soft=True)
+    sink = DeltaSink(settings)
+    sink.open()
+    cut(sink, 2, [change(1, row(USERS, 1, 1), 1), change(2, row(USERS, 2, 2), 2)])
+    cut(sink, 4, [change(3, None, 1), change(4, None, 9)])
+    found = {each["id"]: each for each in stored(tmp_path)}
+    assert {number: (each["_deleted"], each["_seq"]) for number, each in found.items()} == {
+        1: (True, 3),
+        2: (False, 2),
+    }
+    assert found[1]["name"] == "n1"
+    assert set(dict.fromkeys(at for at, _, _ in sink.contents(USERS))) == {key(USERS, 2)}
+    cut(sink, 5, [change(5, row(USERS, 5, 1), 1)])
+    found = {each["id"]: each for each in stored(tmp_path)}
+    assert (found[1]["_deleted"], found[1]["name"]) == (False, "n5")
+    sink.close()
+
+
+def test_a_history_without_a_key_is_refused(tmp_path: Path) -> None:
+    sink = DeltaSink(
+        Settings("shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.clicks"}))
+    )
+    sink.open()
+    with pytest.raises(ConfigError, match=r"public\.clicks"):
+        sink.begin(1, [CLICKS])
