@@ -15,6 +15,7 @@ from cdc.errors import ConfigError, Exit, Policy
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.log import records
 from cdc.log.ddl import DDLRecord
+from cdc.log.followers import FollowerRecord
 from cdc.log.records import (
     FrontierRecord,
     Publication,
@@ -113,7 +114,7 @@ def test_the_documented_examples_are_read() -> None:
     contract = (Path(__file__).parents[2] / "docs" / "EVENTS.md").read_text(encoding="utf-8")
     blocks = [block.encode() for block in re.findall(r"```json\n(.*?)```", contract, re.DOTALL)]
     kinds: tuple[type[Any], ...] = (
-        ResumeIdentity, ResumePosition, FrontierRecord, SchemaRecord, DDLRecord,
+        ResumeIdentity, ResumePosition, FrontierRecord, FollowerRecord, SchemaRecord, DDLRecord,
     )  # fmt: skip
     assert len(blocks) == 1 + len(kinds)
     for kind, block in zip(kinds, blocks[1:], strict=True):
