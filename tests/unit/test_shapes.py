@@ -1,0 +1,154 @@
+"""Templates and shapes, and how keys in Redis are named by them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from cdc.errors import ConfigError
+from sinks.contract import Change
+from sinks.redis_names import SLOTS, Names, slot_of, tags
+from sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
+from tests.contract.under_test import LINES, USERS
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "filled"),
+    [
+        ("user:{id}", {"id": b"7"}, b"user:7"),
+        (
+            "{{{id}}}:{name}",
+            {"id": b"7", "name": b'"A\\"\\u00e9"'},
+            '{7}:A"é'.encode(),
+        ),
+        ("{a b}", {"a b": b"true"}, b"true"),
+        ("{id}", {"id": b"null"}, None),
+        ("{id}", {}, None),
+        ("plain", {}, b"plain"),
+        ("{x}{{}}", {"x": b"[1,2]"}, b"[1,2]{}"),
+    ],
+)
+def test_a_template_is_filled_with_texts_of_values(
+    text: str, values: dict[str, bytes], filled: bytes | None
+) -> None:
+    assert Template(text).fill(values) == filled
+
+
+@pytest.mark.parametrize("text", ["{id", "id}", "{}", "{a{b}}", "a}b{"])
+def test_a_brace_alone_is_no_template(text: str) -> None:
+    with pytest.raises(ValueError, match="brace"):
+        Template(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        ("u:{id}", True),
+        ("u:{name}", False),
+        ("{{t}}:{name}", True),
+        ("{{{id}}}:{name}", True),
+        ("{name}{{t}}", False),
+        ("{{}}:{name}", False),  # nothing between braces is no tag
+        ("{{{name}}}:{id}", False),
+    ],
+)
+def test_a_row_stays_in_its_slot_where_its_key_alone_tells_it(text: str, *, fixed: bool) -> None:
+    shape = Shape(key=text)
+    assert Shaper(shape, USERS, "p").slot_is_fixed is fixed
+    if fixed:
+        template, placer = Template(text), Placer(shape, "p", "t")
+        for number in (1, 2):
+            place = template.fill({"id": b"%d" % number, "name": b'"x}{y"'})
+            assert place is not None
+            assert slot_of(placer.anchor(b'{"id":%d}' % number)) == slot_of(place)
+
+
+def test_slots_are_those_of_the_cluster_specification() -> None:
+    assert slot_of(b"123456789") == 12739
+    assert (
+        slot_of(b"{user1000}.following") == slot_of(b"{user1000}.followers") == slot_of(b"user1000")
+    )
+    assert slot_of(b"foo{}{bar}") != slot_of(b"bar")
+    assert slot_of(b"foo{{bar}}zap") == slot_of(b"{bar")
+    assert [slot_of(b"x%b}{y" % tag) for tag in tags()] == list(range(SLOTS))
+
+
+def test_what_belongs_to_a_row_is_in_its_slot() -> None:
+    names = Names("shop", "cache", cluster=True)
+    for place in (b"shop:public.users:7", b"a}b{c}", b"{}", b"{tag}x", b"}", b"{"):
+        slot = names.slot(place)
+        for ours in (
+            names.companions(1, "public.users", slot) + b'{"id":7}',
+            names.holders(1, "public.users", slot) + place,
+            names.aside(1, slot) + place,
+            names.sentinel(slot),
+        ):
+            assert slot_of(ours) == slot
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        (b'{"id":7}', b"p:t:7"),
+        (b'{"id":-7}', b"p:t:-7"),
+        (b'{"id":"a:b%"}', b"p:t:a:b%"),
+        (b'{"id":"a\\"b"}', b'p:t:a"b'),
+        (b'{"a:b":"c"}', b"p:t:c"),
+        (b'{"a\\":\\"b":7}', b"p:t:7"),
+        (b'{"id":null}', b"p:t:%N"),
+        (b'{"id":true}', b"p:t:true"),
+        (b'{"a":"x:y","b":null,"c":"%N"}', b"p:t:x%3Ay:%N:%25N"),
+        (b'{"sha256":"ab"}', b"p:t:ab"),
+    ],
+)
+def test_a_key_is_named_by_its_columns(key: bytes, place: bytes) -> None:
+    assert Placer(Shape(), "p", "t").place(key) == place
+
+
+def test_a_key_that_is_a_digest_has_a_place_of_its_own() -> None:
+    """Where the template's columns are not to be had from it."""
+    assert Placer(Shape(key="u:{id}"), "p", "t").place(b'{"sha256":"ab"}') == b'p:t:{"sha256":"ab"}'
+
+
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [
+        (Shape(form="text", value="{gone}"), "no column gone"),
+        (Shape(key="{id"), "wrong template"),
+        (Shape(form="fields", fields=("gone",)), "no column gone"),
+        (Shape(key="s", form="set", member="{id}", ttl_seconds=9), "one by one"),
+    ],
+)
+def test_a_shape_that_does_not_fit_its_table_is_refused(shape: Shape, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        Shaper(shape, USERS, "p")
+
+
+def test_a_score_is_a_number_or_a_time() -> None:
+    assert number_of("1970-01-01T00:00:01.5Z") == 1.5
+    assert number_of("-infinity") < number_of("12.50")
+    zset = Shaper(Shape(key="z", form="zset", member="{id}", score="name"), USERS, "p")
+    for text, score in ((b'"NaN"', None), (b'"7"', b"7.0")):
+        shaped = zset.shaped(Change(b'{"id":1}', 1, b'{"id":1,"name":%b}' % text, 1, 1, 1))
+        assert (shaped and shaped.value[1]) == score
+    with pytest.raises(ConfigError, match="neither number nor time") as caught:
+        zset.shaped(Change(b'{"id":1}', 1, b'{"id":1,"name":"secret"}', 1, 1, 1))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_row_is_nowhere_while_a_column_is_unknown_that_its_shape_needs() -> None:
+    row = b'{"id":1,"name":"n","body":"?","amount":"1","active":true}'
+    change = Change(b'{"id":1}', 1, row, 1, 1, 1, unchanged=("body",))
+    assert Shaper(Shape(), USERS, "p").shaped(change) is None
+    fields = Shaper(Shape(form="fields", fields=("name",)), USERS, "p").shaped(change)
+    assert fields is not None
+    assert fields.value == (b'{"name":"n"}',)
+
+
+def test_text_is_a_values_json_without_quotes() -> None:
+    assert [text_of(v) for v in (b"7", b'"a\\nb"', b"null", b"true", b'"null"')] == [
+        *(b"7", b"a\nb", None, b"true", b"null")
+    ]
+    assert pickle.loads(pickle.dumps(Shape(key="x"))) == Shape(key="x")  # noqa: S301 - ours
+    assert Shaper(Shape(), LINES, "p").plain
