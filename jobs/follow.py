@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -109,7 +110,8 @@ def follow(
                 run.stop()
             for thread in threads:
                 thread.join()
-    spark.stop()
+    with suppress(Exception):  # the JVM may have had the same signal
+        spark.stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 

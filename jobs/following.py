@@ -12,6 +12,7 @@ import base64
 import logging
 import shutil
 import tempfile
+import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ from jobs.driving import translated
 from jobs.large import Large
 from jobs.letters import CutLetters
 from jobs.reduce import Bounds
-from jobs.running import Run, expect_pipeline, with_remedy
+from jobs.running import Run, beginning, expect_pipeline, with_remedy
 from jobs.schemas import Schemas
 from sinks.contract import Applied, Standing
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from cdc.config import Config
     from cdc.log.ranges import Place, Records
@@ -56,6 +58,7 @@ log = logging.getLogger("jobs.follow")
 _SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
 _LOOK_SECONDS: Final = 0.1
+_STARTING: Final = threading.Lock()
 
 
 class Following:
@@ -103,12 +106,12 @@ class Following:
             standing = self._sink.open()
         except StoreLostError as error:
             generation += 1
-            run.stands(_beginning(self._config, generation))
+            run.stands(beginning(self._config, generation))
             run.to("rebuilding", error)
             log.warning("%s: %s; building generation %d", self._name, error.what, generation)
             self._sink.anew(generation)
             standing = self._sink.open()
-        return standing or Standing(_beginning(self._config, generation), 0)
+        return standing or Standing(beginning(self._config, generation), 0)
 
     def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
         batches = Batches(self._spark, self._config, self._name, self._sink, run, standing, scratch)
@@ -133,7 +136,22 @@ class Following:
         if follower.every_seconds:
             writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
         with closing(batches):
-            self._await(run, writer.start(), batches)
+            self._await(run, self._started(writer), batches)
+
+    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query, one of the process at a time.
+
+        Spark gives a source's own process ten seconds to answer, and several that start at once on
+        a busy machine take longer.
+        """
+        with _STARTING:
+            try:
+                query = writer.start()
+                while query.isActive and query.status["message"].startswith("Initializing"):
+                    time.sleep(_LOOK_SECONDS)
+            except (PySparkException, Py4JError) as error:
+                raise translated(error) from error
+            return query
 
     def _await(self, run: Run, query: StreamingQuery, batches: Batches) -> None:
         try:
@@ -156,11 +174,6 @@ class Following:
 def _query_name(config: Config, name: str, applied: Applied) -> str:
     """Return what Spark calls the query; a generation may be built beside another."""
     return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
-
-
-def _beginning(config: Config, generation: int) -> Applied:
-    """Return the frontier of a store that has nothing yet: the log's beginning."""
-    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
 
 class Batches:

@@ -13,18 +13,28 @@ import random
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy, StoppedError, StoreLostError
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    Exit,
+    GapError,
+    InvariantError,
+    Policy,
+    StoppedError,
+    StoreLostError,
+)
 from cdc.events import LSN
-from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports
+from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports, read
+from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
     from cdc.log.followers import FollowerState
-    from sinks.contract import Applied
 
 log = logging.getLogger("jobs.follow")
 
@@ -81,6 +91,7 @@ class Run:
         self._session = session
         self.error: CDCError | None = None
         self._reports: Reports | None = None
+        self._known: FollowerRecord | None = None  # what an earlier job reported last
         self._quiet = quiet
         self._reported_at = 0.0
         self._lock = threading.Lock()
@@ -93,26 +104,37 @@ class Run:
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while not self.stopping.is_set():
-            try:
-                self._session(self)
+            error = self._turn()
+            if error is None:
                 break
-            except StoppedError:
+            self.progress.errors += 1
+            if not self._goes_on(error):
+                self.exit = Exit(error.exit_code)
+                self.to("halted", error)
+                log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)
                 break
-            except CDCError as error:
-                self.progress.errors += 1
-                if not self._goes_on(error):
-                    self.exit = Exit(error.exit_code)
-                    self.to("halted", error)
-                    log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)  # noqa: TRY400 - the sentence is the message
-                    break
-                self._wait(error)
+            self._wait(error)
         if self.state != "halted":
             self.to("stopped")
         self.stopping.set()
         ticking.join()
         if self._reports is not None:
-            self._reports.flush()
+            with suppress(CDCError):
+                self._reports.flush()
         return self.exit
+
+    def _turn(self) -> CDCError | None:
+        """Run a session; return what ended it, None where it was told to end."""
+        try:
+            self._session(self)
+        except StoppedError:
+            return None
+        except CDCError as error:
+            return error
+        except Exception as error:
+            log.exception("%s: this is a bug in Lockstep: report it with these lines", self.name)
+            return InvariantError(f"a bug: {type(error).__name__}")
+        return None
 
     def stop(self) -> None:
         """End it after the batch at hand."""
@@ -145,17 +167,33 @@ class Run:
 
     def report(self) -> None:
         """Write a report; one that cannot be written is not worth an error."""
-        at = self.applied
-        if self._quiet or at is None:
+        if self._quiet:
             return
         with self._lock:
             self._reported_at = time.monotonic()
             try:
                 if self._reports is None:
                     self._reports = Reports(self.config)
-                self._reports.write(self._record(at))
+                    self._known = read(self.config).get(self.name)
+                self._reports.write(self._record(self.applied or self._last_told()))
             except CDCError as error:
                 log.warning("%s: a report is lost: %s", self.name, error.what)
+
+    def _last_told(self) -> Applied:
+        """Return what an earlier job said last: until the store has been asked nothing is newer."""
+        known = self._known
+        if known is None:
+            return beginning(self.config, 0)
+        return Applied(
+            known.pipeline,
+            known.generation,
+            known.epoch,
+            known.lsn,
+            known.seq,
+            known.committed_at_us,
+            known.place,
+            {},
+        )
 
     def _record(self, at: Applied) -> FollowerRecord:
         error, progress = self.error, self.progress
@@ -222,3 +260,8 @@ def expect_pipeline(config: Config, applied: Applied) -> None:
             f"the store follows the pipeline {applied.pipeline}",
             hint="give each pipeline's follower a prefix or a path of its own",
         )
+
+
+def beginning(config: Config, generation: int) -> Applied:
+    """Return the frontier of a store that has nothing yet: the log's beginning."""
+    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})

@@ -67,8 +67,12 @@ class Schemas:
 
     def between(self, topic: str, first: int, last: int) -> tuple[Version, ...]:
         """Return every version of a topic's table from one to another."""
-        ids = {each.schema_id for each in self._known.values() if each.topic == topic}
-        return self.of(topic, {first, last} | {each for each in ids if first <= each <= last})
+        between = {each for each in self.known(topic) if first <= each <= last}
+        return self.of(topic, {first, last} | between)
+
+    def known(self, topic: str) -> dict[int, Version]:
+        """Return every version of a topic's table that is known so far."""
+        return {id_: each for id_, each in self._known.items() if each.topic == topic}
 
     def refresh(self) -> None:
         """Read all that the log has."""

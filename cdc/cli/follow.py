@@ -60,12 +60,12 @@ def become(job: str, given: list[str]) -> NoReturn:
     from cdc.local.progress import Progress  # noqa: PLC0415 - as above
 
     script, submit = str(files.job(job)), _spark_submit()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     sys.stdout.flush()
     if submit is None:
         os.execv(sys.executable, [sys.executable, script, *given])  # noqa: S606 - our own job
     jars = ",".join(str(each) for each in files.jars(Progress()))
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.setdefault(name, sys.executable)
     os.execv(submit, [submit, "--jars", jars, script, *given])  # noqa: S606 - our own job
 
 

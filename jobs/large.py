@@ -1,0 +1,304 @@
+"""Apply a large cut: Spark reads it twice, and executors write what they have reduced.
+
+First it is counted where it lies, by the JVM alone; nothing is written before every partition has
+what the frontiers say. Then a Kafka partition is a task: a key's events are there, in their order,
+so a task reduces them some thousands at a time and writes as it goes, however large the cut. So the
+memory that it takes does not depend on the cut: an initial snapshot is one.
+
+What a partition alone cannot tell (a table without a key or with a truncate, changed keys whose
+columns were not sent, dead letters, histories) is sorted by seq and goes through the driver, in
+pieces; so does all where the sink has one writer only.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from cdc import failpoints
+from cdc.log import names
+from cdc.log.ranges import Range
+from jobs.driving import translated
+from jobs.kafka_options import reading
+from jobs.reduce import Bounds, completed, newest, parsed
+from sinks.contract import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from cdc.config import Config
+    from cdc.log.ranges import Place, RangeReader
+    from jobs.applying import Applying
+    from jobs.cutting import Cut, Part
+    from jobs.letters import CutLetters
+    from jobs.schemas import Schemas
+    from sinks.contract import Sink, Version
+
+# What is reduced and written at a time.
+_PIECE_EVENTS: Final = 20_000
+_PIECE_BYTES: Final = 32 << 20
+# Of what goes from the JVM to Python at a time.
+_ARROW_BYTES: Final = 8 << 20
+_ARROW_ROWS: Final = 10_000
+
+_COUNTS: Final = (
+    "count(value) events",
+    "count_if(value IS NOT NULL AND key IS NULL) loose",
+    "min_by(value, offset) FILTER (WHERE value IS NOT NULL) first",
+    "max_by(value, offset) FILTER (WHERE value IS NOT NULL) last",
+    # As the encoder writes them. A row's own text has its quotes escaped.
+    """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
+    """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
+    moved""",
+    "sum(octet_length(value)) bytes",
+)
+
+Piece: TypeAlias = "tuple[list[bytes | None], list[bytes]]"
+
+
+class Counted(NamedTuple):
+    """What the first reading says of a table."""
+
+    in_order: bool
+    versions: tuple[Version, ...]
+    bytes: int
+
+
+class Large:
+    """Applies large cuts with one sink."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        sink: Sink,
+        schemas: Schemas,
+        applying: Applying,
+        reader: RangeReader,
+    ) -> None:
+        self._spark = spark.newSession()
+        self._config, self._sink, self._schemas = config, sink, schemas
+        self._applying, self._reader = applying, reader
+        self._histories = sink.histories()
+
+    def apply(
+        self,
+        cut: Cut,
+        letters: CutLetters,
+        miscounted: Callable[[Cut, Part, int], Exception],
+        *,
+        torn: bool,
+    ) -> tuple[set[str], int]:
+        """Bring the store to the cut's end, but for `commit`; return the tables, and the bytes."""
+        own = f"{self._config.prefix}.cdc."
+        parts = [part for part in cut.parts if not part.topic.startswith(own)]
+        try:
+            tables = self._count(cut, parts, miscounted)
+            failpoints.reach("follow_read")
+            versions = [each for counted in tables.values() for each in counted.versions]
+            self._sink.begin(cut.seq, versions)
+            failpoints.reach("follow_begun")
+            plain = [part for part in parts if not tables[part.topic].in_order]
+            if self._sink.parallel:
+                self._write_in_tasks(cut, plain, tables)
+            else:
+                self._write_here(cut, plain)
+            for topic, counted in tables.items():
+                if counted.in_order:
+                    mine = [part for part in parts if part.topic == topic]
+                    self._write_in_order(cut, mine, letters, torn=torn)
+                failpoints.reach("follow_written")
+        except (PySparkException, Py4JError) as error:
+            raise translated(error) from error
+        size = sum(counted.bytes for counted in tables.values())
+        return {version.name for version in versions}, size
+
+    # -- the first reading -------------------------------------------------------------------------
+
+    def _read(self, parts: Iterable[Part]) -> DataFrame:
+        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
+        for place, each in ranges.items():
+            self._reader.expect(place, each)
+        options = reading(self._config, ranges)
+        return self._spark.read.format("kafka").options(**options).load()
+
+    def _count(
+        self, cut: Cut, parts: list[Part], miscounted: Callable[[Cut, Part, int], Exception]
+    ) -> dict[str, Counted]:
+        found: dict[Place, Any] = {}
+        if parts:
+            records = self._read(parts).selectExpr(
+                "topic", "partition", "offset", "key", "CAST(value AS STRING) value"
+            )
+            records.createOrReplaceTempView("cut")
+            counts = self._spark.sql(
+                f"SELECT topic, partition, {', '.join(_COUNTS)} FROM cut GROUP BY ALL"  # noqa: S608 - ours
+            )
+            found = {(row.topic, row.partition): row for row in counts.collect()}
+        self._schemas.refresh()
+        for part in parts:
+            row = found.get((part.topic, part.partition))
+            if part.events != (row.events if row else 0):
+                raise miscounted(cut, part, row.events if row else 0)
+        by_topic: dict[str, list[Any]] = {}
+        for (topic, _), row in found.items():
+            if row.events:
+                by_topic.setdefault(topic, []).append(row)
+        for part in parts:
+            by_topic.setdefault(part.topic, [])
+        return {topic: self._counted(cut, topic, rows) for topic, rows in by_topic.items()}
+
+    def _counted(self, cut: Cut, topic: str, rows: list[Any]) -> Counted:
+        ids = set()
+        for row in rows:
+            for value in (row.first, row.last):
+                source = parsed(value.encode()).source
+                Bounds(cut.above, cut.seq).check(source.seq)
+                ids.add(source.schema_id)
+        name = ".".join(names.table_of(self._config.prefix, topic))
+        in_order = (
+            any(row.loose or row.dead or row.moved for row in rows)
+            or name in self._histories
+            or cut.from_epoch not in (0, cut.epoch)
+        )
+        versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
+        return Counted(in_order, versions, sum(row.bytes or 0 for row in rows))
+
+    # -- the second --------------------------------------------------------------------------------
+
+    def _write_in_tasks(self, cut: Cut, parts: list[Part], tables: Mapping[str, Counted]) -> None:
+        if not parts:
+            return
+        size = sum(counted.bytes for counted in tables.values())
+        rows = max(16, min(_ARROW_ROWS, int(_ARROW_BYTES * cut.events / max(1, size))))
+        self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
+        known = {topic: self._schemas.known(topic) for topic in tables}
+        task = Task(self._sink, Bounds(cut.above, cut.seq), known)
+        events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
+        # A class of its own for each cut: what it holds goes to executors pickled, and is in no
+        # option, plan or log of Spark's.
+        self._spark.dataSource.register(type("Cut", (TaskTarget,), {"task": task}))
+        events.write.format(TaskTarget.name()).mode("append").save()
+
+    def _write_here(self, cut: Cut, parts: list[Part]) -> None:
+        bounds, known = Bounds(cut.above, cut.seq), self._schemas.known
+        for part in parts:
+            ranges = {(part.topic, part.partition): Range(part.start, part.end)}
+            messages = (
+                (message.key(), message.value())
+                for _, found in self._reader.pieces(ranges)
+                for message in found
+            )
+            for keys, values in pieces(messages):
+                write(self._sink, (keys, values), bounds, known(part.topic))
+
+    def _write_in_order(
+        self, cut: Cut, parts: list[Part], letters: CutLetters, *, torn: bool
+    ) -> None:
+        topic = parts[0].topic
+        events = (
+            self._read(parts)
+            .where("value IS NOT NULL")
+            .selectExpr(
+                "key",
+                "value",
+                "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG) seq",
+            )
+            .orderBy("seq")
+        )
+        rows = ((row.key, row.value) for row in events.toLocalIterator())
+        records = ((key and bytes(key), bytes(value)) for key, value in rows)
+        for piece in pieces(records, whole=True):
+            table = self._applying.reduce(
+                topic,
+                [piece],
+                Bounds(cut.above, cut.seq),
+                name=".".join(names.table_of(self._config.prefix, topic)),
+                letter=letters.whole,
+                one_epoch=False,
+                torn=torn,
+            )
+            for changes in (*table.first, table.changes):
+                self._sink.write(changes)
+
+
+def pieces(
+    records: Iterable[tuple[bytes | None, bytes | None]], *, whole: bool = False
+) -> Iterator[Piece]:
+    """Yield events some thousands at a time; with `whole` the halves of a changed key together."""
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    size = 0
+    for key, value in records:
+        if value is None:
+            continue
+        full = len(values) >= _PIECE_EVENTS or size >= _PIECE_BYTES
+        if full and not (whole and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
+            yield keys, values
+            keys, values, size = [], [], 0
+        keys.append(key)
+        values.append(value)
+        size += len(value)
+    if values:
+        yield keys, values
+
+
+def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]) -> int:
+    """Reduce a piece of one partition and write it; return how many changes were news."""
+    reduced = newest([piece], bounds)
+    versions = tuple(known[each] for each in sorted(reduced.schema_ids))
+    if sink.whole_rows:
+        reduced = completed(reduced, lambda keys, _: sink.rows(versions[-1], keys))
+    return sink.write(Changes(versions, reduced.changes))
+
+
+class Task(DataSourceArrowWriter):
+    """What an executor does with a partition's events. Pickled, with the sink."""
+
+    def __init__(
+        self, sink: Sink, bounds: Bounds, known: Mapping[str, Mapping[int, Version]]
+    ) -> None:
+        self._sink, self._bounds, self._known = sink, bounds, known
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        topic = ""
+
+        def records() -> Iterator[tuple[bytes | None, bytes | None]]:
+            nonlocal topic
+            for batch in iterator:
+                if batch.num_rows:
+                    topic = batch.column("topic")[0].as_py()
+                yield from zip(
+                    batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
+                )
+
+        with closing(self._sink) as sink:
+            for piece in pieces(records()):
+                write(sink, piece, self._bounds, self._known[topic])
+        return WriterCommitMessage()
+
+
+class TaskTarget(DataSource):
+    """Where a cut's events are "written" to: the sink, in tasks."""
+
+    task: Task
+
+    @classmethod
+    def name(cls) -> str:
+        return "lockstep_cut"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 - Spark's
+        return self.task
