@@ -167,12 +167,13 @@ class RedisSink:
             self._send_gathered(cut)
             self._truncate(cut, laid, changes.truncated)
         operations = self._operations(changes, laid)
-        if cut.gathered is None:
+        cut.changes += len(changes.changes)
+        if cut.gathered is None or cut.changes > SMALL_CHANGES:
+            self._send_gathered(cut)
             return self._send(cut, laid, operations)
         mine = list(operations)
-        cut.changes += len(mine)
         cut.bytes += sum(len(part) for each in mine for part in each[2])
-        if cut.changes > SMALL_CHANGES or cut.bytes > SMALL_BYTES:
+        if cut.bytes > SMALL_BYTES:
             self._send_gathered(cut)
             return self._send(cut, laid, mine)
         cut.gathered.append((laid, mine))

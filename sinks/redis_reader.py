@@ -37,7 +37,14 @@ class RedisReader:
 
     def values(self, names: Sequence[str | bytes], *, seconds: float = 5.0) -> AsOf[list[Any]]:
         """Return the values of keys, None of those that are not there."""
-        return self.read(lambda client: [client.get(name) for name in names], seconds=seconds)
+
+        def get(client: Any) -> list[Any]:  # noqa: ANN401 - redis'
+            with client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.get(name)
+                return list(pipe.execute())
+
+        return self.read(get, seconds=seconds)
 
     def read(self, work: Callable[[Any], T], *, seconds: float = 5.0) -> AsOf[T]:
         """Return what `work` reads with the client; it is called again until it met one state.
