@@ -110,6 +110,8 @@ class OpenSearchSink:
 
     def begin(self, reached: int, versions: Sequence[Version]) -> None:
         refuse_keyless(versions)
+        if not versions:  # nothing will be written
+            return
 
         def mark(record: Record) -> bool:
             build = self._records.mine(record)
