@@ -251,6 +251,11 @@ def _run(
     if run.state == "halted" and run.error is not None:
         raise run.error
     assert run.applied is not None, "it stood somewhere"
+    if run.applied.seq < seq:
+        raise UnavailableError(
+            f"generation {generation} was followed up to {run.applied.lsn} only",
+            hint="begin again: it goes on from there",
+        )
     return run.applied
 
 
