@@ -11,15 +11,19 @@ Delta's jars must be known before the JVM starts: spark-submit's `--jars` names 
 
 from __future__ import annotations
 
+import atexit
 import os
+import shlex
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 # Of the session: set on one that is active, too, in a session of our own beside it.
 _VALUES: Final = {
@@ -49,6 +53,20 @@ _SMALL: Final = {
 _JAVA: Final = "-XX:+UseSerialGC -Xss2m"
 # One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
 _QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
+_WORKER: Final = """\
+#!/bin/sh
+all=$PYTHONPATH
+PYTHONPATH=
+IFS=:
+for each in $all; do
+  case $each in
+    */pyspark.zip | */py4j-*.zip) ;;
+    *) PYTHONPATH=$PYTHONPATH${{PYTHONPATH:+:}}$each ;;
+  esac
+done
+export PYTHONPATH
+exec {} "$@"
+"""
 # A failed task is tried so often in all, in a local session too.
 _TRIES: Final = 4
 
@@ -75,7 +93,7 @@ def session(
     settings = {**_VALUES, "spark.speculation": "false", **(_DELTA if delta else {})}
     if not submitted():
         # Workers would take the first python3 of PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", _python())
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
         settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
         if jars:
@@ -89,3 +107,16 @@ def session(
 def submitted() -> bool:
     """Return whether spark-submit started this process, and with it the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _python() -> str:
+    """Return what workers are started by: our Python, with pyspark from where it is installed.
+
+    Spark puts an archive of pyspark first, which has no compiled modules: each process would
+    compile them anew, for most of a second, and who has not answered in ten seconds is given up.
+    """
+    path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    path.write_text(_WORKER.format(shlex.quote(sys.executable)), "utf-8")
+    path.chmod(0o755)
+    return str(path)
