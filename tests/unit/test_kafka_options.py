@@ -1,0 +1,56 @@
+"""What Spark's reader is told of the brokers, from librdkafka's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdc.config import Config
+from cdc.config.model import Log, Source
+from cdc.errors import ConfigError
+from cdc.log.ranges import Range
+from jobs.kafka_options import java, reading
+
+
+def test_a_login_and_certificates_are_told_as_java_wants_them(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("-----BEGIN CERTIFICATE-----")
+    told = java(
+        {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "me",
+            "sasl.password": 'a"b\\c',
+            "ssl.ca.location": str(ca),
+            "ssl.endpoint.identification.algorithm": "none",
+            "socket.timeout.ms": 5,
+        }
+    )
+    assert told == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required"
+        ' username="me" password="a\\"b\\\\c";',
+        "ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----",
+        "ssl.truststore.type": "PEM",
+        "ssl.endpoint.identification.algorithm": "",
+    }
+
+
+def test_a_login_that_java_would_need_more_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="GSSAPI"):
+        java({"security.protocol": "SASL_PLAINTEXT"})
+
+
+def test_ranges_are_read_exactly_and_committed_only() -> None:
+    config = Config(
+        pipeline="shop", source=Source(dsn="d"), log=Log(bootstrap_servers="one:1,two:2")
+    )
+    told = reading(config, {("b", 1): Range(5, 9), ("a", 0): Range(0, 7), ("b", 0): Range(2, 3)})
+    assert json.loads(told["assign"]) == {"a": [0], "b": [0, 1]}
+    assert json.loads(told["startingOffsets"]) == {"a": {"0": 0}, "b": {"0": 2, "1": 5}}
+    assert json.loads(told["endingOffsets"]) == {"a": {"0": 7}, "b": {"0": 3, "1": 9}}
+    assert told["kafka.isolation.level"] == "read_committed"
+    assert told["failOnDataLoss"] == "true"
