@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from benchmarks import backlog, result, rows, servers, slots
+from benchmarks import backlog, measure, result, rows, servers, slots
 from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER, P50_LIMIT_MS, P99_LIMIT_MS, RATE, Followed, FollowRun
 from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from cdc.local.stack import LocalStack
+from sinks.contract import Change, Changes, Column, Version
+from sinks.redis import RedisSink, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,14 +35,20 @@ NAME: Final = "follow-redis"
 LIMIT_KEYS_PER_SECOND: Final = 30_000.0
 _ROWS: Final = 1_500_000
 _RUN: Final = "followed"
-_FLOOR_KEYS: Final = 300_000
+_ALONE_KEYS: Final = 300_000
 _FLOOR_PIPELINE: Final = 500
+_WRITTEN_AT_ONCE: Final = 20_000
+_ROW: Final = b'{"id":%%d,"k":0,"payload":"%b","amount":"0.00"}' % (b"x" * 170)
+_VERSION: Final = Version(
+    1, "public", "bench", "bench", ("id",), (Column("id", "int8", 20, -1, nullable=False),), {}
+)
 
 
 class RedisStore:
     """A Redis server with an append-only file, as the embedded stack starts it."""
 
     def __init__(self, url: str, pid: int) -> None:
+        self._url = url
         self._client = redis.Redis.from_url(url, protocol=2)
         self.section: dict[str, Any] = {"redis": {"url": url}}
         self.pids: tuple[int, ...] = (pid,)
@@ -61,16 +69,39 @@ class RedisStore:
 
     def floor(self) -> float:
         """Return the keys a second of plain SETs of rows of the workload's size."""
-        value = b'{"id":100000000,"k":0,"payload":"%b","amount":"0.00"}' % (b"x" * 170)
         began = time.monotonic()
-        for first in range(0, _FLOOR_KEYS, _FLOOR_PIPELINE):
+        for first in range(0, _ALONE_KEYS, _FLOOR_PIPELINE):
             with self._client.pipeline(transaction=False) as pipe:
                 for number in range(first, first + _FLOOR_PIPELINE):
-                    pipe.set(f"floor:public.bench:{number}", value)
+                    pipe.set(f"floor:public.bench:{number}", _ROW % number)
                 pipe.execute()
         seconds = time.monotonic() - began
         self._client.flushall()
-        return _FLOOR_KEYS / seconds
+        return _ALONE_KEYS / seconds
+
+    def sink_alone(self) -> dict[str, float]:
+        """Return what the sink does by itself in one process, with no log and no Spark."""
+        sink = RedisSink(Settings(self._url, "alone", "alone"))
+        sink.open()
+        changes = [
+            Change(b'{"id":%d}' % number, number, _ROW % number, 1, number, 0)
+            for number in range(1, _ALONE_KEYS + 1)
+        ]
+        own, server = time.process_time(), measure.total_cpu_seconds(self.pids)
+        began = time.monotonic()
+        sink.begin(_ALONE_KEYS, [_VERSION])
+        for first in range(0, _ALONE_KEYS, _WRITTEN_AT_ONCE):
+            sink.write(Changes((_VERSION,), changes[first : first + _WRITTEN_AT_ONCE]))
+        seconds = time.monotonic() - began
+        own = time.process_time() - own
+        server = measure.total_cpu_seconds(self.pids) - server
+        sink.close()
+        self._client.flushall()
+        return {
+            "keys_per_second": round(_ALONE_KEYS / seconds),
+            "own_cpu_us_per_key": round(own / _ALONE_KEYS * 1e6, 2),
+            "server_cpu_us_per_key": round(server / _ALONE_KEYS * 1e6, 2),
+        }
 
     def close(self) -> None:
         self._client.close()
@@ -101,15 +132,18 @@ def run(options: Options) -> dict[str, Any]:
         running(up.place.folder / "store") as store,
     ):
         floor = store.floor()
-        say(f"floor: {floor:,.0f} keys/s")
+        alone = store.sink_alone()
+        say(f"floor: {floor:,.0f} keys/s; the sink alone {alone}")
         connection.execute(rows.CREATE_TABLE)
         backlog.publish(connection, (rows.TABLE,))
         with slots.created(connection, _RUN):
             shown = FollowRun(_RUN, store, up, connection, options).measure(count)
-        return _result(shown, floor, store, up)
+        return _result(shown, floor, alone, store, up)
 
 
-def _result(shown: Followed, floor: float, store: RedisStore, up: Servers) -> dict[str, Any]:
+def _result(
+    shown: Followed, floor: float, alone: dict[str, float], store: RedisStore, up: Servers
+) -> dict[str, Any]:
     catch_up = shown.catch_up
     return result.build(
         name=NAME,
@@ -126,6 +160,7 @@ def _result(shown: Followed, floor: float, store: RedisStore, up: Servers) -> di
             "p50_limit_ms": P50_LIMIT_MS,
             "p99_limit_ms": P99_LIMIT_MS,
             **shown.details(),
+            "sink_alone": alone,
             "floor_by": "SET in pipelines of 500, from the same client library",
             "servers": up.settings,
         },
