@@ -19,6 +19,8 @@ from deltalake.exceptions import DeltaError
 from cdc.errors import ConfigError, GapError, StoreLostError
 from cdc.events import LSN
 from cdc.log import names, reader
+from cdc.log.ranges import Range, RangeReader
+from jobs import canaries
 from jobs.documents import SCHEMA, Kind, Tables
 from jobs.documents_mirror import MirrorTables, Place
 from jobs.running import expect_pipeline
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 # How soon a new frontier of the mirror is seen.
 _LOOK_SECONDS: Final = 0.2
+# Of the messages that have come, so many are looked at for the newest canary.
+_CANARY_OFFSETS: Final = 200
 
 
 class Cut(NamedTuple):
@@ -203,8 +207,25 @@ class DocumentsFollowing:
                 applied = cut.after.applied._replace(generation=applied.generation)
                 tables = {f"{SCHEMA}.{name}" for name in self._follower.names}
                 seconds = time.monotonic() - began
-                run.has_applied(applied, news, tables, seconds, None)
+                run.has_applied(applied, news, tables, seconds, self._canary(cut))
                 run.stopping.wait(max(_LOOK_SECONDS, every - seconds))
+
+    def _canary(self, cut: Cut) -> int | None:
+        """Return when the newest canary was sent of those that have come through the mirror."""
+        topic = names.messages_topic(self._config.prefix)
+        before = cut.before.applied.ends if cut.before else {}
+        (first, *_), (end, *_) = (
+            ends.get(topic, (0,)) or (0,) for ends in (before, cut.after.applied.ends)
+        )
+        first = max(first, end - _CANARY_OFFSETS)
+        if first >= end:
+            return None
+        try:
+            with closing(RangeReader(self._config)) as log:
+                found = log.read({(topic, 0): Range(first, end)})
+        except GapError:
+            return None  # retention has taken them; it is a report and no more
+        return canaries.newest(self._config, found or {})
 
     def _open(self, run: Run) -> Applied:
         """Return where the store stands; a lost one begins its next generation."""

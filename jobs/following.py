@@ -8,7 +8,6 @@ each session asks it, and gives Spark a checkpoint directory that is new.
 
 from __future__ import annotations
 
-import base64
 import logging
 import shutil
 import tempfile
@@ -16,9 +15,8 @@ import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -26,9 +24,8 @@ from cdc import failpoints
 from cdc.errors import CDCError, GapError, StoppedError, StoreLostError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.log.followers import CANARY
 from cdc.log.ranges import Range, RangeReader
-from jobs import cuts
+from jobs import canaries, cuts
 from jobs.applying import Applying, TornError
 from jobs.driving import translated
 from jobs.large import Large
@@ -255,7 +252,7 @@ class Batches:
         failpoints.reach("follow_committed")
         self.applied = applied
         self._note_bytes(cut.events, size)
-        canary = _canary(self._config, records)
+        canary = canaries.newest(self._config, records)
         self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
         failpoints.reach("follow_reported")
 
@@ -339,16 +336,3 @@ def miscounted(cut: Cut, part: Part, found: int) -> GapError:
         " unclean election, or was not followed before"
         + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
     )
-
-
-def _canary(config: Config, records: Mapping[Place, Records]) -> int | None:
-    """Return when the newest canary was sent, in microseconds since 1970."""
-    found = records.get((names.messages_topic(config.prefix), 0))
-    if found is None:
-        return None
-    key = b'{"prefix":"%b"}' % CANARY.encode()
-    for at in range(len(found.keys) - 1, -1, -1):
-        if found.keys[at] == key:
-            message: Any = msgspec.json.decode(found.values[at])["message"]
-            return int(base64.b64decode(message["content"]))
-    return None
