@@ -29,7 +29,7 @@ MONEY = Decimal("0.01")
 class Shop:
     """A pipeline without its log: rows go into the mirror, documents come out of it."""
 
-    def __init__(self, path: Path, *, soft: bool) -> None:
+    def __init__(self, path: Path, *, soft: bool = False, applier: str = "delta-rs") -> None:
         self.path, self.name = path, str(path)
         self.config = Config(
             pipeline="x",
@@ -43,7 +43,7 @@ class Shop:
             },
         )
         self.versions = dict(VERSIONS)
-        self.mirror = DeltaSink(Settings("x", "lake", "x", str(path), soft=soft))
+        self.mirror = DeltaSink(Settings("x", "lake", "x", str(path), soft=soft, applier=applier))
         self.mirror.open()
         self.world: World = {name: {} for name in VERSIONS}
         self.seq = 0
@@ -104,7 +104,7 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
-    made = Shop(tmp_path / "lake", soft=request.param)
+    made = Shop(tmp_path / "lake", **getattr(request, "param", {}))
     yield made
     made.mirror.close()
     STORES.pop(made.name, None)
@@ -124,7 +124,12 @@ def _row(chosen: Random, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(row[each] for each in KEYS[name]), row
 
 
-@pytest.mark.parametrize("shop", [False], indirect=True, ids=["hard"])
+@pytest.mark.parametrize(
+    "shop",
+    [{}, {"soft": True}, {"applier": "vectors"}],
+    indirect=True,
+    ids=["hard", "soft", "vectors"],
+)
 def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     """Whichever frontiers were passed over; deleted rows may stay in the mirror, marked."""
     chosen = Random(6)
@@ -145,7 +150,6 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     assert not shop.follow()
 
 
-@pytest.mark.parametrize("shop", [False], indirect=True, ids=["hard"])
 def test_a_new_column_stands_in_every_document(shop: Shop) -> None:
     """And a mirror without the frontier that the documents stand at is a gap."""
     shop.cut({"shop.people": {(n,): {"id": n, "name": "x"} for n in (1, 2)}})
@@ -159,7 +163,7 @@ def test_a_new_column_stands_in_every_document(shop: Shop) -> None:
     assert [found[b'{"id":%d}' % n]["age"] for n in (1, 2)] == [None, 7]
     shop.mirror.close()
     shutil.rmtree(shop.path)
-    other = Shop(shop.path, soft=False)
+    other = Shop(shop.path)
     other.seq = shop.seq
     other.cut({"shop.people": {(3,): {"id": 3, "name": "x"}}})
     with pytest.raises(GapError, match="cdc rebuild cache"):
