@@ -17,10 +17,11 @@ from __future__ import annotations
 import logging
 import math
 import time
+from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc.errors import CDCError, ConfigError, FencedError, GapError, UnavailableError
-from cdc.log import names, reader
+from cdc.log import names, reader, topics
 from cdc.log.offsets import Place, Question, Span, Standing
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class LogWatch:
     """One session's eye on its topics. `begin` at the start, `turn` whenever the loop turns."""
 
     def __init__(self, config: Config, admin: Admin, gauges: Gauges | None = None) -> None:
-        """`admin` stays the caller's, and must outlive this."""
+        """`admin` stays the caller's."""
         self._config = config
         self._admin = admin
         self._own = {
@@ -137,10 +138,19 @@ class LogWatch:
                 self._question = self._ask(identity)
         elif self._question.answered:
             standing, self._question = self._question.answer(), None
+            if standing.untold and not standing.topics:
+                self._ask_anew()
             # A leader that has gone is asked in vain once or twice: the next one knows more.
             silent = standing.topics.keys() - {topic for topic, _ in standing.spans}
             again = self._judge(identity, standing) or bool(silent or standing.untold)
             self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else WATCH_SECONDS)
+
+    def _ask_anew(self) -> None:
+        """Go on with a client of our own: one whose brokers went may ask those for ever."""
+        left = [self._admin]
+        self._admin = topics.admin(self._config)
+        # It ends when nobody has it any more; that may take seconds, which the loop has not.
+        Thread(target=left.clear, name="cdc-log-watch", daemon=True).start()
 
     def _ask(self, identity: ResumeIdentity) -> Question:
         """Ask about as many topics as one look takes, beginning with the next in turn."""
