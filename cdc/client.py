@@ -160,13 +160,14 @@ def behind(
         if record is None:
             why, hint = "has never run", f"cdc follow --followers {name}"
             found.append(Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=None))
-        elif record.lsn < lsn:
+        elif record.lsn < lsn or record.state == "rebuilding":
+            # What it had applied is what its store has lost.
             found.append(_why(lsn, record))
     return tuple(found)
 
 
 def _why(lsn: LSN, record: FollowerRecord) -> Behind:
-    name, left = record.follower, f"{size(lsn - record.lsn)} behind at {record.lsn}"
+    name, left = record.follower, f"{size(max(0, lsn - record.lsn))} behind at {record.lsn}"
     if record.state == "halted":
         why = f"has halted {left}: {record.what}"
         return Behind(name, why, record.hint, Exit.CONFIG, hopeless=True, record=record)
