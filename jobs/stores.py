@@ -14,11 +14,15 @@ import msgspec
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.config.followers import Follower
     from sinks.contract import Sink
+    from sinks.delta_lake import Commit
+    from sinks.delta_work import Work
 
 
 def _redis(config: Config, name: str, follower: Follower) -> Sink:
@@ -83,11 +87,24 @@ def _delta(config: Config, name: str, follower: Follower) -> Sink:
             cluster=delta.cluster,
             is_direct=partial(_is_direct, config),
             applier=delta.applier,
+            large=_SparkWhenAsked(delta.storage),
             spark_above_bytes=delta.spark_above_bytes,
             optimize_minutes=delta.optimize_minutes,
             vacuum_hours=delta.vacuum_hours,
         )
     )
+
+
+class _SparkWhenAsked:
+    """Spark's MERGE, imported with the first table that is large enough."""
+
+    def __init__(self, storage: Mapping[str, str]) -> None:
+        self._storage = storage
+
+    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        from jobs.delta_spark import SparkMerge  # noqa: PLC0415 - pyspark takes a second to import
+
+        SparkMerge(self._storage).apply(table, work, commit)
 
 
 def _is_direct(config: Config, schema: str, table: str) -> bool:

@@ -15,7 +15,7 @@ no tombstones are needed.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 import pyarrow.compute as pc
 
@@ -34,6 +34,7 @@ from sinks.contract import Applied, Change, Changes, Standing
 from sinks.delta_frontiers import Frontiers
 from sinks.delta_rows import batch
 from sinks.delta_table import Keeper, Mirror
+from sinks.delta_upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,14 @@ _AT_ONCE: Final = 4
 _MERGED_BYTES: Final = 16 << 20
 
 
+class Applier(Protocol):
+    """One way of applying a batch; all leave the same rows."""
+
+    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        """Do the work, in one commit; raise ConflictError where another came first."""
+        ...
+
+
 class Settings(NamedTuple):
     """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, made whole."""
 
@@ -69,7 +78,9 @@ class Settings(NamedTuple):
     cluster: Mapping[str, Sequence[str]] = {}
     # Whether the first rows of a table, by schema and name, went past the log (jobs/direct.py).
     is_direct: Callable[[str, str], bool] | None = None
-    applier: str = "auto"
+    applier: str = "auto"  # delta-rs, vectors, spark
+    # What merges the tables above `spark_above_bytes`; here no Spark is known.
+    large: Applier | None = None
     spark_above_bytes: int = 1_000_000_000
     optimize_minutes: float = 60.0
     vacuum_hours: float = 168.0
@@ -100,6 +111,7 @@ class DeltaSink:
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, list[Changes]] = {}
         self._vectors = delta_vectors.Vectors(settings.storage)
+        self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
         self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
@@ -180,6 +192,23 @@ class DeltaSink:
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
             versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
             self._frontiers.commit(applied, versions)
+        if self._upkeep.is_due():
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Keep files few and storage small, between two batches."""
+        mine, places = self._settings, list(self._mirrors.items())
+        keeps_old = len(self._frontiers.rows()) > 1
+
+        def tidy(_: str, mirror: Mirror) -> None:
+            mirror.find()
+            if not self._vectors.knows(mirror.table):
+                self._upkeep.optimize(mirror, mine.cluster.get(mirror.name, ()))
+            if not keeps_old:
+                self._upkeep.vacuum(mirror)
+
+        self._every(tidy, places)
+        self._frontiers.tidy(mine.vacuum_hours)
 
     def _apply(self, place: str, parts: list[Changes], applied: Applied) -> None:
         mirror, changes = self._mirrors[place], _joined(parts)
@@ -188,10 +217,15 @@ class DeltaSink:
 
     def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
         """Apply by what the table asks for, where nothing is configured."""
-        how = self._settings.applier
+        mine = self._settings
+        how = mine.applier
         if how == "auto":
-            how = "vectors" if delta_lake.size(table) >= _MERGED_BYTES else "delta-rs"
-        if how == "vectors" and delta_vectors.suits(table, work):
+            size = delta_lake.size(table)
+            how = "vectors" if size >= _MERGED_BYTES else "delta-rs"
+            how = "spark" if size > mine.spark_above_bytes else how
+        if how == "spark" and mine.large and not work.is_special:
+            mine.large.apply(table, work, commit)
+        elif how == "vectors" and delta_vectors.suits(table, work):
             self._vectors.apply(table, work, commit)
         else:
             delta_merge.apply(table, work, commit)

@@ -49,10 +49,14 @@ _ROARING_COOKIE: Final = 12_346  # no run containers
 _CONTAINER: Final = 1 << 16
 _ARRAY_MOST: Final = 4_096  # of so many a container is a list, above it a bitmap
 _FILE_VERSION: Final = b"\x01"
-_FEATURE: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
 # What a table has whose protocol names no features, by the version that brought it.
-_LEGACY: Final = {2: "appendOnly", 3: "checkConstraints", 4: "generatedColumns", 5: "columnMapping"}
+_LEGACY: Final = {
+    2: ("appendOnly", "invariants"),
+    3: ("checkConstraints",),
+    4: ("changeDataFeed", "generatedColumns"),
+    5: ("columnMapping",),
+}
 
 
 class Files:
@@ -133,35 +137,50 @@ def commit(
 
 def enabling(table: DeltaTable) -> list[Action]:
     """Return the actions that let a table have deletion vectors; none where it has them."""
-    about, protocol = table.metadata(), table.protocol()
+    about = table.metadata()
     if about.configuration.get(_ENABLED) == "true":
         return []
+    schema = json.loads(table.schema().to_json())
+    return [
+        with_feature(table, "deletionVectors"),
+        described(table, schema, {**about.configuration, _ENABLED: "true"}),
+    ]
+
+
+def with_feature(table: DeltaTable, feature: str) -> Action:
+    """Return the action that adds a feature, which readers must know, to a table's protocol."""
+    protocol = table.protocol()
     writers = set(protocol.writer_features or ())
     if protocol.writer_features is None:
-        writers = {name for at, name in _LEGACY.items() if at <= protocol.min_writer_version}
-    schema = table.schema().to_json()
-    return [
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": sorted({*(protocol.reader_features or ()), _FEATURE}),
-                "writerFeatures": sorted({*writers, _FEATURE}),
-            }
-        },
-        {
-            "metaData": {
-                "id": str(about.id),
-                "name": about.name,
-                "description": about.description,
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": schema,
-                "partitionColumns": list(about.partition_columns),
-                "createdTime": about.created_time,
-                "configuration": {**about.configuration, _ENABLED: "true"},
-            }
-        },
-    ]
+        known = (names for at, names in _LEGACY.items() if at <= protocol.min_writer_version)
+        writers = {name for names in known for name in names}
+    return {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": sorted({*(protocol.reader_features or ()), feature}),
+            "writerFeatures": sorted({*writers, feature}),
+        }
+    }
+
+
+def described(
+    table: DeltaTable, schema: Mapping[str, object], configuration: Mapping[str, str]
+) -> Action:
+    """Return the action that gives a table this schema and these properties."""
+    about = table.metadata()
+    return {
+        "metaData": {
+            "id": str(about.id),
+            "name": about.name,
+            "description": about.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema),
+            "partitionColumns": list(about.partition_columns),
+            "createdTime": about.created_time,
+            "configuration": dict(configuration),
+        }
+    }
 
 
 def _roaring(gone: pa.BooleanArray) -> bytes:
@@ -205,3 +224,10 @@ def _z85(data: bytes) -> str:
         for (number,) in struct.iter_unpack(">I", data)
         for place in (4, 3, 2, 1, 0)
     )
+
+
+def z85_decoded(text: str) -> bytes:
+    """Return what Z85 text of whole groups of five stands for."""
+    groups = (text[at : at + 5] for at in range(0, len(text), 5))
+    numbers = (sum(_Z85.index(each) * 85 ** (4 - at) for at, each in enumerate(g)) for g in groups)
+    return b"".join(struct.pack(">I", number) for number in numbers)

@@ -15,7 +15,9 @@ from uuid import uuid4
 import pyarrow as pa
 from deltalake import CommitProperties, Field, Schema, write_deltalake
 
-from sinks import delta_lake, delta_layout
+from cdc.errors import ConfigError
+from sinks import delta_actions, delta_lake, delta_layout
+from sinks.delta_lake import Commit
 from sinks.delta_layout import EXACT
 from sinks.delta_retype import retyped
 from sinks.delta_rows import exact_map
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _MAPPED: Final = "delta.columnMapping.mode"
+_FEATURE: Final = "columnMapping"
 _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
@@ -34,7 +37,11 @@ _BEFORE: Final = {delta_layout.CURRENT: True, delta_layout.DELETED: False}
 
 
 def follow(
-    table: DeltaTable, wanted: dict[str, Any], name: str, facts: Mapping[str, object]
+    table: DeltaTable,
+    wanted: dict[str, Any],
+    name: str,
+    facts: Mapping[str, object],
+    storage: Mapping[str, str],
 ) -> bool:
     """Let the table have the `wanted` schema's columns; return whether anything changed."""
     stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
@@ -47,34 +54,57 @@ def follow(
         return False
     whole = {each: field["type"] for each, field in (stored | fields).items()}
     schema = delta_layout.struct(whole.items(), name)
-    said = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
+    is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
     with delta_lake.translated(table.table_uri):
         if other or _BEFORE.keys() & set(new):
-            _rewrite(table, schema, said)
+            if is_mapped:
+                raise ConfigError(
+                    f"{name}: columns {', '.join(other or new)} have another type, and delta-rs"
+                    " writes no table with mapped columns (names with spaces and the like) anew",
+                    hint=f"move {table.table_uri} away and `cdc rebuild` the follower",
+                )
+            _rewrite(table, schema, delta_lake.unmoved(facts))
+        elif is_mapped:
+            _add_mapped(table, [fields[each] for each in new], facts, storage)
         else:
-            _add(table, [fields[each] for each in new], list(stored.values()), said)
+            added = [Field.from_json(json.dumps(fields[each])) for each in new]
+            table.alter.add_columns(added, commit_properties=delta_lake.unmoved(facts))
     return True
 
 
-def _add(
+def map_columns(table: DeltaTable, facts: Mapping[str, object], storage: Mapping[str, str]) -> None:
+    """Tell readers of a new table that its columns are mapped; delta-rs maps them, and does not."""
+    protocol, about = table.protocol(), table.metadata().configuration
+    if about.get(_MAPPED, "none") == "none" or _FEATURE in (protocol.reader_features or ()):
+        return
+    delta_actions.commit(
+        delta_actions.Files(table.table_uri, storage),
+        table,
+        [delta_actions.with_feature(table, _FEATURE)],
+        "ADD FEATURE",
+        Commit("", None, facts),
+    )
+
+
+def _add_mapped(
     table: DeltaTable,
     new: list[dict[str, Any]],
-    stored: list[dict[str, Any]],
-    said: CommitProperties,
+    facts: Mapping[str, object],
+    storage: Mapping[str, str],
 ) -> None:
-    """Add columns, a matter of metadata alone."""
-    if table.metadata().configuration.get(_MAPPED, "none") != "none":
-        # What is written here stands under a name of its own in the files.
-        first = max(int(field["metadata"].get(_ID, 0)) for field in stored) + 1
-        for place, field in enumerate(new, first):
-            field["metadata"] = {_ID: place, _PHYSICAL: f"col-{uuid4()}"}
-        table.alter.set_table_properties(
-            {_MAX_ID: str(first + len(new) - 1)},
-            raise_if_not_exists=False,
-            commit_properties=said,
-        )
-    table.alter.add_columns(
-        [Field.from_json(json.dumps(field)) for field in new], commit_properties=said
+    """Add columns that stand under names of their own in the files; delta-rs does not."""
+    schema = json.loads(table.schema().to_json())
+    first = max(int(field["metadata"].get(_ID, 0)) for field in schema["fields"]) + 1
+    for place, field in enumerate(new, first):
+        field["metadata"] = {_ID: place, _PHYSICAL: f"col-{uuid4()}"}
+    schema["fields"] += new
+    highest = {_MAX_ID: str(first + len(new) - 1)}
+    delta_actions.commit(
+        delta_actions.Files(table.table_uri, storage),
+        table,
+        [delta_actions.described(table, schema, table.metadata().configuration | highest)],
+        "ADD COLUMNS",
+        Commit("", None, facts),
     )
 
 

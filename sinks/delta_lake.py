@@ -71,6 +71,11 @@ def told(version: int | None) -> tuple[int, int]:
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
 
+def unmoved(facts: Mapping[str, object]) -> CommitProperties:
+    """Return what a commit says that changes no rows: who, and at which frontier they stay."""
+    return CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
+
+
 def opened(path: str, storage: Mapping[str, str], version: int | None = None) -> DeltaTable | None:
     """Return the table, its newest version if none is named; None where there is none."""
     with translated(path):
@@ -235,15 +240,23 @@ def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Com
     rows = pa.RecordBatchReader.from_batches(
         arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
     )
+    found = opened(path, storage)
     with translated(path):
         write_deltalake(
-            opened(path, storage) or path,
+            found or path,
             rows,
             mode="overwrite",
-            schema_mode="overwrite",
+            schema_mode=None if _is_mapped(found) else "overwrite",
             storage_options=dict(storage),
             commit_properties=commit.properties,
         )
     found = opened(path, storage)
     assert found is not None, "it was just written"
     return found
+
+
+def _is_mapped(table: DeltaTable | None) -> bool:
+    """Return whether columns have other names in the files; delta-rs then changes no schema."""
+    return table is not None and (
+        table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    )

@@ -71,6 +71,11 @@ class Mirror:
         return self._table
 
     @property
+    def facts(self) -> dict[str, object]:
+        """What a commit says of its writer."""
+        return self._keeper.facts()
+
+    @property
     def seq(self) -> int:
         """The seq up to which the table holds everything."""
         generation, seq = self._reached
@@ -132,7 +137,7 @@ class Mirror:
         ours = delta_layout.ours(history=history, soft=keeper.soft and bool(version.key))
         schema = delta_layout.schema(columns, self.name, ours)
         if self._table is not None:
-            if delta_evolve.follow(self._table, schema, self.name, keeper.facts()):
+            if delta_evolve.follow(self._table, schema, self.name, keeper.facts(), keeper.storage):
                 self._readers.clear()
             return
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
@@ -149,6 +154,7 @@ class Mirror:
             facts=keeper.facts(),
             partition=keeper.partition.get(self.name, ()),
         )
+        delta_evolve.map_columns(self._table, keeper.facts(), keeper.storage)
 
     def work(self, changes: Changes) -> Work:
         """Return what is to be done for changes that are all above `seq`."""

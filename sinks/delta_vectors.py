@@ -56,6 +56,10 @@ class Vectors:
         self._storage = storage
         self._known: dict[str, tuple[str, Positions]] = {}
 
+    def knows(self, table: DeltaTable) -> bool:
+        """Return whether the table's keys are in memory: then it is kept tidy here."""
+        return table.table_uri in self._known
+
     def apply(self, table: DeltaTable, work: Work, said: Commit) -> None:
         """Do the work, in one commit; then tidy up a little, in another."""
         with delta_lake.translated(table.table_uri):
@@ -87,8 +91,8 @@ def suits(table: DeltaTable, work: Work) -> bool:
     """Return whether a batch can be applied so: the newest rows, by key, in plain files."""
     about = table.metadata()
     return (
-        bool(work.key)
-        and not (work.soft or work.history or work.truncated is not None)
+        not work.soft
+        and not work.is_special
         and not about.partition_columns
         and about.configuration.get(_MAPPED, "none") == "none"
     )

@@ -33,6 +33,11 @@ class Work(NamedTuple):
     before: Batch | None = None  # of a table without a key: old rows, NULLs where there is none
     truncates: tuple[Change, ...] = ()  # of a history, which keeps what they end
 
+    @property
+    def is_special(self) -> bool:
+        """Whether it is more than the newest rows by key: what only delta-rs does."""
+        return not self.key or self.history or self.truncated is not None
+
     def above(self, seq: int) -> Work:
         """Return what is left for a table that holds everything up to `seq`."""
         newer = pc.greater(self.batch.rows[SEQ], seq).combine_chunks()

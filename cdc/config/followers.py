@@ -38,8 +38,12 @@ class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Meta(description="`soft` keeps a deleted row, marked, with its last values."),
     ] = "hard"
     applier: Annotated[
-        Literal["auto", "delta-rs", "spark"],
-        Meta(description="Which engine merges: `auto` takes delta-rs up to `spark_above_bytes`."),
+        Literal["auto", "delta-rs", "vectors", "spark"],
+        Meta(
+            description="How batches are applied: merged by delta-rs, by deletion vectors with the "
+            "keys in memory, or merged by Spark. `auto`: delta-rs up to 16 MB, Spark above "
+            "`spark_above_bytes`, vectors between."
+        ),
     ] = "auto"
     spark_above_bytes: Annotated[
         int, Meta(ge=0, description="Tables larger than this are merged by Spark.")

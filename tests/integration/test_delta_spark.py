@@ -1,0 +1,72 @@
+"""Spark's MERGE into mirrors, and Spark's readers of what the other appliers write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from cdc.errors import ConfigError
+from jobs.reading_as_of import read_as_of
+from sinks.contract import Change, Changes
+from sinks.delta import DeltaSink, Settings
+from tests.contract.under_test import USERS, applied, apply, change, key, row
+from tests.property.test_delta_appliers import TABLES, opened, play_on
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_all_appliers_leave_the_same_rows(
+    spark: SparkSession,
+    tmp_path: Path,
+    table: str,
+) -> None:
+    play_on(tmp_path, Random(7), TABLES[table], "delta-rs", "vectors", "spark", turns=4)
+
+
+def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path: Path) -> None:
+    """Also one with deletion vectors of our making, a checkpoint, and a history."""
+    sink = opened(tmp_path, "vectors")
+    for seq in range(1, 8):
+        rows = [change(USERS, seq, row(USERS, seq, n), n) for n in range(1, 4)]
+        apply(sink, seq, Changes((USERS,), rows))
+    sink.close()
+    path = str(tmp_path / "vectors")
+    for seq in (3, 7):
+        lsn = applied(seq).lsn
+        found = read_as_of(spark, path, ["public.users"], lsn=lsn)
+        assert found.applied == applied(seq)
+        read = found.tables["public.users"].select("id", "name", "_seq").collect()
+        assert sorted(map(tuple, read)) == [(n, f"n{seq}", seq) for n in range(1, 4)]
+    with pytest.raises(ConfigError, match="so old"):
+        read_as_of(spark, path, ["public.users"], lsn="0/1")
+    with pytest.raises(ConfigError, match="no mirror"):
+        read_as_of(spark, path, ["public.orders"])
+
+
+def test_names_that_parquet_does_not_take_are_mapped(spark: SparkSession, tmp_path: Path) -> None:
+    """And a column that comes later is, too: Spark reads both."""
+    name = USERS.columns[1]._replace(name="a name, {odd}")
+    version = USERS._replace(columns=(USERS.columns[0], name))
+    wider = version._replace(schema_id=9, columns=(*version.columns, name._replace(name="b b")))
+    sink = DeltaSink(Settings("shop", "mirror", "shop", str(tmp_path)))
+    sink.open()
+
+    def cut(seq: int, at: int, **values: object) -> None:
+        told = msgspec.json.encode({"id": at, **values})
+        version_ = wider if "b b" in values else version
+        new = Change(key(USERS, at), seq, told, version_.schema_id, 1, seq)
+        apply(sink, seq, Changes((version_,), [new]))
+
+    cut(1, 1, **{"a name, {odd}": "x"})
+    cut(2, 2, **{"a name, {odd}": "y", "b b": "z"})
+    cut(3, 1, **{"a name, {odd}": "w", "b b": None})
+    sink.close()
+    read = read_as_of(spark, str(tmp_path), ["public.users"]).tables["public.users"]
+    rows = read.select("id", "`a name, {odd}`", "`b b`").collect()
+    assert sorted(map(tuple, rows)) == [(1, "w", None), (2, "y", "z")]
