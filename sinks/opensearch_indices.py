@@ -83,7 +83,14 @@ class Indices:
     """Requests about indices; which there are to be is in the follower's record."""
 
     def __init__(self, client: Client, group: str, settings: Mapping[str, object]) -> None:
-        self._client, self._group, self._settings = client, group, settings
+        self._client, self._group = client, group
+        self._settings = {f"index.{n.removeprefix('index.')}": v for n, v in _flat(settings)}
+        if self._settings.get("index.translog.durability", "request") != "request":
+            raise ConfigError(
+                "index.translog.durability: async loses documents that were acknowledged",
+                hint="leave it out of the follower's settings: a frontier is to be true of all "
+                "that is below it, also after a crash",
+            )
 
     def name(self, generation: int) -> str:
         """Return the alias of all indices of a generation."""
@@ -93,9 +100,9 @@ class Indices:
         """Make an index unless it is there; return its uuid."""
         total = max(_FEWEST_FIELDS, _FIELDS_A_COLUMN * len(fields))
         settings = {
-            "refresh_interval": "-1",
-            "gc_deletes": _GC_DELETES,
-            "mapping.total_fields.limit": total,
+            "index.refresh_interval": "-1",
+            "index.gc_deletes": _GC_DELETES,
+            "index.mapping.total_fields.limit": total,
             **self._settings,
         }
         self._client.make_index(place.index, settings, _mapping(fields), place.door, *aliases)
@@ -263,6 +270,15 @@ class Indices:
         answer = self._client.call("POST", f"/{place.door}/_mget", msgspec.Raw(body))
         found = msgspec.json.decode(answer.body, type=_Documents).docs
         return [each for each in found if each.source]
+
+
+def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield settings by their whole names, however they are nested; but for those of analysis."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and name.rpartition(".")[2] != "analysis":
+            yield from ((f"{name}.{below}", each) for below, each in _flat(value))
+        else:
+            yield name, value
 
 
 def _mapping(fields: Properties) -> dict[str, Any]:
