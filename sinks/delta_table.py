@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import ConfigError, SwitchedError, UnavailableError
+from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from sinks import delta_evolve, delta_lake, delta_layout
 from sinks.delta_columns import Reader, wanted
 from sinks.delta_lake import Commit, ConflictError
@@ -95,17 +95,22 @@ class Mirror:
 
     def find(self) -> bool:
         """Look at the table as it is; return whether there is one. Raises where it is not ours."""
-        if self._table is not None:
-            with delta_lake.translated(self.path):
-                self._table.update_incremental()
-        else:
+        if self._table is None:
             table = delta_lake.opened(self.path, self._keeper.storage)
             if table is None:
                 return False
             self._check(delta_lake.newest_facts(table))
             self._table = table
-        if self._reached[0] > self._keeper.generation:
-            raise SwitchedError(f"{self.path} is of generation {self._reached[0]} by now")
+        try:
+            with delta_lake.translated(self.path):
+                self._table.update_incremental()
+                generation, _ = self._reached
+        except UnavailableError as error:
+            if delta_lake.opened(self.path, self._keeper.storage) is None:
+                raise StoreLostError(f"there is no Delta table {self.path} any more") from error
+            raise
+        if generation > self._keeper.generation:
+            raise SwitchedError(f"{self.path} is of generation {generation} by now")
         return True
 
     def _check(self, facts: Mapping[str, object]) -> None:

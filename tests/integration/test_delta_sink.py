@@ -1,0 +1,246 @@
+"""A lake under faults: killed between two commits, two writers, others' OPTIMIZE, old files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
+from cdc.events import LSN
+from jobs.reading_as_of import read_as_of_arrow
+from sinks import delta_layout
+from sinks.contract import Change, Changes
+from sinks.delta import DeltaSink, Settings
+from sinks.delta_frontiers import Frontiers
+from sinks.delta_lake import ConflictError
+from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
+
+APPLIERS = ("delta-rs", "vectors")
+
+
+class Lake:
+    """A folder of mirrors, and who writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sink(self, **settings: Any) -> DeltaSink:  # noqa: ANN401 - any setting
+        sink = DeltaSink(Settings("shop", "mirror", "shop", str(self.path))._replace(**settings))
+        sink.open()
+        return sink
+
+    def table(self, name: str = "users") -> DeltaTable:
+        return DeltaTable(self.path / f"public.{name}")
+
+    def ids(self, name: str = "users", **when: Any) -> dict[int, int]:  # noqa: ANN401
+        """Return the seq of each row, by id, as of a frontier."""
+        found = read_as_of_arrow(str(self.path), [f"public.{name}"], **when)
+        rows = found.tables[f"public.{name}"].to_pylist()
+        return {each["id"]: each["_seq"] for each in rows}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def users(seq: int, *ids: int) -> Changes:
+    return Changes((USERS,), [change(USERS, seq, row(USERS, seq, each), each) for each in ids])
+
+
+def lines(seq: int, *ids: int) -> Changes:
+    return Changes(
+        (LINES,), [change(LINES, seq, row(LINES, seq, each, each), each, each) for each in ids]
+    )
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_killed_between_two_mirrors_readers_see_the_frontier_before(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, applier: str
+) -> None:
+    """And the next writer, whose cut is another, ends up with each change once."""
+    apply(lake.sink(applier=applier), 2, users(1, 1, 2), lines(2, 1))
+    dying = lake.sink(applier=applier)
+
+    def die(*_: object) -> None:
+        raise UnavailableError("killed", hint="")
+
+    monkeypatch.setattr(Frontiers, "commit", die)
+    with pytest.raises(UnavailableError):
+        apply(dying, 4, users(3, 1), lines(4, 1))
+    monkeypatch.undo()
+    assert (lake.ids(), lake.ids("lines")) == ({1: 1, 2: 1}, {1: 2})
+    next_ = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path), applier=applier))
+    standing = next_.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.reached) == (2, 4)
+    assert apply(next_, 5, users(3, 1), lines(4, 1), users(5, 2)) == 1
+    assert (lake.ids(), lake.ids("lines")) == ({1: 3, 2: 5}, {1: 4})
+    assert lake.ids(lsn=applied(2).lsn) == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier: str) -> None:
+    """It has its cut ready when the other has written two."""
+    apply(lake.sink(applier=applier), 1, users(1, 1, 2))
+    late, other = lake.sink(applier=applier), lake.sink(applier=applier)
+    late.begin(2, [USERS])
+    late.write(users(2, 3))
+    apply(other, 2, users(2, 3))
+    apply(other, 4, Changes((USERS,), [change(USERS, 4, None, 3)]))
+    late.commit(applied(2))
+    assert lake.ids() == {1: 1, 2: 1}
+    assert lake.ids(lsn=applied(2).lsn) == {1: 1, 2: 1, 3: 2}
+    # Half of a later cut is there already: a wider one has the other half.
+    late.begin(6, [USERS])
+    late.write(Changes((USERS,), [change(USERS, 6, row(USERS, 6, 3), 3)]))
+    apply(other, 5, users(5, 1))
+    late.write(users(5, 1))
+    late.commit(applied(6))
+    assert lake.ids() == {1: 5, 2: 1, 3: 6}
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> None:
+    """Each with cuts of its own; whatever a reader sees at a frontier is the model's."""
+    chance = Random(3)
+    changes, states = list[Change](), {0: dict[int, int]()}
+    for seq in range(1, 41):
+        number = chance.randint(1, 6)
+        is_gone = chance.random() < 0.3
+        changes.append(change(USERS, seq, None if is_gone else row(USERS, seq, number), number))
+        state = dict(states[seq - 1])
+        state.pop(number, None)
+        states[seq] = state if is_gone else state | {number: seq}
+    first = lake.sink(applier=applier)
+    apply(first, 1, Changes((USERS,), changes[:1]))
+
+    def run(steps: list[int]) -> None:
+        sink = lake.sink(applier=applier)
+        at = 1
+        for step in steps:
+            last: dict[bytes | None, Change] = {each.key: each for each in changes[at : at + step]}
+            at = min(at + step, 40)
+            for _ in range(50):
+                try:
+                    apply(sink, at, Changes((USERS,), list(last.values())))
+                    break
+                except (ConflictError, UnavailableError):
+                    sink.open()
+        sink.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        for each in (pool.submit(run, [4] * 10), pool.submit(run, [7, 1, 5, 13, 2, 11])):
+            each.result()
+    assert lake.ids() == states[40]
+    for seq in range(1, 41):
+        found = read_as_of_arrow(str(lake.path), ["public.users"], lsn=applied(seq).lsn)
+        rows = {each["id"]: each["_seq"] for each in found.tables["public.users"].to_pylist()}
+        assert rows == states[found.applied.seq]
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_others_may_optimize_at_any_time(lake: Lake, applier: str) -> None:
+    sink = lake.sink(applier=applier)
+    for seq in range(1, 12):
+        apply(sink, seq, users(seq, seq, 100))
+        if seq % 3 == 0:
+            table = lake.table()
+            table.optimize.compact()
+            table.create_checkpoint()
+    assert lake.ids() == {seq: seq for seq in range(1, 12)} | {100: 11}
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_upkeep_leaves_every_frontier_that_is_kept(lake: Lake, applier: str) -> None:
+    """Small files become large ones, and what no frontier needs goes."""
+    sink = lake.sink(applier=applier, optimize_minutes=1e-9, vacuum_hours=1)
+    for seq in range(1, 30):
+        apply(sink, seq, users(seq, seq % 5), lines(seq, seq))
+    sizes = pa.table(lake.table("lines").get_add_actions()).num_rows
+    assert sizes < 20
+    for seq in range(1, 30):
+        assert set(lake.ids("lines", lsn=applied(seq).lsn)) == set(range(1, seq + 1))
+    assert lake.ids() == {
+        number: max(s for s in range(1, 30) if s % 5 == number) for number in range(5)
+    }
+
+
+def test_what_direct_mode_wrote_is_taken_over(lake: Lake) -> None:
+    """Its rows stand at the consistent point; before they are whole, the follower waits."""
+    rows = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int64()),
+            "name": ["a", "b"],
+            "body": ["x", None],
+            "amount": pa.array([None, None], pa.decimal128(10, 2)),
+            "active": [True, None],
+            "_seq": pa.array([10, 11], pa.int64()),
+            "_commit_lsn": pa.array([7, 7], pa.int64()),
+            "_committed_at": pa.array([1, 1], pa.timestamp("us", "UTC")),
+            "_exact": pa.array([[("amount", "NaN")], None], pa.map_(pa.string(), pa.string())),
+        }
+    )
+
+    def written(frontier: str | None, pipeline: str = "shop") -> None:
+        facts = {"pipeline": pipeline, "generation": 1, "frontier": frontier}
+        said = CommitProperties(custom_metadata={"userMetadata": delta_layout.metadata(**facts)})
+        path = lake.path / "public.users"
+        write_deltalake(path, rows, mode="overwrite", commit_properties=said)
+
+    is_direct: Callable[[str, str], bool] = lambda _, table: table == "users"  # noqa: E731
+    with pytest.raises(ConfigError, match="Delta directly"):
+        lake.sink(is_direct=is_direct).begin(12, [USERS])
+    written(None)
+    with pytest.raises(UnavailableError, match="not whole yet"):
+        lake.sink(is_direct=is_direct).begin(12, [USERS])
+    written(str(LSN(7)), "another")
+    with pytest.raises(ConfigError, match="is no mirror"):
+        lake.sink(is_direct=is_direct).begin(12, [USERS])
+    written(str(LSN(7)))
+    sink = lake.sink(is_direct=is_direct)
+    kept = row(USERS, 13, 2, amount=None)
+    told = change(USERS, 13, kept, 2, unchanged=("body",))
+    apply(sink, 13, Changes((USERS,), [told]))
+    assert lake.ids() == {1: 10, 2: 13}
+    found = {at: json.loads(text) for at, _, text in sink.contents(USERS)}
+    assert found[key(USERS, 1)]["amount"] == "NaN"
+    assert found[key(USERS, 2)]["body"] is None
+
+
+def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
+    sink = lake.sink()
+    apply(sink, 1, users(1, 1), lines(1, 1))
+    apply(sink, 2, users(2, 1))
+    (lake.path / "public.lines").rename(lake.path / "away")
+    with pytest.raises(StoreLostError):
+        lake.sink()
+    with pytest.raises(StoreLostError):
+        apply(sink, 3, lines(3, 1))
+    sink.anew(2)
+    again = lake.sink()
+    apply(again, 1, users(1, 7))
+    assert lake.ids() == {7: 1}
+    with pytest.raises(SwitchedError):
+        apply(sink.at(1), 3, users(3, 1))
+
+
+def test_time_and_lsn_choose_a_frontier(lake: Lake) -> None:
+    sink = lake.sink()
+    for seq in (10, 20, 30):
+        apply(sink, seq, users(seq, 1))
+    between = datetime.fromtimestamp((applied(20).committed_at_us + 5) / 1e6, UTC)
+    found = read_as_of_arrow(str(lake.path), ["public.users"], time=between)
+    assert found.applied.seq == 20
+    assert lake.ids(lsn=str(applied(29).lsn)) == {1: 20}
+    with pytest.raises(ConfigError, match="so old"):
+        lake.ids(lsn=LSN(1))
