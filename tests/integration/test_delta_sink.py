@@ -226,12 +226,15 @@ def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
         lake.sink()
     with pytest.raises(StoreLostError):
         apply(sink, 3, lines(3, 1))
-    sink.anew(2)
+    lost = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path)))
+    with pytest.raises(StoreLostError):
+        lost.open()
+    lost.anew(2)
     again = lake.sink()
     apply(again, 1, users(1, 7))
     assert lake.ids() == {7: 1}
     with pytest.raises(SwitchedError):
-        apply(sink.at(1), 3, users(3, 1))
+        apply(sink, 3, users(3, 1))
 
 
 def test_time_and_lsn_choose_a_frontier(lake: Lake) -> None:
