@@ -23,7 +23,7 @@ from sinks.contract import Applied, Changes, Standing, Version
 from sinks.redis_calls import Laid, Operation, gathered, remembered
 from sinks.redis_client import Call, Client, Script
 from sinks.redis_generations import Aside, clear, drop, finish_switch, switch
-from sinks.redis_health import check_slots, evicts, mark_slots, refuse_orphans, runs
+from sinks.redis_health import check_slots, evicts, mark_slots, refuse_orphans
 from sinks.redis_names import Names, slot_of
 from sinks.redis_rows import key_of, stored_rows, takes
 from sinks.redis_scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, REMEMBER, TAKE
@@ -150,7 +150,7 @@ class RedisSink:
             self._state = state = self._again(state)
         stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
         state.stand = max(state.stand, stored or b"")
-        servers = runs(self._client)
+        servers = self._client.runs()
         self._cut = Cut(reached, servers, None if self._settings.cluster else [])
 
     def _again(self, state: State) -> State:
@@ -181,7 +181,8 @@ class RedisSink:
 
     def commit(self, applied: Applied) -> None:
         cut, state = self._begun(), self._opened()
-        if cut.gathered is None and runs(self._client) != cut.servers:
+        # Asked on the connection that commits: a restart behind the answer breaks it.
+        if self._client.runs() != cut.servers:
             raise UnavailableError(
                 "Redis was started again, or another server took over, while a cut was written",
                 hint="the follower writes the cut again; `appendfsync always` loses no writes",

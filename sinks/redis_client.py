@@ -7,6 +7,7 @@ which knows that calls can be repeated, decides.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ _CONNECT_SECONDS: Final = 10.0
 # So many calls are under way before their answers are read: the server works while we pack. Answers
 # are a few bytes each, so that they never fill a socket while nobody reads.
 _WINDOW: Final = 8
+
+
+_RUN: Final = re.compile(rb"run_id:(\w+)")
 
 
 class Script:
@@ -133,6 +137,20 @@ class Client:
             if isinstance(client, redis.Redis):
                 return [client]
             return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
+
+    def runs(self) -> list[str]:
+        """Return each primary's run, which is another after a restart."""
+        found = []
+        for server in self.servers():
+            with self._translated():
+                line = self._line(server)
+                line.send_packed_command((_packed((b"INFO", b"server")),), check_health=False)
+                answer = _answer(line)
+                if isinstance(answer, Exception):
+                    raise answer
+                match = _RUN.search(answer)
+            found.append(match[1].decode() if match else "")
+        return found
 
     def first_slots(self) -> list[int]:
         """Return where each run of slots of one primary begins."""

@@ -1,4 +1,4 @@
-"""Whether the servers still are those that were written to, and what they may throw away."""
+"""What the servers may throw away, and whether a cluster has lost some of what it had."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ def evicts(client: Client) -> Evicts:
         if memory.get("maxmemory") and policy.startswith("volatile"):
             found = "volatile"
     return found
-
-
-def runs(client: Client) -> list[str]:
-    """Return each server's run, which is another after a restart."""
-    return [str(server["run_id"]) for server in client.info("server")]
 
 
 # --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
