@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from cdc.client import BehindError, Client
+from cdc.control.status import read_status
 from cdc.errors import Exit
 from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -57,6 +58,12 @@ def test_what_was_waited_for_is_there(
         first = client.applied()["cache"]
         wait_until(lambda: (client.applied()["cache"].canary_at_us or 0) > 0, "no canary")
         wait_until(lambda: client.applied()["cache"].lsn > first.lsn, "the frontier stays")
+        (cache,) = read_status(line.config).fields()["followers"]
+        assert (cache["state"], cache["store"], cache["generation"]) == ("following", "redis", 1)
+        assert cache["events"] >= ROUNDS
+        assert min(cache[f"lag_{unit}"] for unit in ("bytes", "seconds")) >= 0
+        age = "lockstep_follower_canary_age_seconds"
+        wait_until(lambda: line.daemon.metric(age) > 0, "the daemon shows no canary's age")
         follow.signal(signal.SIGSTOP)
         connection.execute("UPDATE t SET n = 0")
         connection.commit()
