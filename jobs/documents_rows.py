@@ -43,6 +43,7 @@ class NodeRows:
             )
         self._readers = {name: Reader(known[name], version.values) for name in wanted}
         self._labels = {name: msgspec.json.encode(name) + b":" for name in wanted}
+        self._compared = frozenset((*ties, *order))
         self.columns = (*wanted, delta_layout.SEQ, delta_layout.EXACT)
 
     def read(self, batch: pa.RecordBatch) -> Iterator[Row]:
@@ -50,7 +51,9 @@ class NodeRows:
         names = list(self._readers)
         exact = exact_texts(batch.column(delta_layout.EXACT), names, batch.num_rows)
         cells = {
-            name: self._readers[name].read(batch.column(name), texts)
+            name: self._readers[name].read(
+                batch.column(name), texts, compares=name in self._compared
+            )
             for name, texts in zip(names, exact, strict=True)
         }
         node = self.node
@@ -58,7 +61,7 @@ class NodeRows:
         members = self._members(cells, node.columns, batch.num_rows)
         ties = node.ties
         terms = list(zip(*(cells[name].terms for name in ties), strict=True))
-        places = list(zip(*_order(node, cells), keys, strict=True))
+        places = list(zip(*_order(node, cells), strict=True))
         for at in range(batch.num_rows):
             yield Row(
                 b"{%b}" % keys[at],

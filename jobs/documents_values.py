@@ -69,37 +69,47 @@ class Reader:
         chosen = msgspec.convert(options, Values)
         self._form = _function(values.form(described, chosen))
         # What the log could not tell as text stands in the mirror as the log's own JSON.
-        self._is_json: Callable[[bytes], bool] = _never
+        self._is_json: Callable[[bytes], bool] | None = None
         if name == "interval" and chosen.interval_handling_mode == "numeric":
             self._is_json = _is_integer
         elif chosen.invalid_text_handling_mode == "base64":
             self._is_json = _is_illegible
 
-    def read(self, column: pa.Array, exact: Sequence[str | None]) -> Cells:
-        """Return the cells of a mirror's column; `exact` is what `_exact` has of it."""
+    def read(self, column: pa.Array, exact: Sequence[str | None], *, compares: bool) -> Cells:
+        """Return the cells of a mirror's column; `exact` is what `_exact` has of it.
+
+        Terms and ranks only where it `compares`: most columns are only shown.
+        """
         found = _plain(column)
         if self._mask is not None:
             return self._masked(found)
-        text = _text(column.type, self._delimiter)
-        cells = Cells([], [], [])
-        json: bytes
-        term: Hashable
-        for value, odd in zip(found, exact, strict=True):
-            if value is None and odd is None:
-                json, term, rank = b"null", None, (_NULL, 0)
-            elif value is None:
-                assert odd is not None
-                json, term, rank = self._form(odd.encode()), ("exact", odd), _odd_rank(odd)
-            else:
-                written = text(value)
-                json = written if self._is_json(written) else self._form(written)
-                term, rank = self._compared(value)
-            cells.json.append(json)
-            cells.terms.append(term)
-            cells.ranks.append(rank)
+        cells = Cells(self._json(found, exact, _text(column.type, self._delimiter)), [], [])
+        if compares:
+            for value, odd in zip(found, exact, strict=True):
+                term, rank = self._compared(value, odd)
+                cells.terms.append(term)
+                cells.ranks.append(rank)
         return cells
 
-    def _compared(self, value: Any) -> tuple[Hashable, tuple[int, Any]]:  # noqa: ANN401 - Arrow's
+    def _json(self, found: list[Any], exact: Sequence[str | None], text: Text) -> list[bytes]:
+        form, is_json = self._form, self._is_json
+        written = [
+            (None if odd is None else odd.encode()) if value is None else text(value)
+            for value, odd in zip(found, exact, strict=True)
+        ]
+        if is_json is None:
+            return [b"null" if each is None else form(each) for each in written]
+        return [
+            b"null" if each is None else each if is_json(each) else form(each) for each in written
+        ]
+
+    def _compared(
+        self,
+        value: Any,  # noqa: ANN401 - Arrow's
+        odd: str | None,
+    ) -> tuple[Hashable, tuple[int, Any]]:
+        if value is None:
+            return (None, (_NULL, 0)) if odd is None else (("exact", odd), _odd_rank(odd))
         if self._is_numeric and isinstance(value, str):
             value = Decimal(value)
             if not value.is_finite():
@@ -125,10 +135,6 @@ def exact_texts(exact: pa.Array | None, names: Sequence[str], rows: int) -> list
         return [nothing] * len(names)
     maps = [dict(each or ()) for each in exact.to_pylist()]
     return [[each.get(name) for each in maps] for name in names]
-
-
-def _never(_: bytes) -> bool:
-    return False
 
 
 def _is_integer(text: bytes) -> bool:

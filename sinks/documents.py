@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
     def of(self, columns: tuple[str, ...]) -> Terms | None:
         """Return the terms of some columns; None where one is NULL, which equals nothing."""
-        found = tuple(self.terms[each] for each in columns)
+        found = tuple([self.terms[each] for each in columns])
         return None if None in found else found
 
 
@@ -110,15 +110,16 @@ def documents(root: Node, rows: Sequence[Row], find: Find) -> list[bytes]:
     """Return the documents of the root's `rows`, in their order, as JSON objects."""
     members = [[row.members] for row in rows]
     for child in root.children:
-        wanted = {row.of(child.parents) for row in rows}
-        belonging = list(_found(child, child.own, wanted, find))
+        own, parents = child.own, child.parents
+        wanted = {row.of(parents) for row in rows}
+        belonging = list(_found(child, own, wanted, find))
         made: defaultdict[Terms | None, list[bytes]] = defaultdict(list)
         below = zip(belonging, documents(child, belonging, find), strict=True)
         for row, document in sorted(below, key=lambda pair: pair[0].place):
-            made[row.of(child.own)].append(document)
+            made[row.of(own)].append(document)
         name = msgspec.json.encode(child.name) + b":"
         for row, into in zip(rows, members, strict=True):
-            terms = row.of(child.parents)
+            terms = row.of(parents)
             mine = made[terms] if terms is not None and terms in made else []
             into.append(name + _field(child, mine))
     return [b"{%b}" % b",".join(filter(None, each)) for each in members]
