@@ -81,7 +81,10 @@ _WHOLE_ARRAYS: Final = {
 _ELEMENTS: Final = (
     "coalesce((SELECT json_agg(%s ORDER BY u.i) FROM unnest({0}) WITH ORDINALITY u(e, i)), '[]')"
 )
-_FORMED_ELEMENTS: Final = frozenset(["bpchar", "bytea", "date", "time", "timestamp", "timestamptz"])
+_FORMED_ELEMENTS: Final = frozenset(
+    # A cast of inet to text says /32 of a host, its own text does not.
+    ["bpchar", "bytea", "date", "inet", "time", "timestamp", "timestamptz"]
+)
 
 _TABLES_FROM_15: Final = """
 SELECT t.schemaname, t.tablename, t.attnames, t.rowfilter
@@ -93,7 +96,7 @@ FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
 """
 _COLUMNS: Final = """
 SELECT a.attname, t.typname, t.typnamespace = 'pg_catalog'::regnamespace, t.modifier,
-       t.typcategory = 'A',
+       t.typcategory = 'A' AND t.typname NOT IN ('int2vector', 'oidvector'),
        coalesce(array_position((k.indkey::int2[])[0:k.indnkeyatts - 1], a.attnum), -1)
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -181,6 +181,7 @@ class FollowerLoad:
             for _ in range(12):
                 self._order()
                 self._blob()
+            self._happen(3)  # a table that is never written to is in no store
             self.transaction()
 
     def _run_sql(self, statement: str, *values: object) -> None:

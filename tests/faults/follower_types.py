@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "kinds"
 _KINDS: Final = tuple(VALUES)
 # The oracle's SQL takes elements of these one by one, and so knows one dimension only.
-_ONE_DIMENSION: Final = re.compile(r"bpchar|char\(|bytea|date|time")
+_ONE_DIMENSION: Final = re.compile(r"bpchar|char\(|bytea|date|inet|time")
 _NATURAL: Final = {
     "boolean": "boolean",
     "bytea": "binary",

@@ -36,7 +36,7 @@ from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 if TYPE_CHECKING:
     from cdc.local.stack import LocalStack
 
-CONVERGE_SECONDS: Final = 420.0
+CONVERGE_SECONDS: Final = 600.0
 _STOP_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _SHOWN_CHARACTERS: Final = 4_000
