@@ -17,7 +17,7 @@ from cdc.errors import Exit
 from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
-ROUNDS = int(os.environ.get("LOCKSTEP_WAITS", "60"))
+ROUNDS = int(os.environ.get("LOCKSTEP_WAITS", "25"))
 # Spark starts in the meantime, on a machine that does much else.
 _LONG_SECONDS = 300.0
 
