@@ -92,7 +92,7 @@ class InSession:
 def translated(error: Exception) -> CDCError:
     """Return Spark's error as ours: in a task's traceback the last line of ours tells."""
     text = str(error)
-    if _NO_DELTA in text:
+    if _NO_DELTA in text and "delta" in text:
         return ConfigError(
             "Spark does not know Delta Lake",
             hint='spark-submit --jars "$(cdc spark jars)" …',

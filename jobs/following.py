@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql.functions import expr
 
 from cdc import failpoints
 from cdc.errors import CDCError, GapError, StoppedError, StoreLostError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.ranges import Range, RangeReader
+from cdc.log.tailing import record_at
 from jobs import canaries, cuts
 from jobs.applying import Applying, TornError
 from jobs.driving import translated
@@ -83,6 +85,12 @@ class Following:
         with closing(self._sink):
             standing = self._open(run)
             expect_pipeline(self._config, standing.applied)
+            try:
+                expect_frontier(self._config, standing.applied)
+            except GapError as error:
+                # What it holds is nothing of this log: nobody may take its LSN for one of this.
+                run.stands(beginning(self._config, standing.applied.generation))
+                raise with_remedy(error, self._name, "where the store stands") from error
             run.stands(standing.applied)
             if self._reached(standing.applied):
                 return
@@ -111,7 +119,7 @@ class Following:
         return standing or Standing(beginning(self._config, generation), 0)
 
     def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
-        batches = Batches(self._spark, self._config, self._name, self._sink, run, standing, scratch)
+        batches = Batches(self._config, self._name, self._sink, run, standing, scratch)
         follower = self._config.followers[self._name]
         start = cuts.Start(
             self._file,
@@ -126,6 +134,7 @@ class Following:
             self._spark.readStream.format(cuts.NAME)
             .options(**start.options())
             .load()
+            .observe("lockstep", expr("sum(events) events"), expr("max(seq) seq"))
             .writeStream.queryName(_query_name(self._config, self._name, standing.applied))
             .option("checkpointLocation", str(scratch / "checkpoint"))
             .foreachBatch(batches.take)
@@ -173,12 +182,23 @@ def _query_name(config: Config, name: str, applied: Applied) -> str:
     return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
 
 
+def expect_frontier(config: Config, applied: Applied) -> None:
+    """Raise GapError where the log says something else of the place that the store stands at."""
+    found = record_at(config, applied.place - 1) if applied.place else None
+    if found and (found.epoch, found.lsn, found.seq) != (applied.epoch, applied.lsn, applied.seq):
+        raise GapError(
+            f"the store stands at {applied.lsn} (seq {applied.seq}), where this log has"
+            f" {found.lsn} (seq {found.seq})",
+            hint="it followed another log: one that was set up before, or of a database that was"
+            " restored since",
+        )
+
+
 class Batches:
     """Takes a query's batches, one after another."""
 
     def __init__(
         self,
-        spark: SparkSession,
         config: Config,
         name: str,
         sink: Sink,
@@ -189,13 +209,13 @@ class Batches:
         self.applied = standing.applied
         self.error: Exception | None = None
         self.pace = scratch / "pace"
-        self._spark, self._config, self._name, self._sink = spark, config, name, sink
+        self._config, self._name, self._sink = config, name, sink
         self._run = run
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
         self._torn = standing.reached
-        self._large = Large(spark, config, sink, self._schemas, self._applying, self._reader)
+        self._large = Large(config, sink, self._schemas, self._applying, self._reader)
         follower = config.followers[name]
         # Executors write large cuts; where they can't, the driver takes as much as a cut may hold.
         self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
@@ -228,9 +248,9 @@ class Batches:
             raise told
         assert told.above == self.applied.seq, "the source goes on where the last cut ended"
         failpoints.reach("follow_cut")
-        self.apply(told)
+        self.apply(frame.sparkSession, told)
 
-    def apply(self, cut: Cut) -> None:
+    def apply(self, spark: SparkSession, cut: Cut) -> None:
         """Bring the store to the cut's end."""
         began = time.monotonic()
         applied = self._frontier(cut)
@@ -245,7 +265,7 @@ class Batches:
             records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
             self._check(cut, records)
             torn = cut.above < self._torn
-            named, size = self._large.apply(cut, letters, miscounted, torn=torn)
+            named, size = self._large.apply(spark, cut, letters, miscounted, torn=torn)
         else:
             named, size = self._apply_small(cut, records, letters)
         self._sink.commit(applied)
@@ -271,8 +291,10 @@ class Batches:
     def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
         """Compare what stands in each partition with what the frontiers count."""
         for part in cut.parts:
-            read = records.get((part.topic, part.partition))
+            place = (part.topic, part.partition)
+            read = records.get(place)
             if read is not None and part.events != len(read.values):
+                self._reader.expect(place, Range(part.start, part.end))
                 raise miscounted(cut, part, len(read.values))
 
     def _reduced(

@@ -12,6 +12,7 @@ pieces; so does all where the sink has one writer only.
 
 from __future__ import annotations
 
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.functions import expr
 
 from cdc import failpoints
 from cdc.log import names
@@ -82,27 +84,30 @@ class Large:
 
     def __init__(
         self,
-        spark: SparkSession,
         config: Config,
         sink: Sink,
         schemas: Schemas,
         applying: Applying,
         reader: RangeReader,
     ) -> None:
-        self._spark = spark.newSession()
         self._config, self._sink, self._schemas = config, sink, schemas
         self._applying, self._reader = applying, reader
         self._histories = sink.histories()
 
     def apply(
         self,
+        spark: SparkSession,
         cut: Cut,
         letters: CutLetters,
         miscounted: Callable[[Cut, Part, int], Exception],
         *,
         torn: bool,
     ) -> tuple[set[str], int]:
-        """Bring the store to the cut's end, but for `commit`; return the tables, and the bytes."""
+        """Bring the store to the cut's end, but for `commit`; return the tables, and the bytes.
+
+        `spark` is the batch's session: Spark looks for data sources in the active one alone.
+        """
+        self._spark = spark
         own = f"{self._config.prefix}.cdc."
         parts = [part for part in cut.parts if not part.topic.startswith(own)]
         try:
@@ -130,9 +135,8 @@ class Large:
 
     def _read(self, parts: Iterable[Part]) -> DataFrame:
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
-        for place, each in ranges.items():
-            self._reader.expect(place, each)
-        options = reading(self._config, ranges)
+        left = {place: self._reader.left(place, each) for place, each in ranges.items()}
+        options = reading(self._config, left)
         return self._spark.read.format("kafka").options(**options).load()
 
     def _count(
@@ -143,15 +147,14 @@ class Large:
             records = self._read(parts).selectExpr(
                 "topic", "partition", "offset", "key", "CAST(value AS STRING) value"
             )
-            records.createOrReplaceTempView("cut")
-            counts = self._spark.sql(
-                f"SELECT topic, partition, {', '.join(_COUNTS)} FROM cut GROUP BY ALL"  # noqa: S608 - ours
-            )
+            counts = records.groupBy("topic", "partition").agg(*map(expr, _COUNTS))
             found = {(row.topic, row.partition): row for row in counts.collect()}
         self._schemas.refresh()
         for part in parts:
             row = found.get((part.topic, part.partition))
             if part.events != (row.events if row else 0):
+                place = (part.topic, part.partition)
+                self._reader.expect(place, Range(part.start, part.end))
                 raise miscounted(cut, part, row.events if row else 0)
         by_topic: dict[str, list[Any]] = {}
         for (topic, _), row in found.items():
@@ -189,9 +192,11 @@ class Large:
         task = Task(self._sink, Bounds(cut.above, cut.seq), known)
         events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
         # A class of its own for each cut: what it holds goes to executors pickled, and is in no
-        # option, plan or log of Spark's.
-        self._spark.dataSource.register(type("Cut", (TaskTarget,), {"task": task}))
-        events.write.format(TaskTarget.name()).mode("append").save()
+        # option, plan or log of Spark's. A name is registered once.
+        name = f"lockstep_cut_{uuid.uuid4().hex}"
+        target = {"task": task, "name": classmethod(lambda _: name)}
+        self._spark.dataSource.register(type("Cut", (TaskTarget,), target))
+        events.write.format(name).mode("append").save()
 
     def _write_here(self, cut: Cut, parts: list[Part]) -> None:
         bounds, known = Bounds(cut.above, cut.seq), self._schemas.known
@@ -295,10 +300,6 @@ class TaskTarget(DataSource):
     """Where a cut's events are "written" to: the sink, in tasks."""
 
     task: Task
-
-    @classmethod
-    def name(cls) -> str:
-        return "lockstep_cut"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 - Spark's
         return self.task

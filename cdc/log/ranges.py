@@ -1,8 +1,9 @@
 """Read exact offset ranges of the log: what stands between two frontiers.
 
-One consumer that stays open, so that a few hundred records cost milliseconds. Every record below
-the end of its range is there or the reading fails: by a gap where retention or a new topic has
-taken the first of them, as unavailable where nothing comes for a while.
+One consumer that stays open, so that a few hundred records cost milliseconds. What retention has
+taken from the beginning of a range is passed over: it may have been transaction markers only, so
+the counts of the frontiers decide, and `expect` then says what is gone. A range whose end is not
+there is a gap, and nothing that comes for a while is a broker that is away.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class RangeReader:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._client = consumer(config, **{"fetch.wait.max.ms": 10})
+        more: dict[str, str | float | bool] = {
+            "fetch.wait.max.ms": 10,
+            "auto.offset.reset": "earliest",
+        }
+        self._client = consumer(config, **more)
 
     def close(self) -> None:
         self._client.close()
@@ -104,10 +109,7 @@ class RangeReader:
             if messages:
                 heard_at = time.monotonic()
             elif time.monotonic() - heard_at > _SILENCE_SECONDS:
-                raise UnavailableError(
-                    f"reading {next(iter(left))[0]}: nothing came for {_SILENCE_SECONDS:.0f} s",
-                    hint="see that the brokers run and log.bootstrap_servers is right",
-                )
+                raise self._silent(ranges, left)
             found: dict[Place, list[Message]] = {}
             for message in messages:
                 place: Any = (message.topic(), message.partition())
@@ -128,6 +130,15 @@ class RangeReader:
                     del left[place]
             yield from found.items()
 
+    def _silent(self, ranges: Mapping[Place, Range], left: Mapping[Place, int]) -> Exception:
+        """Return what it means that nothing comes, or raise the gap that it is."""
+        for place in left:
+            self.left(place, ranges[place])
+        return UnavailableError(
+            f"reading {next(iter(left))[0]}: nothing came for {_SILENCE_SECONDS:.0f} s",
+            hint="see that the brokers run and log.bootstrap_servers is right",
+        )
+
     def _expect_no_gap(self, message: Message, place: Place, ranges: Mapping[Place, Range]) -> None:
         """Raise what an error beside the ranges tells; records that come too late are none."""
         if (error := message.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
@@ -146,7 +157,17 @@ class RangeReader:
         raise translate(error, f"reading {place[0]}")
 
     def expect(self, place: Place, wanted: Range) -> None:
-        """Raise GapError unless the partition still spans the range."""
+        """Raise GapError unless the partition still has the whole range."""
+        there = self.left(place, wanted)
+        if there.start > wanted.start:
+            raise GapError(
+                f"{place[0]} [{place[1]}] begins at offset {there.start}: {wanted.start} to"
+                f" {min(there.start, wanted.end) - 1} are gone",
+                hint="the topic's retention has taken them",
+            )
+
+    def left(self, place: Place, wanted: Range) -> Range:
+        """Return what retention has left of a range; raise GapError where its end is not there."""
         topic, number = place
         try:
             low, high = self._client.get_watermark_offsets(
@@ -160,14 +181,9 @@ class RangeReader:
                     hint="the topic was deleted",
                 ) from error
             raise translate(error.args[0], f"looking up the offsets of {topic}") from error
-        if low > wanted.start:
-            raise GapError(
-                f"{topic} [{number}] begins at offset {low}: {wanted.start} to"
-                f" {min(low, wanted.end) - 1} are gone",
-                hint="the topic's retention has taken them",
-            )
         if high < wanted.end:
             raise GapError(
                 f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",
                 hint="the topic was created again, or cut by an unclean election",
             )
+        return Range(max(low, wanted.start), wanted.end)

@@ -88,3 +88,34 @@ class FrontierTail:
                 hint="the topic was deleted, or created again",
             )
         raise translate(error, f"reading {self._topic}")
+
+
+def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
+    """Return the frontier record at an offset; None where retention has taken it.
+
+    Raises GapError where the topic does not reach so far.
+    """
+    topic = names.frontier_topic(config.prefix)
+    client = consumer(config)
+    try:
+        with translated(f"looking up the offsets of {topic}", client):
+            low, high = client.get_watermark_offsets(
+                TopicPartition(topic, 0), timeout=_LOOK_SECONDS
+            )
+        if offset >= high:
+            raise GapError(
+                f"{topic} ends at offset {high}, and a frontier was at {offset}",
+                hint="the topic was created again, or cut by an unclean election",
+            )
+        if offset < low:
+            return None
+        with translated(f"assigning {topic}"):
+            client.assign([TopicPartition(topic, 0, offset)])
+        with translated(f"reading {topic}"):
+            found = client.consume(1, timeout=_LOOK_SECONDS)
+        for message in found:
+            if message.error() is None and message.offset() == offset:
+                return records.decode(records.FrontierRecord, message.value() or b"", topic)
+        return None
+    finally:
+        client.close()

@@ -1,0 +1,226 @@
+"""Followers on a real log and in a real Spark session: each way that a cut can take, and gaps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cdc.errors import Exit
+from cdc.events import LSN
+from cdc.log.followers import read
+from jobs import following, large, stores
+from jobs.following import Following
+from jobs.running import Run
+from sinks.contract import Sink
+from sinks.memory import STORES, MemorySink
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+if TYPE_CHECKING:
+    import redis
+    from pyspark.sql import SparkSession
+
+LONG = 300.0
+TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",
+    "CREATE TABLE lines (no int, id int, name text, PRIMARY KEY (no, id))",
+    "CREATE TABLE clicks (id int, name text)",
+    "ALTER TABLE clicks REPLICA IDENTITY FULL",
+    # So that a long value is not sent again where it has not changed.
+    "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
+)
+Rows = dict[bytes, dict[str, Any]]
+
+
+@contextmanager
+def running(
+    spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
+) -> Iterator[dict[str, Run]]:
+    """Run followers of these names in the session, until the block ends."""
+    config, file = pipeline.config, pipeline.config_file
+    runs = {
+        name: Run(config, name, "redis", Following(spark, config, file, name, sink))
+        for name, sink in sinks.items()
+    }
+    threads = [threading.Thread(target=run.run) for run in runs.values()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield runs
+    finally:
+        for run in runs.values():
+            run.stop()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
+    """Wait until the followers have applied all that was committed."""
+    with pipeline.database.connect() as connection:
+        row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        assert row is not None
+        connection.execute("SELECT pg_logical_emit_message(true, 'test', 'reach')")
+        connection.commit()
+    lsn = LSN.parse(row[0])
+    for run in runs:
+
+        def there(run: Run = run) -> bool:
+            assert run.state != "halted", run.error
+            return run.applied is not None and run.applied.lsn >= lsn
+
+        wait_until(there, f"{run.name} is {run.state} at {run.applied}", LONG)
+
+
+def table(pipeline: PipelineUnderTest, name: str, *key: str) -> Rows:
+    """Return a table's rows as the log writes them."""
+    with pipeline.database.connect() as connection:
+        found = connection.execute(f"SELECT row_to_json(t)::text FROM {name} t").fetchall()
+    rows = [msgspec.json.decode(text) for (text,) in found]
+    if not key:
+        return {b"%d" % at: row for at, row in enumerate(sorted(rows, key=str))}
+    return {msgspec.json.encode({each: row[each] for each in key}): row for row in rows}
+
+
+def in_redis(client: redis.Redis, prefix: str, name: str, *key: str) -> Rows:
+    found = {}
+    for at in client.scan_iter(f"{prefix}:{name}:*"):
+        value = client.get(at)
+        assert isinstance(value, bytes)
+        row = msgspec.json.decode(value)
+        found[msgspec.json.encode({each: row[each] for each in key})] = row
+    return found
+
+
+@pytest.mark.slow
+def test_every_kind_of_cut_ends_in_the_databases_state(
+    spark: SparkSession,
+    pipeline: NewPipeline,
+    redis_client: redis.Redis,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small ones, and large ones by tasks, by the driver and in order; two followers at once."""
+    monkeypatch.setattr(following, "_SMALL_EVENTS", 40)
+    monkeypatch.setattr(large, "_PIECE_EVENTS", 25)
+    keyed = ["public.users", "public.lines"]
+    made = pipeline(
+        *TABLES,
+        followers={
+            "memory": {"redis": {"url": redis_url}, "max_events": 40},
+            "cache": {"redis": {"url": redis_url}, "tables": keyed},
+        },
+        log={"kafka": {"message.max.bytes": 60_000}},
+    )
+    made.start().wait_ready()
+    execute = made.database.execute
+    execute(
+        # A large cut with nothing odd about it, and one that holds all that a partition can't tell.
+        "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 300) g",
+        "INSERT INTO lines SELECT g % 7, g, 'n' || g FROM generate_series(1, 200) g",
+    )
+    config = made.config
+    memory = MemorySink(config.prefix)
+    cache = stores.sink(config, "cache", config.followers["cache"])
+    with running(spark, made, memory=memory, cache=cache) as runs:
+        everyone = runs.values()
+
+        def compare() -> None:
+            reach(made, *everyone)
+            for name, key in (("users", ("id",)), ("lines", ("no", "id"))):
+                wanted = table(made, name, *key)
+                assert STORES[config.prefix].rows(f"public.{name}") == wanted
+                assert in_redis(redis_client, config.prefix, f"public.{name}", *key) == wanted
+            clicks = STORES[config.prefix].tables.get("public.clicks")
+            found = sorted(clicks.keyless if clicks else [], key=str)
+            assert found == list(table(made, "clicks").values())
+
+        compare()
+        execute(
+            "UPDATE users SET name = name || 'u' WHERE id % 3 = 0",
+            "UPDATE users SET id = id + 1000 WHERE id % 2 = 0",
+            "INSERT INTO clicks SELECT g, 'c' FROM generate_series(1, 90) g",
+            "DELETE FROM clicks WHERE id % 2 = 0",
+        )
+        compare()
+        execute(
+            "DELETE FROM users WHERE id < 10",
+            "INSERT INTO users VALUES (1, 'again', NULL), (2, 'large', repeat('y', 200000))",
+            "UPDATE users SET name = 'moved', id = 3 WHERE id = 2",
+            "UPDATE lines SET no = no + 1 WHERE id = 5",
+        )
+        compare()
+        execute(
+            "TRUNCATE lines",
+            "INSERT INTO lines SELECT 1, g, 'after' FROM generate_series(1, 120) g",
+            "ALTER TABLE users ADD COLUMN age int DEFAULT 3",
+            "UPDATE users SET age = 4 WHERE id = 1",
+            "UPDATE users SET name = 'older' WHERE id = 11",
+        )
+        reach(made, *everyone)
+        wanted = table(made, "users", "id")
+        for rows in (
+            STORES[config.prefix].rows("public.users"),
+            in_redis(redis_client, config.prefix, "public.users", "id"),
+        ):
+            # A row that was not written since has no such column yet.
+            assert {key: {"age": 3, **row} for key, row in rows.items()} == wanted
+        assert in_redis(redis_client, config.prefix, "public.lines", "no", "id") == table(
+            made, "lines", "no", "id"
+        )
+        # Lost behind its back: it is built anew, from the log's beginning.
+        STORES[config.prefix].lost = True
+        execute("UPDATE users SET name = 'anew' WHERE id = 1")
+        wait_until(lambda: runs["memory"].applied.generation == 2, "not built anew", LONG)  # type: ignore[union-attr]
+        compare_anew = STORES[config.prefix]
+        reach(made, *everyone)
+        assert compare_anew.rows("public.users").keys() == table(made, "users", "id").keys()
+        assert not runs["cache"].progress.errors
+    told = read(config)
+    assert {name: each.state for name, each in told.items()} == dict.fromkeys(runs, "stopped")
+    assert told["memory"].generation == 2
+    assert told["cache"].seq == told["memory"].seq
+    assert told["cache"].canary_at_us
+
+
+@pytest.mark.slow
+def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: NewPipeline) -> None:
+    """Retention has taken what it needs; the one beside it goes on."""
+    made = pipeline(
+        *TABLES[:2],
+        followers={
+            name: {"redis": {"url": "redis://nowhere"}, "tables": [f"public.{name}"]}
+            for name in ("users", "lines")
+        },
+    )
+    made.start().wait_ready()
+    made.database.execute(
+        "INSERT INTO users SELECT g FROM generate_series(1, 100) g",
+        "INSERT INTO lines SELECT 1, g FROM generate_series(1, 50) g",
+    )
+    config = made.config
+    emptied = f"{config.prefix}.public.users"
+    wait_until(lambda: made.resume()[1].seq >= 150, "not in the log")
+    admin = AdminClient({"bootstrap.servers": made.bootstrap})
+    for future in admin.delete_records([TopicPartition(emptied, n, 5) for n in range(3)]).values():
+        future.result()
+    sinks = {name: MemorySink(f"{config.prefix}-{name}") for name in ("users", "lines")}
+    with running(spark, made, **sinks) as runs:
+        wait_until(lambda: runs["users"].state == "halted", "it goes on", LONG)
+        reach(made, runs["lines"])
+    assert runs["users"].exit is Exit.CONFIG
+    error = runs["users"].error
+    assert error is not None
+    assert emptied in error.what
+    assert "begins at offset 5: 0 to 4 are gone" in error.what
+    assert "cdc rebuild users" in error.hint
+    assert STORES[f"{config.prefix}-users"].rows("public.users") == {}
+    assert len(STORES[f"{config.prefix}-lines"].rows("public.lines")) == 50
+    told = read(config)["users"]
+    assert (told.state, told.what, told.seq) == ("halted", error.what, 0)
