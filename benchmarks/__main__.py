@@ -19,7 +19,10 @@ import click
 from benchmarks import (
     costs,
     costs_page,
+    follow_delta,
+    follow_many,
     follow_redis,
+    follow_search,
     latency,
     memory_bigtx,
     resnapshot_live,
@@ -63,6 +66,9 @@ BENCHMARKS = {
     resnapshot_live.NAME: Benchmark(resnapshot_live.run, 3.5, 3.5),
     snapshot_delta.NAME: Benchmark(snapshot_delta.run, 5, 5),
     follow_redis.NAME: Benchmark(follow_redis.run, 5, 5),
+    follow_search.NAME: Benchmark(follow_search.run, 5, 5),
+    follow_delta.NAME: Benchmark(follow_delta.run, 9, 5),
+    follow_many.NAME: Benchmark(follow_many.run, 3, 3),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()

@@ -33,7 +33,7 @@ from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import psycopg
 
@@ -136,8 +136,17 @@ class FollowRun:
     """A run's processes and what is watched of them."""
 
     def __init__(
-        self, run: str, store: Store, up: Servers, connection: psycopg.Connection, options: Options
+        self,
+        run: str,
+        store: Store,
+        up: Servers,
+        connection: psycopg.Connection,
+        options: Options,
+        *,
+        fill: Callable[[psycopg.Connection, int], None] = fill,
     ) -> None:
+        """`fill` commits a backlog of so many changes."""
+        self._fill = fill
         self._run, self._store, self._up = run, store, up
         self._connection, self._options = connection, options
         self._topics = Topics(up.bootstrap)
@@ -151,7 +160,7 @@ class FollowRun:
         self._configure()
         with subject.start(place, self._run) as daemon:
             say(f"filling table and log with {count:,} rows")
-            fill(self._connection, count)
+            self._fill(self._connection, count)
             self._until_in_log(daemon, count)
             measure.settle(_SETTLE_SECONDS)
             with self._follower() as follower:
