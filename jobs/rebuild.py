@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,7 +70,7 @@ def main(
 
 def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
     from jobs import stores  # noqa: PLC0415 - with Spark
-    from jobs.rebuild_builders import LogBuilder, MirrorBuilder  # noqa: PLC0415 - as above
+    from jobs.rebuild_builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
     from jobs.rebuilding import Rebuild  # noqa: PLC0415 - as above
 
     follower = config.followers.get(name)
@@ -80,9 +80,12 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
             hint=f"the section followers has {', '.join(config.followers) or 'none'}",
         )
     sink = cast("Generations", stores.sink(config, name, follower))
-    if follower.documents:
-        return Rebuild(sink, MirrorBuilder(config, name, _tell), _tell)
-    return Rebuild(sink, LogBuilder(config, path, name, _session(config, name), _tell), _tell)
+    builder = (
+        MirrorBuilder(config, name, _tell)
+        if follower.documents
+        else LogBuilder(config, path, name, _session(config, name), _tell)
+    )
+    return Rebuild(sink, builder, _tell, partial(switching, config, name))
 
 
 def _session(config: Config, name: str) -> Callable[[], SparkSession]:

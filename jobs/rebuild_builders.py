@@ -8,6 +8,8 @@ delete. So it needs a daemon that streams, and nothing of the old state.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from contextlib import closing
@@ -18,6 +20,7 @@ import msgspec
 from cdc.control import snapshots
 from cdc.errors import ConfigError, UnavailableError
 from cdc.log import names, reader, records
+from cdc.log.followers import FollowerRecord, Reports
 from cdc.log.ranges import Range, RangeReader
 from jobs.chosen import Chosen
 from jobs.documents_following import DocumentsFollower, DocumentsFollowing, beginning
@@ -257,6 +260,34 @@ def _run(
             hint="begin again: it goes on from there",
         )
     return run.applied
+
+
+def switching(config: Config, name: str, applied: Applied, is_seen: bool) -> None:  # noqa: FBT001 - as `Rebuild` calls it
+    """Report the generation that readers are to see, or see by now.
+
+    Reports of older ones count no more from then on, and until it is seen no wait takes it for
+    there: its frontier may be a moment behind what the old one's follower has reported last.
+    """
+    reports = Reports(config)
+    reports.write(
+        FollowerRecord(
+            pipeline=config.pipeline,
+            follower=name,
+            store=kind(config.followers[name]),
+            generation=applied.generation,
+            state="stopped" if is_seen else "rebuilding",
+            epoch=applied.epoch,
+            lsn=applied.lsn,
+            seq=applied.seq,
+            committed_at_us=applied.committed_at_us,
+            place=applied.place,
+            what="" if is_seen else "readers are about to see another generation",
+            hint="" if is_seen else f"if it stays so, run `cdc rebuild {name}` again",
+            owner=f"{socket.gethostname()}:{os.getpid()}:rebuild",
+            at_us=time.time_ns() // 1_000,
+        )
+    )
+    reports.flush()
 
 
 def frontier_of_now(config: Config, generation: int) -> Applied:

@@ -82,10 +82,20 @@ class Outcome(NamedTuple):
 
 
 class Rebuild:
-    """One follower's; `tell` is told how far it is."""
+    """One follower's; `tell` is told how far it is.
 
-    def __init__(self, sink: Generations, builder: Builder, tell: Callable[[str], None]) -> None:
-        self._sink, self._builder, self._tell = sink, builder, tell
+    `report` is called right before the switch and right behind it, with the new frontier and
+    whether readers see it: by then nobody must take a report of the old generation for its own.
+    """
+
+    def __init__(
+        self,
+        sink: Generations,
+        builder: Builder,
+        tell: Callable[[str], None],
+        report: Callable[[Applied, bool], None] = lambda _, __: None,
+    ) -> None:
+        self._sink, self._builder, self._tell, self._report = sink, builder, tell, report
 
     def as_of(self, lsn: LSN) -> Outcome:
         """Build the state at the last frontier not above an LSN, in a generation of its own."""
@@ -208,7 +218,9 @@ class Rebuild:
                 break
             applied = self._forward(aside, number)
         if self._sink.current() != number:
+            self._report(applied, False)  # noqa: FBT003 - not seen yet
             self._sink.switch(number)
+            self._report(applied, True)  # noqa: FBT003 - seen
             self._tell(f"readers see generation {number}, at {applied.lsn}")
         return applied
 

@@ -42,7 +42,7 @@ class Log:
             there = None if self._random.random() < 0.3 else row(version, seq, *ids)
             self.changes.append((version, change(version, seq, there, *ids)))
 
-    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         """Have everything."""
         return 0
 
@@ -121,8 +121,14 @@ def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
     wrong[other] = (wrong[other][0], {"id": 0})
     wrong[key(USERS, 77)] = (3, {"id": 77})
     told: list[str] = []
+    reported: list[tuple[int, int | None, bool]] = []
+
+    def report(at: Applied, is_seen: bool) -> None:  # noqa: FBT001 - as it is called
+        reported.append((at.generation, sink.current(), is_seen))
+
     log.before_each = lambda: log.grow(2)
-    outcome = Rebuild(sink, log, told.append).anew()
+    outcome = Rebuild(sink, log, told.append, report).anew()
+    assert reported == [(2, 1, False), (2, 2, True)]
     users = next(each for each in outcome.tables if each.table == "public.users")
     assert {each.key for each in users.differences} == {
         Holding([(name, 0, None)]).differences(Holding([]))[0].key

@@ -1,0 +1,245 @@
+"""Followers of a running pipeline are built anew, from all that they can be built from."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pytest
+import redis
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cdc.cli.main import run as cdc
+from cdc.config import Config
+from cdc.events import LSN
+from cdc.log import reader
+from jobs import stores
+from jobs.documents_following import DocumentsFollowing
+from jobs.following import Following
+from jobs.rebuild_builders import LogBuilder, MirrorBuilder
+from jobs.rebuilding import Rebuild
+from jobs.running import Run
+from sinks.contract import Generations
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES: Final = (
+    "CREATE TABLE orders (id int PRIMARY KEY, buyer text, placed timestamptz)",
+    "CREATE TABLE items (order_id int, line int, price numeric(10,2),"
+    " PRIMARY KEY (order_id, line))",
+)
+DOCUMENT: Final = {
+    "table": "public.orders",
+    "children": {
+        "items": {
+            "table": "public.items",
+            "by": {"order_id": "id"},
+            "columns": ["line", "price"],
+            "order": ["-price"],
+        }
+    },
+}
+
+
+class Shop:
+    """A pipeline with its followers, in a session of the tests'."""
+
+    def __init__(
+        self, pipeline: PipelineUnderTest, spark: SparkSession, client: redis.Redis
+    ) -> None:
+        self.pipeline, self._spark, self.client = pipeline, spark, client
+        self.prefix = pipeline.config.prefix
+        self.told: list[str] = []
+
+    @property
+    def config(self) -> Config:
+        return self.pipeline.config
+
+    def sink(self, name: str) -> Generations:
+        return cast("Generations", stores.sink(self.config, name, self.config.followers[name]))
+
+    def run(self, name: str, until: LSN | None = None) -> Run:
+        config, sink = self.config, self.sink(name)
+        session = (
+            DocumentsFollowing(config, name, sink, until=until)
+            if config.followers[name].documents
+            else Following(self._spark, config, self.pipeline.config_file, name, sink, until=until)
+        )
+        return Run(config, name, stores.kind(config.followers[name]), session)
+
+    def follow(self, *names: str) -> None:
+        """Bring followers to where the source is."""
+        until = self.lsn()
+        for name in names:
+            run = self.run(name, until)
+            assert run.run() == 0, run.error
+
+    def lsn(self) -> LSN:
+        """Return where the source is, once the log is there."""
+        lsn = LSN.parse(self.pipeline.query("SELECT pg_current_wal_insert_lsn()::text")[0])
+        self.pipeline.database.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
+        wait_until(lambda: self._frontier() >= lsn, "the log is not there")
+        return self._frontier()
+
+    def _frontier(self) -> LSN:
+        tail = reader.read_frontier_tail(self.config, 1)
+        return tail[-1][0].lsn if tail else LSN(0)
+
+    @contextmanager
+    def following(self, name: str) -> Iterator[Run]:
+        """Let a follower run beside what the block does."""
+        run = self.run(name)
+        thread = threading.Thread(target=run.run)
+        thread.start()
+        try:
+            yield run
+        finally:
+            run.stop()
+            thread.join()
+
+    def rebuild(self, name: str) -> Rebuild:
+        config = self.config
+        builder = (
+            MirrorBuilder(config, name, self.told.append)
+            if config.followers[name].documents
+            else LogBuilder(
+                config, self.pipeline.config_file, name, lambda: self._spark, self.told.append
+            )
+        )
+        return Rebuild(self.sink(name), builder, self.told.append)
+
+    def values(self, what: str) -> dict[str, Any]:
+        """Return what readers of Redis see, by key behind the prefix."""
+        names = self.client.scan_iter(f"{what}:*")
+        found = {name.decode(): cast("bytes", self.client.get(name)) for name in names}
+        return {name.removeprefix(f"{what}:"): json.loads(value) for name, value in found.items()}
+
+    def rows(self, query: str) -> dict[str, Any]:
+        """Return what Postgres says: a key and JSON a row."""
+        with self.pipeline.database.connect() as connection:
+            return dict(connection.execute(query.encode()).fetchall())
+
+    def check(self) -> None:
+        """Fail unless both caches are what the source says."""
+        items = (
+            "SELECT order_id || ':' || line, jsonb_build_object('order_id', order_id, 'line', line,"
+            " 'price', price::text) FROM items"
+        )
+        assert self.values(f"{self.prefix}:public.items") == self.rows(items)
+        assert self.values("docs:documents.order") == self.documents()
+
+    def documents(self) -> dict[str, Any]:
+        return self.rows(
+            "SELECT o.id::text, jsonb_build_object('id', o.id, 'buyer', o.buyer, 'placed',"
+            " replace(placed::text, ' ', 'T')::text, 'items', (SELECT"
+            " coalesce(jsonb_agg(jsonb_build_object('line', line, 'price', price::text)"
+            " ORDER BY price DESC, line), '[]') FROM items i WHERE i.order_id = o.id))"
+            " FROM (SELECT id, buyer, to_char(placed AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')"
+            " || 'Z' AS placed FROM orders) o"
+        )
+
+
+@pytest.fixture
+def shop(
+    pipeline: NewPipeline,
+    spark: SparkSession,
+    redis_client: redis.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> Shop:
+    """A shop with some orders, and three followers that stand where the source is."""
+    followers: dict[str, object] = {
+        "lake": {"delta": {"path": str(tmp_path / "lake")}},
+        "cache": {"redis": {"url": redis_url}},
+        "docs": {
+            "redis": {"url": redis_url, "prefix": "docs"},
+            "mirror": "lake",
+            "documents": {"order": DOCUMENT},
+        },
+    }
+    made = Shop(pipeline(*TABLES, followers=followers), spark, redis_client)
+    made.pipeline.start().wait_ready()
+    made.pipeline.database.execute(
+        "INSERT INTO orders SELECT n, 'buyer ' || n, '2026-01-02 03:04:05Z'"
+        " FROM generate_series(1, 40) n",
+        "INSERT INTO items SELECT n % 45, n, n * 1.25 FROM generate_series(1, 150) n",
+        "DELETE FROM items WHERE line % 7 = 0",
+        "UPDATE items SET order_id = order_id + 1 WHERE line % 5 = 0",
+    )
+    made.follow("lake", "cache", "docs")
+    return made
+
+
+def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
+    """And its documents from the mirror; a state of the past stands aside."""
+    shop.check()
+    asked = shop.lsn()
+    past = shop.values(f"{shop.prefix}:public.items")
+    shop.pipeline.database.execute("DELETE FROM items WHERE line % 3 = 0")
+    still = shop.rebuild("cache").as_of(asked)
+    aside = shop.sink("cache").at(still.generation)
+    aside.open()
+    versions = {each.name: each for each in LogBuilderVersions(shop).versions(still)}
+    held = {key: json.loads(row) for key, _, row in aside.contents(versions["public.items"])}
+    assert sorted(held.values(), key=str) == sorted(past.values(), key=str)
+    aside.close()
+    shop.client.set(f"{shop.prefix}:public.items:1:1", b'{"price": "forged"}')
+    with shop.following("cache") as cache, shop.following("lake"), shop.following("docs") as docs:
+        outcome = shop.rebuild("cache").anew()
+        assert sum(len(each.differences) for each in outcome.tables) >= 1, shop.told
+        shop.rebuild("docs").anew()
+        shop.pipeline.database.execute(
+            "UPDATE items SET price = price + 1 WHERE line % 2 = 0",
+            "DELETE FROM orders WHERE id % 4 = 0",
+        )
+        until = shop.lsn()
+        for run in (cache, docs):
+            wait_until(
+                lambda run=run: (
+                    run.applied and run.applied.lsn >= until and run.applied.generation == 2
+                ),  # type: ignore[misc]
+                f"{run.name} is {run.state}: {run.error}",
+            )
+    shop.check()
+    assert shop.rebuild("cache").drop_old() == [1, still.generation]
+    shop.check()
+
+
+class LogBuilderVersions:
+    """The versions that a log has at a generation's frontier."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._builder = LogBuilder(
+            shop.config, shop.pipeline.config_file, "cache", lambda: pytest.fail("no"), print
+        )
+
+    def versions(self, outcome: Any) -> Any:  # noqa: ANN401 - an Outcome
+        return self._builder.versions(outcome.applied)
+
+
+def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
+    """Through the stream, by the daemon; documents go on across the rebuild of their mirror."""
+    shop.pipeline.daemon.term()
+    standing = shop.sink("cache").generations()[1]
+    assert standing is not None
+    topic = f"{shop.prefix}.public.items"
+    admin = AdminClient({"bootstrap.servers": shop.pipeline.bootstrap})
+    cut = [TopicPartition(topic, number, end) for number, end in enumerate(standing.ends[topic])]
+    for done in admin.delete_records(cut).values():
+        done.result(timeout=30)
+    assert cdc(["topics", "acknowledge", "--yes", "-c", str(shop.pipeline.config_file)]) == 0
+    shop.pipeline.database.execute("DELETE FROM items WHERE line % 4 = 0")
+    shop.pipeline.start().wait_ready()
+    for name in ("cache", "lake"):
+        assert shop.rebuild(name).anew().generation == 2
+        assert any("reading again" in each for each in shop.told)
+        shop.told.clear()
+    shop.follow("cache", "docs")
+    shop.check()
