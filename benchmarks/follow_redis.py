@@ -49,7 +49,7 @@ class RedisStore:
 
     def __init__(self, url: str, pid: int) -> None:
         self._url = url
-        self._client = redis.Redis.from_url(url, protocol=2)
+        self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=60.0)
         self.section: dict[str, Any] = {"redis": {"url": url}}
         self.pids: tuple[int, ...] = (pid,)
 

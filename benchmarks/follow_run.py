@@ -53,7 +53,7 @@ _LOOK_SECONDS: Final = 0.01
 _FAMILY_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 900.0
-_LOAD_GRACE_SECONDS: Final = 60.0
+_LOAD_GRACE_SECONDS: Final = 300.0
 
 
 class Store(Protocol):
