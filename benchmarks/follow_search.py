@@ -1,0 +1,197 @@
+"""follow-search: the log into OpenSearch: documents a second when catching up, commit to visible.
+
+The figure is documents a second of a backlog, each under its seq as version, exactly once; beside
+it the time from a commit to the frontier that a search finds, at 500 single-row commits a second.
+The floor is the same rows into the same node by bulk requests of opensearch-py's own helper,
+without a version, a frontier or a log. There is no peer in the run.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from opensearchpy import OpenSearch
+from opensearchpy.helpers import bulk
+
+from benchmarks import backlog, measure, result, rows, servers, slots
+from benchmarks.failure import BenchmarkError
+from benchmarks.follow_run import FOLLOWER, P50_LIMIT_MS, P99_LIMIT_MS, RATE, Followed, FollowRun
+from benchmarks.latency import POSTGRES
+from benchmarks.progress import say
+from cdc.events import LSN
+from cdc.local.stack import LocalStack
+from sinks.contract import Applied, Change, Changes, Column, Version
+from sinks.opensearch import OpenSearchSink
+from sinks.opensearch_mapping import properties
+from sinks.opensearch_tables import OpenSearchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from benchmarks.options import Options
+    from benchmarks.servers import Servers
+
+NAME: Final = "follow-search"
+# What catching up is held to.
+LIMIT_DOCUMENTS_PER_SECOND: Final = 5_000.0
+_ROWS: Final = 300_000
+_RUN: Final = "followed"
+_ALONE: Final = 50_000
+_WRITTEN_AT_ONCE: Final = 10_000
+# A text of its own for each row, as long as the workload's.
+_ROW: Final = b'{"id":%d,"k":0,"payload":"%0150x","amount":"0.00"}'
+_COLUMNS: Final = (
+    Column("id", "int8", 20, -1, nullable=False),
+    Column("k", "int4", 23, -1, nullable=False),
+    Column("payload", "text", 25, -1, nullable=False),
+    Column("amount", "numeric", 1700, (10 << 16 | 2) + 4, nullable=False),
+)
+_VERSION: Final = Version(1, "public", "bench", "bench", ("id",), _COLUMNS, {})
+_SETTINGS: Final = {"number_of_replicas": 0}
+
+
+class SearchStore:
+    """One node of OpenSearch, as the embedded stack starts it."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self._url = url
+        self._client = OpenSearch(url, timeout=120)
+        self.section: dict[str, Any] = {"opensearch": {"url": url, "settings": _SETTINGS}}
+        self.pids: tuple[int, ...] = (pid,)
+
+    def seq(self) -> int:
+        fields = {"_source_includes": "seq,applying"}
+        said = self._client.get(
+            index=f"{_RUN}-followers", id=FOLLOWER, params={**fields, "ignore": 404}
+        )
+        found = said.get("_source", {})
+        return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
+
+    def check(self, count: int) -> None:
+        found = self._client.count(index=f"{_RUN}-public.{rows.TABLE}")["count"]
+        if found != count:
+            raise BenchmarkError(
+                f"a search finds {found:,} documents for {count:,} rows",
+                hint="the figure would not count",
+            )
+
+    def version(self) -> str:
+        return str(self._client.info()["version"]["number"])
+
+    def floor(self) -> float:
+        """Return the documents a second of the library's helper into the same fields."""
+        self._client.indices.create(
+            index="floor",
+            body={
+                "settings": {"refresh_interval": "-1", **_SETTINGS},
+                "mappings": {"properties": properties(_VERSION, {})},
+            },
+        )
+        began = time.monotonic()
+        made = (orjson.loads(_ROW % (number, number**20)) for number in range(_ALONE))
+        bulk(
+            self._client,
+            ({"_id": str(row["id"]), "_source": row} for row in made),
+            index="floor",
+            chunk_size=2_000,
+        )
+        self._client.indices.refresh(index="floor")
+        seconds = time.monotonic() - began
+        self._client.indices.delete(index="floor")
+        return _ALONE / seconds
+
+    def sink_alone(self) -> dict[str, float]:
+        """Return what the sink does by itself in one process, with no log and no Spark."""
+        sink = OpenSearchSink(
+            OpenSearchOptions(self._url, "alone", "alone", "alone", settings=_SETTINGS)
+        )
+        sink.open()
+        changes = [
+            Change(b'{"id":%d}' % number, number, _ROW % (number, number**20), 1, number, 0)
+            for number in range(1, _ALONE + 1)
+        ]
+        own, server = time.process_time(), measure.total_cpu_seconds(self.pids)
+        began = time.monotonic()
+        sink.begin(_ALONE, [_VERSION])
+        for first in range(0, _ALONE, _WRITTEN_AT_ONCE):
+            sink.write(Changes((_VERSION,), changes[first : first + _WRITTEN_AT_ONCE]))
+        sink.commit(Applied("alone", 1, 1, LSN(_ALONE), _ALONE, 0, 0, {}))
+        seconds = time.monotonic() - began
+        own = time.process_time() - own
+        server = measure.total_cpu_seconds(self.pids) - server
+        sink.close()
+        self._client.indices.delete(index="alone-public.*-g*")
+        return {
+            "documents_per_second": round(_ALONE / seconds),
+            "own_cpu_us_per_document": round(own / _ALONE * 1e6, 2),
+            "server_cpu_us_per_document": round(server / _ALONE * 1e6, 2),
+        }
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[SearchStore]:
+    """Run an OpenSearch for the length of the block."""
+    stack = LocalStack(folder, tied=True)
+    try:
+        url = stack.up(["opensearch"]).opensearch_url
+        assert url is not None
+        store = SearchStore(url, stack["opensearch"].pid)
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        stack.down()
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Run the workload and return its result."""
+    count = options.rows or _ROWS
+    with (
+        servers.running(NAME, POSTGRES, keep=options.keep) as up,
+        up.connect() as connection,
+        running(up.place.folder / "store") as store,
+    ):
+        # The first to come finds a server that has compiled nothing yet: it is nobody's figure.
+        store.floor()
+        alone = store.sink_alone()
+        floor = store.floor()
+        say(f"floor: {floor:,.0f} documents/s; the sink alone {alone}")
+        connection.execute(rows.CREATE_TABLE)
+        backlog.publish(connection, (rows.TABLE,))
+        with slots.created(connection, _RUN):
+            shown = FollowRun(_RUN, store, up, connection, options).measure(count)
+        return _result(shown, floor, alone, store, up)
+
+
+def _result(
+    shown: Followed, floor: float, alone: dict[str, float], store: SearchStore, up: Servers
+) -> dict[str, Any]:
+    catch_up = shown.catch_up
+    return result.build(
+        name=NAME,
+        unit="documents/s",
+        value=catch_up.rows_per_second,
+        limit=LIMIT_DOCUMENTS_PER_SECOND,
+        floor=floor,
+        peer=None,
+        cpu_s_per_million=catch_up.cpu_s["follower"] / catch_up.rows * 1e6,
+        peak_rss_mb=max(catch_up.peak_rss_mb.values()),
+        versions={**up.versions, "opensearch": store.version()},
+        details={
+            "rate": RATE,
+            "p50_limit_ms": P50_LIMIT_MS,
+            "p99_limit_ms": P99_LIMIT_MS,
+            **shown.details(),
+            "sink_alone": alone,
+            "floor_by": "opensearch-py's helpers.bulk, chunks of 2,000, into the same fields",
+            "servers": up.settings,
+        },
+    )
