@@ -56,10 +56,6 @@ class Tables(Protocol):
         """Return whether the table may differ from what it was in `since`."""
         ...
 
-    def columns(self, table: str) -> tuple[str, ...]:
-        """Return the names of the source's columns, as the mirror has them."""
-        ...
-
 
 class Kind:
     """One kind of document: its tree, and the table that a sink takes it for."""
@@ -75,18 +71,24 @@ class Kind:
         self.version = _version(self.root, versions)
 
     def changes(
-        self, new: Tables, applied: Applied, old: Tables | None = None, seq: int = 0
+        self,
+        new: Tables,
+        applied: Applied,
+        old: Tables | None = None,
+        seq: int = 0,
+        *,
+        was: Node | None = None,
     ) -> Iterator[Changes]:
         """Yield what became of the documents, some of them at a time.
 
         From the tables as they were at the frontier of `seq` to those of `applied`; without `old`
-        every document is made.
+        every document is made, and so where the tree `was` another there.
         """
         if old is None:
             yield from self._every(new, applied)
             return
         touched = [node for node in self.root.walk() if new.differ(node.table, old)]
-        if any(old.columns(node.table) != new.columns(node.table) for node in touched):
+        if was not in (None, self.root):
             there = {row.key for row in new.every(self.root)}
             gone = [row.key for row in old.every(self.root) if row.key not in there]
             yield self._made((), gone, new, applied)

@@ -21,7 +21,7 @@ from cdc.events import LSN
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
 from jobs import canaries
-from jobs.documents import SCHEMA, Kind, Tables
+from jobs.documents import SCHEMA, Kind, Tables, tree
 from jobs.documents_mirror import MirrorTables, Place
 from jobs.running import expect_pipeline
 from jobs.schemas import version
@@ -95,13 +95,16 @@ class DocumentsFollower:
     def changes(self, cut: Cut) -> Iterator[Changes]:
         """Yield what the cut has done to the documents."""
         before, after = cut
+        known = self._versions(before.applied.lsn) if before else {}
         for kind in self.kinds(after.applied):
+            name = kind.root.name
             try:
                 yield from kind.changes(
                     self._tables(after, kind),
                     after.applied,
                     before and self._tables(before, kind),
                     before.applied.seq if before else 0,
+                    was=tree(name, self._documents[name], known),
                 )
             except DeltaError as error:
                 if before is None or not _is_lost(error):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # A query's text grows with what it names; of more values only the least and the greatest are told.
 _NAMED_AT_MOST: Final = 5_000
 _TABLE: Final = "t"
-_OURS: Final = {*delta_layout.ours(history=True), *delta_layout.ours(soft=True)}
 
 
 class Place(NamedTuple):
@@ -105,12 +104,6 @@ class MirrorTables:
 
     def differ(self, table: str, since: MirrorTables) -> bool:
         return self._places.get(table) != since._places.get(table)
-
-    def columns(self, name: str) -> tuple[str, ...]:
-        """Return the names of the source's columns that the mirror has."""
-        table = self.open(name)
-        fields = table.schema().fields if table is not None else []
-        return tuple(field.name for field in fields if field.name not in _OURS)
 
     def _read(self, node: Node, table: DeltaTable, tests: Iterable[str]) -> Iterator[Row]:
         columns = self._selected(node, table, _TABLE)

@@ -42,7 +42,7 @@ class Shop:
                 ),
             },
         )
-        self.versions = dict(VERSIONS)
+        self.known = {0: dict(VERSIONS)}
         self.mirror = DeltaSink(Settings("x", "lake", "x", str(path), soft=soft, applier=applier))
         self.mirror.open()
         self.world: World = {name: {} for name in VERSIONS}
@@ -53,8 +53,17 @@ class Shop:
         self.follower = DocumentsFollower(self.config, "cache", self._in_force)
         self.sink = MemorySink(self.name)
 
-    def _in_force(self, _: LSN) -> Mapping[str, Version]:
-        return self.versions
+    def _in_force(self, lsn: LSN) -> Mapping[str, Version]:
+        newest = max(at for at in self.known if at <= lsn)
+        return self.known[newest]
+
+    @property
+    def versions(self) -> dict[str, Version]:
+        return self.known[max(self.known)]
+
+    def alter(self, version: Version) -> None:
+        """Begin another version of a table, behind the newest frontier."""
+        self.known[self.seq + 1] = self.versions | {version.name: version}
 
     def cut(self, changes: Mapping[str, Mapping[tuple[Any, ...], dict[str, Any] | None]]) -> None:
         """Bring the mirror to the next frontier."""
@@ -150,17 +159,22 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
     assert not shop.follow()
 
 
-def test_a_new_column_stands_in_every_document(shop: Shop) -> None:
+def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None:
     """And a mirror without the frontier that the documents stand at is a gap."""
     shop.cut({"shop.people": {(n,): {"id": n, "name": "x"} for n in (1, 2)}})
     shop.follow()
     people = shop.versions["shop.people"]
     age = Column("age", "int4", 23, -1, nullable=True)
-    shop.versions["shop.people"] = people._replace(schema_id=9, columns=(*people.columns, age))
+    shop.alter(people._replace(schema_id=9, columns=(*people.columns, age)))
     shop.cut({"shop.people": {(2,): {"id": 2, "name": "x", "age": 7}}})
     shop.follow()
     found = STORES[shop.name].rows("documents.person")
     assert [found[b'{"id":%d}' % n]["age"] for n in (1, 2)] == [None, 7]
+    shop.alter(people._replace(schema_id=10, columns=(people.columns[0], age)))
+    shop.cut({"shop.people": {(1,): {"id": 1, "age": None}}})
+    shop.follow()
+    found = STORES[shop.name].rows("documents.person")
+    assert all("name" not in each for each in found.values())
     shop.mirror.close()
     shutil.rmtree(shop.path)
     other = Shop(shop.path)

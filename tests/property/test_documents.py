@@ -164,9 +164,6 @@ class ArrowTables:
     def differ(self, table: str, since: ArrowTables) -> bool:
         return self.world[table] != since.world[table]
 
-    def columns(self, table: str) -> tuple[str, ...]:
-        return tuple(COLUMNS[table])
-
 
 @dataclass
 class Deltas:
