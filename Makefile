@@ -13,7 +13,8 @@ ROUNDS ?= 40
 ARGS ?=
 # Processes that share the tests: a test waits as often as it works. JOBS=0 for none but one.
 JOBS ?= $(shell expr $$(nproc) + 1)
-PYTEST := $(BIN)/python -m pytest
+# The order of sets is the same every time, too.
+PYTEST := PYTHONHASHSEED=$${PYTHONHASHSEED:-0} $(BIN)/python -m pytest
 # The plugin of Docker's own client, or the program that came before it.
 COMPOSE = $(if $(shell docker compose version 2>/dev/null),docker compose,docker-compose) \
   -p lockstep -f compose/compose.yaml
