@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 import pyarrow.compute as pc
 
-from cdc.errors import ConfigError, StoreLostError
+from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from cdc.events import LSN
 from sinks import (
     delta_generations,
@@ -188,12 +188,26 @@ class DeltaSink:
         pending = list(self._pending.items())
         self._every(lambda place, parts: self._apply(place, parts, applied), pending)
         self._pending.clear()
+        if self._frontiers.newest is None:
+            self._adopt()
         mirrors = self._mirrors
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
             versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
             self._frontiers.commit(applied, versions)
         if self._upkeep.is_due():
             self._tidy()
+
+    def _adopt(self) -> None:
+        """Take what direct mode has filled into the first frontier, changed since or not."""
+        for place in delta_generations.folders(self._settings, self._root):
+            if place not in self._mirrors:
+                mirror = self._mirror(place)
+                try:
+                    is_there = mirror.find()
+                except (ConfigError, UnavailableError):
+                    is_there = False  # another's, or not whole: nothing of it is asked for
+                if not is_there:
+                    del self._mirrors[place]
 
     def _tidy(self) -> None:
         """Keep files few and storage small, between two batches."""

@@ -18,6 +18,7 @@ import json
 import struct
 import time
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID, uuid4
@@ -25,14 +26,15 @@ from uuid import UUID, uuid4
 import obstore
 import pyarrow as pa
 import pyarrow.compute as pc
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
+from cdc.errors import UnavailableError
 from sinks import delta_layout
 from sinks.delta_lake import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
     from obstore.store import ObjectStore
@@ -71,14 +73,26 @@ class Files:
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
         """Write a file."""
-        obstore.put(self._store, name, bytes(data))
+        with _translated(name):
+            obstore.put(self._store, name, bytes(data))
 
     def put_new(self, name: str, data: bytes) -> None:
         """Write a file that must not be there; raise ConflictError where it is."""
-        try:
+        with _translated(name):
             obstore.put(self._store, name, data, mode="create")
-        except AlreadyExistsError as error:
-            raise ConflictError(name) from error
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise ConflictError(f"{name} is there already") from error
+    except (BaseError, OSError) as error:
+        raise UnavailableError(
+            f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            hint="the follower tries again; see that the storage can be written",
+        ) from error
 
 
 class Vector(NamedTuple):

@@ -81,6 +81,7 @@ class Frontiers:
         self._table: DeltaTable | None = None
         self._id: object = None
         self.newest: Row | None = None
+        self._appended = 0
         self.reached = 0
         self.generation = 1
 
@@ -138,6 +139,9 @@ class Frontiers:
                 self._again()
                 continue
             self.newest = row
+            self._appended += 1
+            if self._appended % _COMPACT_FILES == 0:
+                self._compact()
             return
         raise delta_lake.busy(self._path)
 
@@ -178,6 +182,14 @@ class Frontiers:
         """Delete the rows of a generation."""
         with delta_lake.translated(self._path):
             self.table.delete(f"generation = {generation}")
+
+    def _compact(self) -> None:
+        """Join what single rows are in: each is looked through at every start of a batch."""
+        try:
+            with delta_lake.translated(self._path):
+                self.table.optimize.compact()
+        except delta_lake.ConflictError:
+            self._again()
 
     def tidy(self, keep_hours: float) -> None:
         """Join small files; forget rows that are older than what can be read."""

@@ -134,6 +134,18 @@ def _carried(settings: Settings, generation: int, mirror: str) -> int:
     return table.version()
 
 
+def folders(settings: Settings, root: str) -> list[str]:
+    """Return what lies below a root and is none of ours by its name."""
+    with delta_lake.translated(root):
+        files = PyFileSystem(DeltaStorageHandler(root, dict(settings.storage)))
+        listed = files.get_file_info(FileSelector("", allow_not_found=True))
+    return [
+        each.base_name
+        for each in listed
+        if each.type == FileType.Directory and not each.base_name.startswith("_")
+    ]
+
+
 def _frontiers(settings: Settings, root: str) -> Frontiers:
     return Frontiers(root, settings.storage, settings.owner)
 
@@ -144,8 +156,8 @@ def _aside(settings: Settings, generation: int) -> str:
 
 def _numbers(settings: Settings) -> list[int]:
     """Return the generations that lie aside."""
-    files = _files(settings)
-    listed = files.get_file_info(FileSelector(_ASIDE, allow_not_found=True))
+    with delta_lake.translated(settings.path):
+        listed = _files(settings).get_file_info(FileSelector(_ASIDE, allow_not_found=True))
     return sorted(
         int(each.base_name)
         for each in listed
@@ -154,7 +166,8 @@ def _numbers(settings: Settings) -> list[int]:
 
 
 def _delete(settings: Settings, generation: int) -> None:
-    _files(settings).delete_dir(f"{_ASIDE}/{generation}")
+    with delta_lake.translated(settings.path):
+        _files(settings).delete_dir(f"{_ASIDE}/{generation}")
 
 
 def _files(settings: Settings) -> PyFileSystem:

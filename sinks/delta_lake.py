@@ -41,8 +41,11 @@ _LOOK_SECONDS: Final = 0.1
 _SEQ_BITS: Final = 48
 
 
-class ConflictError(Exception):
+class ConflictError(UnavailableError):
     """Somebody else has committed in the meantime: look again, then decide."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the follower looks again and goes on by itself")
 
 
 class Commit(NamedTuple):
@@ -143,7 +146,9 @@ def size(table: DeltaTable) -> int:
 
 def newest_facts(table: DeltaTable) -> dict[str, object]:
     """Return what the newest commit of ours says of itself; nothing where none does."""
-    for commit in table.history(_HISTORY):
+    with translated(table.table_uri):
+        history = table.history(_HISTORY)
+    for commit in history:
         if found := delta_layout.facts(commit.get("userMetadata")):
             return found
     return {}
@@ -153,7 +158,8 @@ def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table
     """Return columns of all rows, or of those that an SQL predicate names."""
     names = ", ".join(map(quoted, columns)) or "1 AS one"
     query = f"SELECT {names} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608 - names quoted
-    found = pa.table(QueryBuilder().register(_TABLE, table).execute(query).read_all())
+    with translated(table.table_uri):
+        found = pa.table(QueryBuilder().register(_TABLE, table).execute(query).read_all())
     if not columns:
         return found
     known = arrow_schema(table)

@@ -148,8 +148,8 @@ class Mirror:
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
             raise ConfigError(
                 f"the rows of {self.name} went into Delta directly, and {self.path} is no table",
-                hint="let the follower have the path `delta.path`, or read them again:"
-                f" `cdc snapshot {self.name}`",
+                hint="let the follower have the path `delta.path`; or read them into the log,"
+                f" `cdc snapshot {self.name} --anew`, and take `snapshot: direct` out",
             )
         self._table = delta_lake.made(
             self.path,
