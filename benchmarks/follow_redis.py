@@ -67,30 +67,30 @@ class RedisStore:
     def version(self) -> str:
         return str(self._client.info("server")["redis_version"])
 
-    def floor(self) -> float:
+    def floor(self, keys: int) -> float:
         """Return the keys a second of plain SETs of rows of the workload's size."""
         began = time.monotonic()
-        for first in range(0, _ALONE_KEYS, _FLOOR_PIPELINE):
+        for first in range(0, keys, _FLOOR_PIPELINE):
             with self._client.pipeline(transaction=False) as pipe:
                 for number in range(first, first + _FLOOR_PIPELINE):
                     pipe.set(f"floor:public.bench:{number}", _ROW % number)
                 pipe.execute()
         seconds = time.monotonic() - began
         self._client.flushall()
-        return _ALONE_KEYS / seconds
+        return keys / seconds
 
-    def sink_alone(self) -> dict[str, float]:
+    def sink_alone(self, keys: int) -> dict[str, float]:
         """Return what the sink does by itself in one process, with no log and no Spark."""
         sink = RedisSink(Settings(self._url, "alone", "alone"))
         sink.open()
         changes = [
             Change(b'{"id":%d}' % number, number, _ROW % number, 1, number, 0)
-            for number in range(1, _ALONE_KEYS + 1)
+            for number in range(1, keys + 1)
         ]
         own, server = time.process_time(), measure.total_cpu_seconds(self.pids)
         began = time.monotonic()
-        sink.begin(_ALONE_KEYS, [_VERSION])
-        for first in range(0, _ALONE_KEYS, _WRITTEN_AT_ONCE):
+        sink.begin(keys, [_VERSION])
+        for first in range(0, keys, _WRITTEN_AT_ONCE):
             sink.write(Changes((_VERSION,), changes[first : first + _WRITTEN_AT_ONCE]))
         seconds = time.monotonic() - began
         own = time.process_time() - own
@@ -98,9 +98,9 @@ class RedisStore:
         sink.close()
         self._client.flushall()
         return {
-            "keys_per_second": round(_ALONE_KEYS / seconds),
-            "own_cpu_us_per_key": round(own / _ALONE_KEYS * 1e6, 2),
-            "server_cpu_us_per_key": round(server / _ALONE_KEYS * 1e6, 2),
+            "keys_per_second": round(keys / seconds),
+            "own_cpu_us_per_key": round(own / keys * 1e6, 2),
+            "server_cpu_us_per_key": round(server / keys * 1e6, 2),
         }
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ def run(options: Options) -> dict[str, Any]:
         up.connect() as connection,
         running(up.place.folder / "store") as store,
     ):
-        floor = store.floor()
-        alone = store.sink_alone()
+        floor = store.floor(min(count, _ALONE_KEYS))
+        alone = store.sink_alone(min(count, _ALONE_KEYS))
         say(f"floor: {floor:,.0f} keys/s; the sink alone {alone}")
         connection.execute(rows.CREATE_TABLE)
         backlog.publish(connection, (rows.TABLE,))
