@@ -17,12 +17,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import expr
 
 from cdc import failpoints
-from cdc.errors import CDCError, GapError, StoppedError, StoreLostError
+from cdc.errors import CDCError, Exit, GapError, StoppedError, StoreLostError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.ranges import Range, RangeReader
@@ -58,6 +58,19 @@ _SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
 _LOOK_SECONDS: Final = 0.1
 _STARTING: Final = threading.Lock()
+
+
+class SparkGoneError(CDCError):
+    """The JVM that the session runs in has ended: nothing can be done in this process any more."""
+
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's JVM is gone",
+            hint="start the job again: it goes on from its stores. Where memory is short, see"
+            " spark.driver.memory",
+        )
 
 
 class Following:
@@ -99,6 +112,8 @@ class Following:
             scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
             try:
                 self._query(run, standing, scratch)
+            except (Py4JNetworkError, ConnectionError) as error:
+                raise SparkGoneError from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
@@ -155,7 +170,7 @@ class Following:
                 query = writer.start()
                 while query.isActive and query.status["message"].startswith("Initializing"):
                     time.sleep(_LOOK_SECONDS)
-            except (PySparkException, Py4JError) as error:
+            except (PySparkException, Py4JJavaError) as error:
                 raise translated(error) from error
             return query
 
@@ -166,8 +181,10 @@ class Following:
                     break
             failed = query.exception()
         finally:
-            with suppress(PySparkException, Py4JError):
+            with suppress(PySparkException, Py4JError, OSError):
                 query.stop()
+        if isinstance(batches.error, PySparkException | Py4JJavaError):
+            raise translated(batches.error) from batches.error
         if batches.error is not None and not isinstance(batches.error, StoppedError):
             raise batches.error
         if failed is not None and batches.error is None:

@@ -16,7 +16,7 @@ import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
@@ -126,7 +126,7 @@ class Large:
                     mine = [part for part in parts if part.topic == topic]
                     self._write_in_order(cut, mine, letters, torn=torn)
                 failpoints.reach("follow_written")
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise translated(error) from error
         size = sum(counted.bytes for counted in tables.values())
         return {version.name for version in versions}, size
