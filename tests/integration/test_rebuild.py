@@ -251,5 +251,5 @@ def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
         assert shop.rebuild(name).anew().generation == 2
         assert any("reading again" in each for each in shop.told)
         shop.told.clear()
-    shop.follow("cache", "docs")
+    shop.follow("lake", "cache", "docs")
     shop.check()
