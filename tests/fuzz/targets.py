@@ -14,6 +14,7 @@ from cdc.decode.messages import Commit
 from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.log import names, records
+from cdc.log.followers import FollowerRecord
 from tests.fuzz import rows, sequences
 from tests.golden.reading import RECORDINGS, load
 from tests.property.pgoutput_writer import encode
@@ -63,7 +64,7 @@ def _decode_seeds() -> Iterator[bytes]:
 
 # -- cdc.log.records: what stands in our own topics ------------------------------------------------
 
-_RECORDS: Final[tuple[records.Record, ...]] = (
+_RECORDS: Final[tuple[records.Record | FollowerRecord, ...]] = (
     records.ResumeIdentity(
         pipeline="p", epoch=1, system_identifier="7", timeline=1, database="d", slot="s",
         publication=records.Publication(name="p", oid=1, tables={"a.b": 2}), partitions={"t": 4},
@@ -80,6 +81,10 @@ _RECORDS: Final[tuple[records.Record, ...]] = (
         schema_id=1, relation_id=2, schema="a", table="b", topic="t", replica_identity="d",
         from_lsn=LSN(1), key=("id",), columns=(records.SchemaColumn(
             name="id", type_id=20, type="int8", type_modifier=-1, nullable=False),),
+    ),
+    FollowerRecord(
+        pipeline="p", follower="f", store="redis", generation=1, state="following", epoch=1,
+        lsn=LSN(9), seq=42, committed_at_us=1, place=3, batch_seconds=0.5, owner="host:1", at_us=1,
     ),
 )  # fmt: skip
 
