@@ -28,6 +28,7 @@ IMPORTED_BY = {
     "delta": ("jobs", "tests", "benchmarks"),
     "deltalake": ("sinks", "jobs", "cdc/demo/stores.py", "tests", "benchmarks"),
     "opensearchpy": ("sinks/opensearch_client.py", "cdc/demo", "tests", "benchmarks"),
+    "redis": ("sinks/redis_client.py", "cdc/demo/stores.py", "tests", "benchmarks"),
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
     "adbc_driver_postgresql": ("jobs/adbc.py",),
     "adbc_driver_manager": ("jobs/adbc.py",),
