@@ -64,10 +64,9 @@ class SearchStore:
         self.pids: tuple[int, ...] = (pid,)
 
     def seq(self) -> int:
-        fields = {"_source_includes": "seq,applying"}
-        said = self._client.get(
-            index=f"{_RUN}-followers", id=FOLLOWER, params={**fields, "ignore": 404}
-        )
+        # 404 before there is a record, 503 while its index has only just been made.
+        how = {"_source_includes": "seq,applying", "ignore": (404, 503)}
+        said = self._client.get(index=f"{_RUN}-followers", id=FOLLOWER, params=how)
         found = said.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
 
