@@ -40,9 +40,9 @@ def main() -> None:
     spark.sql(
         f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
-    ends: list[tuple[float, int]] = []
+    ends: dict[int, float] = {}
 
-    def merge(batch: DataFrame, _: int) -> None:
+    def merge(batch: DataFrame, number: int) -> None:
         event = F.from_json(F.col("value").cast("string"), _EVENT)
         key = F.coalesce(F.col("e.after.id"), F.col("e.before.id"))
         newest = Window.partitionBy("key").orderBy(F.col("e.source.seq").desc())
@@ -64,7 +64,7 @@ def main() -> None:
             .whenNotMatchedInsert("s.op <> 'd'", values)
             .execute()
         )
-        ends.append((time.monotonic(), batch.count()))
+        ends[number] = time.monotonic()
 
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
@@ -82,7 +82,8 @@ def main() -> None:
             .start()
         )
         query.awaitTermination()
-    done = [(at, many) for at, many in ends if many]
+    done = [(ends[each["batchId"]], each["numInputRows"]) for each in query.recentProgress
+            if each["numInputRows"]]  # fmt: skip
     (first_at, first), (last_at, _) = done[0], done[-1]
     rows = sum(many for _, many in done)
     seconds, counted = last_at - first_at, rows - first
