@@ -86,17 +86,17 @@ def main() -> None:
             if each["numInputRows"]]  # fmt: skip
     (first_at, first), (last_at, _) = done[0], done[-1]
     rows = sum(many for _, many in done)
-    seconds, counted = last_at - first_at, rows - first
+    # A batch may read its rows more than once: what is known is how many there are in all.
+    seconds, counted = last_at - first_at, int(count) * (rows - first) / rows
     if not seconds:
-        seconds, counted = last_at - began, rows
+        seconds, counted = last_at - began, float(count)
     print(
         json.dumps(
             {
                 "rows_per_second": round(counted / seconds, 1),
                 "seconds_per_batch": round(seconds / max(len(done) - 1, 1), 2),
                 "batches": len(done),
-                "rows": rows,
-                "asked": int(count),
+                "rows": int(count),
             }
         )
     )
