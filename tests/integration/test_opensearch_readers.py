@@ -18,6 +18,7 @@ from tests.fixtures.store_opensearch import OpenSearchStore
 ACCOUNTS: Final = tuple(USERS._replace(table=f"t{n}", schema_id=20 + n) for n in range(2))
 _TRANSFERS: Final = 40
 _REWRITTEN_EVERY: Final = 13
+_LOOK_SECONDS: Final = 5.0
 
 Amounts = dict[int, int]
 
@@ -74,6 +75,7 @@ class Writer(threading.Thread):
     def __init__(self, store: OpenSearchStore, history: list[Transfer], many: int) -> None:
         super().__init__()
         self._sink, self._history, self._many = store.sink(), history, many
+        self.looked = threading.Event()
         self.error: BaseException | None = None
         self.start()
 
@@ -82,6 +84,9 @@ class Writer(threading.Thread):
             opened(self._sink)
             for at in range(0, len(self._history), self._many):
                 self._apply(self._history[at : at + self._many])
+                if self._many == 1:  # whatever the machine does, readers have their turn
+                    self.looked.clear()
+                    self.looked.wait(_LOOK_SECONDS)
             self._sink.close()
         except BaseException as error:  # noqa: BLE001 - told by the test
             self.error = error
@@ -126,6 +131,7 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
     writers = [Writer(opensearch_store, history, many) for many in (1, 3)]
     states_read = set()
     while any(writer.is_alive() for writer in writers):
+        writers[0].looked.set()
         before = opensearch_store.record_or_none()
         if before is None or before["seq"] is None or before["applying"]:
             continue

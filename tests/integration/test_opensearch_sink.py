@@ -105,6 +105,7 @@ def test_only_what_was_refused_is_sent_again(
 ) -> None:
     """With 429 and 503 for items, for whole requests, and 413 for what is too large."""
     monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 300.0)
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
     sink.open()
     busy_opensearch.whole = [429, 503, 429]
