@@ -44,6 +44,8 @@ _SLOW_SECONDS: Final = 30.0
 # Further behind than this it is catching up.
 _BEHIND_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
+# A stop does not wait longer for a broker that is away: supervisors give ten seconds.
+_FLUSH_SECONDS: Final = 5.0
 
 
 class Progress:
@@ -120,7 +122,7 @@ class Run:
         ticking.join()
         if self._reports is not None:
             with suppress(CDCError):
-                self._reports.flush()
+                self._reports.flush(_FLUSH_SECONDS)
         return self.exit
 
     def _turn(self) -> CDCError | None:
