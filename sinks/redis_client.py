@@ -72,7 +72,8 @@ class Client:
         if self._client is not None:
             client, self._client = self._client, None
             if isinstance(client, RedisCluster):
-                client.disconnect_connection_pools()  # which its own close leaves open
+                # Which its own close leaves open.
+                client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
             client.close()
 
     def ask(self, *command: bytes | str | int) -> Any:  # noqa: ANN401 - as many forms as commands
