@@ -98,6 +98,39 @@ def in_redis(client: redis.Redis, prefix: str, name: str, *key: str) -> Rows:
     return found
 
 
+# A large cut with nothing odd about it, then those that hold all that a partition can't tell.
+_WRITES = (
+    (
+        "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 300) g",
+        "INSERT INTO lines SELECT g % 7, g, 'n' || g FROM generate_series(1, 200) g",
+    ),
+    (
+        "UPDATE users SET name = name || 'u' WHERE id % 3 = 0",
+        "UPDATE users SET id = id + 1000 WHERE id % 2 = 0",
+        "INSERT INTO clicks SELECT g, 'c' FROM generate_series(1, 90) g",
+        "DELETE FROM clicks WHERE id % 2 = 0",
+    ),
+    (
+        "DELETE FROM users WHERE id < 10",
+        "INSERT INTO users VALUES (1, 'again', NULL), (2, 'large', repeat('y', 200000))",
+        "UPDATE users SET name = 'moved', id = 3 WHERE id = 2",
+        "UPDATE lines SET no = no + 1 WHERE id = 5",
+    ),
+)
+
+
+def compare(made: PipelineUnderTest, client: redis.Redis) -> None:
+    """Hold what both followers have against the database."""
+    prefix = made.config.prefix
+    for name, key in (("users", ("id",)), ("lines", ("no", "id"))):
+        wanted = table(made, name, *key)
+        assert STORES[prefix].rows(f"public.{name}") == wanted
+        assert in_redis(client, prefix, f"public.{name}", *key) == wanted
+    clicks = STORES[prefix].tables.get("public.clicks")
+    found = sorted(clicks.keyless if clicks else [], key=str)
+    assert found == list(table(made, "clicks").values())
+
+
 @pytest.mark.slow
 def test_every_kind_of_cut_ends_in_the_databases_state(
     spark: SparkSession,
@@ -120,42 +153,16 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     )
     made.start().wait_ready()
     execute = made.database.execute
-    execute(
-        # A large cut with nothing odd about it, and one that holds all that a partition can't tell.
-        "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 300) g",
-        "INSERT INTO lines SELECT g % 7, g, 'n' || g FROM generate_series(1, 200) g",
-    )
+    execute(*_WRITES[0])
     config = made.config
     memory = MemorySink(config.prefix)
     cache = stores.sink(config, "cache", config.followers["cache"])
     with running(spark, made, memory=memory, cache=cache) as runs:
         everyone = runs.values()
-
-        def compare() -> None:
+        for more in ((), *_WRITES[1:]):
+            execute(*more)
             reach(made, *everyone)
-            for name, key in (("users", ("id",)), ("lines", ("no", "id"))):
-                wanted = table(made, name, *key)
-                assert STORES[config.prefix].rows(f"public.{name}") == wanted
-                assert in_redis(redis_client, config.prefix, f"public.{name}", *key) == wanted
-            clicks = STORES[config.prefix].tables.get("public.clicks")
-            found = sorted(clicks.keyless if clicks else [], key=str)
-            assert found == list(table(made, "clicks").values())
-
-        compare()
-        execute(
-            "UPDATE users SET name = name || 'u' WHERE id % 3 = 0",
-            "UPDATE users SET id = id + 1000 WHERE id % 2 = 0",
-            "INSERT INTO clicks SELECT g, 'c' FROM generate_series(1, 90) g",
-            "DELETE FROM clicks WHERE id % 2 = 0",
-        )
-        compare()
-        execute(
-            "DELETE FROM users WHERE id < 10",
-            "INSERT INTO users VALUES (1, 'again', NULL), (2, 'large', repeat('y', 200000))",
-            "UPDATE users SET name = 'moved', id = 3 WHERE id = 2",
-            "UPDATE lines SET no = no + 1 WHERE id = 5",
-        )
-        compare()
+            compare(made, redis_client)
         execute(
             "TRUNCATE lines",
             "INSERT INTO lines SELECT 1, g, 'after' FROM generate_series(1, 120) g",
