@@ -58,7 +58,7 @@ test: setup ## every test, on real servers (ARGS='-k name' picks, JOBS=0: in one
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
 test-containers: setup ## the tests of the whole path on containers; fails without a container engine
-	@LOCKSTEP_TEST_CONTAINERS=1 TC_POOLING_INTERVAL=0.2 $(BIN)/python -m pytest -m containers $(ARGS)
+	@LOCKSTEP_TEST_CONTAINERS=1 TC_POOLING_INTERVAL=0.2 TC_MAX_TRIES=1500 $(BIN)/python -m pytest -m containers $(ARGS)
 
 check: setup ## format, lint, types and unit tests, in under a minute
 	@$(BIN)/ruff format --check .
