@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from cdc.errors import UnavailableError
 from cdc.log import names, reader
 from tests.fixtures.cluster import LONG, KafkaCluster
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
@@ -78,7 +80,16 @@ def lose(cluster: KafkaCluster, line: PipelineUnderTest, topic: str, *, running:
 
 
 def end(line: PipelineUnderTest, topic: str) -> int:
-    return reader.end_offsets(line.config, [(topic, 0)])[topic, 0]
+    """Return partition 0's end; who leads it, brokers learn one after another."""
+    found: list[int] = []
+
+    def asked() -> bool:
+        with suppress(UnavailableError):
+            found.append(reader.end_offsets(line.config, [(topic, 0)])[topic, 0])
+        return bool(found)
+
+    wait_until(asked, "nobody tells where the partition ends")
+    return found[0]
 
 
 @pytest.mark.cluster
