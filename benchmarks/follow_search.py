@@ -22,6 +22,9 @@ from benchmarks.follow_run import FOLLOWER, P50_LIMIT_MS, P99_LIMIT_MS, RATE, Fo
 from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from cdc.events import LSN
+from cdc.local.artifacts import ArtifactCache, default_cache
+from cdc.local.opensearch import OpenSearch as OpenSearchServer
+from cdc.local.progress import Terminal
 from cdc.local.stack import LocalStack
 from sinks.contract import Applied, Change, Changes, Column, Version
 from sinks.opensearch import OpenSearchSink
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from benchmarks.options import Options
     from benchmarks.servers import Servers
+    from cdc.local.home import ServerState
 
 NAME: Final = "follow-search"
 # What catching up is held to.
@@ -52,6 +56,17 @@ _COLUMNS: Final = (
 )
 _VERSION: Final = Version(1, "public", "bench", "bench", ("id",), _COLUMNS, {})
 _SETTINGS: Final = {"number_of_replicas": 0}
+# The heap of OpenSearch's own start scripts; the embedded stack's, for demo and tests, is 256 MB.
+_HEAP: Final = ("-Xms1g", "-Xmx1g")
+
+
+class StockNode(OpenSearchServer):
+    """The embedded node with the memory and the compilers that OpenSearch has by default."""
+
+    def command(self, state: ServerState) -> list[str]:
+        small = ("-Xms", "-Xmx", "-XX:TieredStopAtLevel", "-XX:MaxDirectMemorySize")
+        program, *given = super().command(state)
+        return [program, *_HEAP, *(each for each in given if not each.startswith(small))]
 
 
 class SearchStore:
@@ -64,8 +79,8 @@ class SearchStore:
         self.pids: tuple[int, ...] = (pid,)
 
     def seq(self) -> int:
-        # 404 before there is a record, 503 while its index has only just been made.
-        how = {"_source_includes": "seq,applying", "ignore": (404, 503)}
+        # 404 before there is a record, 503 while its index has only just been made, 429 when busy.
+        how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
         said = self._client.get(index=f"{_RUN}-followers", id=FOLLOWER, params=how)
         found = said.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
@@ -139,9 +154,11 @@ def running(folder: Path) -> Iterator[SearchStore]:
     """Run an OpenSearch for the length of the block."""
     stack = LocalStack(folder, tied=True)
     try:
-        url = stack.up(["opensearch"]).opensearch_url
-        assert url is not None
-        store = SearchStore(url, stack["opensearch"].pid)
+        stack.up([])  # tied: what runs in its home ends with this process
+        node = StockNode(stack.home, ArtifactCache(default_cache(), Terminal()), Terminal())
+        with stack.home.lock():
+            node.start()
+        store = SearchStore(node.url(), node.pid)
         try:
             yield store
         finally:
