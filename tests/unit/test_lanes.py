@@ -177,8 +177,27 @@ def test_lanes_take_turns_and_the_next_is_free_once_the_flush_before_is_noted(wo
     assert free(lanes)
     assert not settling(lanes)
     world.cut(2)
+    assert not free(lanes), "both are on their way"
+    for step in ("commit 0", "flush 1", "commit 1"):
+        world.gate(step).open()
+    ended(first)
+    assert seqs(lanes.committed()) == [1]
     assert lanes.current is writers[0]
-    assert not free(lanes)
+
+
+def test_who_has_ended_last_is_next_and_the_rest_wait_for_a_time_of_need(world: World) -> None:
+    lanes = world.use(4)
+    for seq in range(1, 6):
+        batch = world.cut(seq)
+        writer: Any = batch.publisher
+        lane = writer.lane
+        for step in ("flush", "commit"):
+            world.gate(f"{step} {lane}").open()
+        ended(batch)
+        assert seqs(lanes.acknowledged()) == seqs(lanes.committed()) == [seq]
+    assert [step for step in world.done if "flush" in step] == [
+        f"flush {lane}" for lane in (0, 1, 0, 1, 0)
+    ]
 
 
 def test_a_third_batch_waits_for_the_first_ones_commit(world: World) -> None:
@@ -231,6 +250,7 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     gates = [world.gate(f"{what} {lane}") for lane in range(count) for what in _STEPS]
     noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
     seq = 0
+    turns = []
 
     def turn() -> bool:
         nonlocal seq
@@ -239,7 +259,8 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
         assert len(lanes.in_flight) <= count
         if free(lanes) and seq < 100:
             seq += 1
-            world.cut(seq)
+            writer: Any = world.cut(seq).publisher
+            turns.append(writer.lane)
         for gate in gates:
             if gate.reached(0):
                 gate.open()
@@ -248,7 +269,7 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     wait_until(turn, "it does not end", _SECONDS, pause=0.0005)
     assert noted["acknowledged"] == noted["committed"] == list(range(1, 101))
     for what in _STEPS:
-        order = [f"{what} {batch % count}" for batch in range(100)]
+        order = [f"{what} {lane}" for lane in turns]
         assert [step for step in world.done if what in step] == order
 
 
