@@ -49,6 +49,14 @@ _AWAY: Final = {
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
 }
+# What is asked for is not there, or not there any more.
+GONE: Final = {
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+}
 _KEYS: Final = (
     "see security.protocol, sasl.mechanism, sasl.username and sasl.password under log.kafka"
 )

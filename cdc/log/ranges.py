@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import GapError, UnavailableError
-from cdc.log.client import translate, translated
+from cdc.log.client import GONE, translate, translated
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
@@ -30,13 +30,6 @@ _CHUNK: Final = 4_000
 _CHUNK_SECONDS: Final = 0.02
 _SILENCE_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 15.0
-_GONE: Final = {
-    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - librdkafka's local errors are spelled so
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-}
 
 
 class Range(NamedTuple):
@@ -58,7 +51,6 @@ class RangeReader:
     """Reads ranges, one set after another. Not for several threads at once."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
         more: dict[str, str | float | bool] = {
             "fetch.wait.max.ms": 10,
             "auto.offset.reset": "earliest",
@@ -147,7 +139,7 @@ class RangeReader:
     def _fail(self, error: KafkaError, place: Place, ranges: Mapping[Place, Range]) -> None:
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return  # its coordinator is asked for all the same, though nobody here joins a group
-        if error.code() in _GONE and place in ranges:
+        if error.code() in GONE and place in ranges:
             self.expect(place, ranges[place])
             raise GapError(
                 f"{place[0]} [{place[1]}] can't be read from offset {ranges[place].start}:"
@@ -174,7 +166,7 @@ class RangeReader:
                 TopicPartition(topic, number), timeout=_LOOK_SECONDS
             )
         except KafkaException as error:
-            if error.args[0].code() in _GONE:
+            if error.args[0].code() in GONE:
                 raise GapError(
                     f"{topic} [{number}] is not there, whose offsets {wanted.start} to"
                     f" {wanted.end - 1} are to be read",

@@ -8,23 +8,18 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from cdc.errors import GapError
 from cdc.log import names, records
-from cdc.log.client import translate, translated
+from cdc.log.client import GONE, translate, translated
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from confluent_kafka import Consumer
+
     from cdc.config import Config
 
 _MANY: Final = 2_000
 _LOOK_SECONDS: Final = 15.0
-_GONE: Final = {
-    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - librdkafka's local errors are spelled so
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-}
 
 
 class FrontierTail:
@@ -35,10 +30,7 @@ class FrontierTail:
         self._topic = names.frontier_topic(config.prefix)
         # A broker that has nothing answers after so long: it is asked at once when something comes.
         self._client = consumer(config, **{"fetch.wait.max.ms": 500})
-        with translated(f"looking up the offsets of {self._topic}", self._client):
-            low, high = self._client.get_watermark_offsets(
-                TopicPartition(self._topic, 0), timeout=_LOOK_SECONDS
-            )
+        low, high = _span(self._client, self._topic)
         if place > high:
             raise GapError(
                 f"{self._topic} ends at offset {high}, and seq {seq} was at {place}",
@@ -82,12 +74,18 @@ class FrontierTail:
     def _fail(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):  # noqa: SLF001
             return
-        if error.code() in _GONE:
+        if error.code() in GONE:
             raise GapError(
                 f"{self._topic} can't be read behind seq {self._seq}: {error.str()}",
                 hint="the topic was deleted, or created again",
             )
         raise translate(error, f"reading {self._topic}")
+
+
+def _span(client: Consumer, topic: str) -> tuple[int, int]:
+    """Return the topic's first offset and its end."""
+    with translated(f"looking up the offsets of {topic}", client):
+        return client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_LOOK_SECONDS)
 
 
 def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
@@ -98,10 +96,7 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
     topic = names.frontier_topic(config.prefix)
     client = consumer(config)
     try:
-        with translated(f"looking up the offsets of {topic}", client):
-            low, high = client.get_watermark_offsets(
-                TopicPartition(topic, 0), timeout=_LOOK_SECONDS
-            )
+        low, high = _span(client, topic)
         if offset >= high:
             raise GapError(
                 f"{topic} ends at offset {high}, and a frontier was at {offset}",
