@@ -29,8 +29,9 @@ from benchmarks.programs import Program
 from benchmarks.progress import say
 from cdc.errors import ConfigError
 from jobs.reading_as_of import read_as_of_arrow
-from sinks import delta_lake, delta_layout
-from sinks.delta_rows import EXACT_TYPE
+from sinks.delta import lake as delta_lake
+from sinks.delta import layout as delta_layout
+from sinks.delta.rows import EXACT_TYPE
 
 if TYPE_CHECKING:
     import psycopg

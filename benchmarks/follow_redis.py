@@ -21,7 +21,7 @@ from benchmarks.latency import POSTGRES
 from benchmarks.progress import say
 from cdc.local.stack import LocalStack
 from sinks.contract import Change, Changes, Column, Version
-from sinks.redis import RedisSink, Settings
+from sinks.redis.sink import RedisSink, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,9 +27,9 @@ from cdc.local.opensearch import OpenSearch as OpenSearchServer
 from cdc.local.progress import Terminal
 from cdc.local.stack import LocalStack
 from sinks.contract import Applied, Change, Changes, Column, Version
-from sinks.opensearch import OpenSearchSink
-from sinks.opensearch_mapping import properties
-from sinks.opensearch_tables import OpenSearchOptions
+from sinks.opensearch.mapping import properties
+from sinks.opensearch.sink import OpenSearchSink
+from sinks.opensearch.tables import OpenSearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

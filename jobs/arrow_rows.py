@@ -2,7 +2,7 @@
 
 ADBC reads binary COPY into Arrow columns; what it does not carry faithfully is asked for as text,
 by the expression that writes it as the stream has it. Text becomes its natural type here, where
-that is exact; what does not fit is NULL with its text in `_exact` (`sinks.delta_types`).
+that is exact; what does not fit is NULL with its text in `_exact` (`sinks.delta.types`).
 
 Postgres decides what is out of a calendar's range, so that its text is Postgres' own. Arrays go
 through the stream's own forms and their elements from there into Arrow's, a value at a time: exact
@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from cdc.decode.types import type_name
 from cdc.log import values
 from cdc.log.values_options import Values
-from sinks import delta_layout
-from sinks.delta_types import FIRST_YEAR, LAST_YEAR, TEXT, DeltaType, Kind, delta_type, fixed_type
+from sinks.delta import layout as delta_layout
+from sinks.delta.types import FIRST_YEAR, LAST_YEAR, TEXT, DeltaType, Kind, delta_type, fixed_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The Spark data source `lockstep_snapshot`: a table as it was when the snapshot was taken.
 
 Reads the ranges of a running snapshot's plan, each connection pinned to the exported snapshot, and
-gives the columns of a mirror (`sinks.delta_layout`) as Arrow batches. The plan comes from the log,
+gives the columns of a mirror (`sinks.delta.layout`) as Arrow batches. The plan comes from the log,
 so the snapshot must be running.
 
     spark.dataSource.register(SnapshotSource)
@@ -36,7 +36,7 @@ from cdc.snapshot.task import masks, prove, range_rows
 from cdc.source.pinned import carried, connect_for_rows, for_others, pinned
 from jobs import adbc
 from jobs.arrow_rows import ArrowRows, columns
-from sinks import delta_layout
+from sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

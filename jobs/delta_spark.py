@@ -4,7 +4,7 @@ Deletion vectors, so that no file is written anew for a few rows; the touched ke
 condition as literals, so that files without any of them are passed over. A MERGE takes seconds,
 however little it does.
 
-The same rows as by the other appliers (`sinks.delta_merge`, `sinks.delta_vectors`).
+The same rows as by the other appliers (`sinks.delta.merge`, `sinks.delta.vectors`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
 from cdc.errors import UnavailableError
 from jobs.session import session
-from sinks import delta_actions, delta_lake, delta_layout
-from sinks.delta_layout import EXACT, SEQ
-from sinks.delta_merge import GONE
+from sinks.delta import actions as delta_actions
+from sinks.delta import lake as delta_lake
+from sinks.delta import layout as delta_layout
+from sinks.delta.layout import EXACT, SEQ
+from sinks.delta.merge import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column
 
-    from sinks.delta_lake import Commit
-    from sinks.delta_work import Work
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
 
 # A column of the source alone: names of those that keep their stored value.
 _KEPT: Final = "_kept"

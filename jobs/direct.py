@@ -26,7 +26,7 @@ from cdc.snapshot.records import Plan, RangeRecord
 from cdc.snapshot.task import masks
 from cdc.source.pinned import connect_for_rows
 from jobs.data_source import NAME, SnapshotSource, as_option, spark_schema, table_of
-from sinks import delta_layout
+from sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

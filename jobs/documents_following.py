@@ -25,8 +25,10 @@ from jobs.documents import SCHEMA, Kind, Tables, tree
 from jobs.documents_mirror import MirrorTables, Place
 from jobs.running import expect_pipeline
 from jobs.schemas import version
-from sinks import delta_frontiers, delta_lake, delta_layout
 from sinks.contract import Applied
+from sinks.delta import frontiers as delta_frontiers
+from sinks.delta import lake as delta_lake
+from sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import types
 
-from sinks import delta_layout
+from sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -12,7 +12,7 @@ import msgspec
 
 from cdc.errors import ConfigError
 from jobs.documents_values import Cells, Reader, exact_texts
-from sinks import delta_layout
+from sinks.delta import layout as delta_layout
 from sinks.documents import Row
 
 if TYPE_CHECKING:

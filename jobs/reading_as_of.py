@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log import names
-from sinks import delta_frontiers, delta_lake
+from sinks.delta import frontiers as delta_frontiers
+from sinks.delta import lake as delta_lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.config.followers import Follower
     from sinks.contract import Sink
-    from sinks.delta_lake import Commit
-    from sinks.delta_work import Work
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
 
 
 def _redis(config: Config, name: str, follower: Follower) -> Sink:
-    from sinks.redis import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
+    from sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
     from sinks.shapes import Shape  # noqa: PLC0415 - as above
 
     assert follower.redis is not None
@@ -68,7 +68,7 @@ def sink(config: Config, name: str, follower: Follower) -> Sink:
 
 
 def _delta(config: Config, name: str, follower: Follower) -> Sink:
-    from sinks.delta import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
+    from sinks.delta.sink import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
 
     delta = follower.delta
     assert delta is not None, "the maker of a delta follower"
@@ -116,8 +116,8 @@ _MAKERS["delta"] = _delta
 
 def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
     # Of the extra `opensearch`.
-    from sinks.opensearch import OpenSearchSink  # noqa: PLC0415
-    from sinks.opensearch_tables import OpenSearchOptions  # noqa: PLC0415
+    from sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
+    from sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
 
     store = follower.opensearch
     assert store is not None, "the maker of an OpenSearch follower"

@@ -1,4 +1,4 @@
-"""Stores that follow the log: one contract, one file a store.
+"""Stores that follow the log: one contract, a folder a store.
 
 The contract, in prose (`sinks.contract` has it in types, tests/contract holds every sink to it):
 

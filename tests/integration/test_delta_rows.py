@@ -12,10 +12,10 @@ import pytest
 from cdc.log.records import SchemaRecord
 from cdc.log.values_options import Values
 from sinks.contract import Change, Changes, Column, Version
-from sinks.delta_columns import Reader, arrow_type, wanted
-from sinks.delta_json import rows as as_json
-from sinks.delta_layout import OURS
-from sinks.delta_rows import EXACT_TYPE, batch
+from sinks.delta.columns import Reader, arrow_type, wanted
+from sinks.delta.json import rows as as_json
+from sinks.delta.layout import OURS
+from sinks.delta.rows import EXACT_TYPE, batch
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_delta_types import Mirror

@@ -17,10 +17,10 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from cdc.events import LSN
 from jobs.reading_as_of import read_as_of_arrow
-from sinks import delta_layout
 from sinks.contract import Change, Changes
-from sinks.delta import DeltaSink, Settings
-from sinks.delta_frontiers import Frontiers
+from sinks.delta import layout as delta_layout
+from sinks.delta.frontiers import Frontiers
+from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 
 APPLIERS = ("delta-rs", "vectors")

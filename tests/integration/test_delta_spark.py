@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import ConfigError
 from jobs.reading_as_of import read_as_of
 from sinks.contract import Change, Changes
-from sinks.delta import DeltaSink, Settings
+from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import USERS, applied, apply, change, key, row
 from tests.property.test_delta_appliers import TABLES, opened, play_on
 

@@ -24,8 +24,8 @@ from cdc.snapshot.records import PlannedTable
 from cdc.source.connection import connect
 from cdc.source.described import Described, described
 from jobs.data_source import Ranges, SnapshotReader, Table, spark_schema
-from sinks import delta_layout
-from sinks.delta_types import DeltaType, Kind
+from sinks.delta import layout as delta_layout
+from sinks.delta.types import DeltaType, Kind
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_values_types import fill

@@ -19,7 +19,7 @@ from cdc.errors import GapError
 from cdc.events import LSN
 from jobs.documents_following import DocumentsFollower, apply
 from sinks.contract import Applied, Change, Changes, Column, Version
-from sinks.delta import DeltaSink, Settings
+from sinks.delta.sink import DeltaSink, Settings
 from sinks.memory import STORES, MemorySink
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
 

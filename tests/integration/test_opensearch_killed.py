@@ -13,7 +13,7 @@ import pytest
 from cdc.errors import SwitchedError, UnavailableError
 from cdc.local.stack import LocalStack
 from sinks.contract import Change, Changes
-from sinks.opensearch import OpenSearchSink
+from sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, applied, change, key, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import SwitchedError, UnavailableError
 from sinks.contract import Change, Changes, Version
-from sinks.opensearch import OpenSearchSink
+from sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, applied, change, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 

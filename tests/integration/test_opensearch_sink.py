@@ -15,9 +15,10 @@ from cdc.errors import (
     StoreLostError,
     UnavailableError,
 )
-from sinks import opensearch, opensearch_bulk
 from sinks.contract import Change, Changes, Column, Version
-from sinks.opensearch import OpenSearchSink
+from sinks.opensearch import bulk as opensearch_bulk
+from sinks.opensearch import sink as opensearch
+from sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, VALUES, applied, apply, change, key, row
 from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore

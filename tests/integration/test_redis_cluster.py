@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
-from sinks.redis import RedisSink, Settings
+from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
 from tests.contract.under_test import LINES, apply
 from tests.fixtures.store_redis import users

@@ -21,8 +21,8 @@ from cdc.errors import (
 )
 from cdc.local.stack import LocalStack
 from sinks.contract import Change, Changes
-from sinks.redis import SMALL_CHANGES, RedisSink, Settings
-from sinks.redis_reader import RedisReader
+from sinks.redis.reader import RedisReader
+from sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings
 from sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.seeds import first_seed

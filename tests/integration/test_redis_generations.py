@@ -11,8 +11,8 @@ import redis
 
 from cdc.errors import SwitchedError
 from sinks.contract import Changes
-from sinks.redis import RedisSink, Settings
-from sinks.redis_client import Call, Client, Script
+from sinks.redis.client import Call, Client, Script
+from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, change, row
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from sinks.contract import Change, Changes, Column, Version
-from sinks.redis import RedisSink, Settings
+from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
 from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed

@@ -17,7 +17,7 @@ from cdc.snapshot.task import masks
 from cdc.source.pinned import connect_for_rows
 from jobs import direct, snapshot
 from jobs.data_source import SnapshotSource, spark_schema, table_of
-from sinks import delta_layout
+from sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 if TYPE_CHECKING:

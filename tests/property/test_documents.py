@@ -26,7 +26,7 @@ from jobs.documents import Kind, Tables
 from jobs.documents_mirror import MirrorTables, Place
 from jobs.documents_rows import NodeRows
 from sinks.contract import Applied, Column, Version
-from sinks.delta_layout import EXACT, SEQ
+from sinks.delta.layout import EXACT, SEQ
 from sinks.documents import Node, Row, Terms
 
 Table = dict[tuple[Any, ...], tuple[int, dict[str, Any]]]  # seq and row by key

@@ -15,7 +15,7 @@ from cdc.local import spark
 _FROM_ZIP = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import cdc.local.artifacts, jobs.tasks, sinks.delta_types
+import cdc.local.artifacts, jobs.tasks, sinks.delta.types
 assert cdc.__file__.startswith(sys.argv[1]), cdc.__file__
 print(len(cdc.local.artifacts.lock_sections()["spark"]))
 """

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from sinks.contract import Change
-from sinks.redis_names import SLOTS, Names, slot_of, tags
+from sinks.redis.names import SLOTS, Names, slot_of, tags
 from sinks.shapes import Placer, Shape, Shaper, Template, number_of, text_of
 from tests.contract.under_test import LINES, USERS
 

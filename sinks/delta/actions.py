@@ -1,0 +1,247 @@
+"""Commits of our own to Delta's log, for what delta-rs does not write: deletion vectors.
+
+A commit is one file of JSON actions, `_delta_log/<version>.json`, that must not be there yet: the
+store decides who of two is first (an object store by a conditional put, a file system by a link
+that fails). Whoever was second looks at the table again before it tries again; so a commit is
+always made of the very version before it, and nothing has to be checked for conflicts.
+
+A deletion vector is the set of a file's rows that are gone, as positions in a Roaring bitmap; those
+of one commit lie in one file.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+https://github.com/RoaringBitmap/RoaringFormatSpec
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID, uuid4
+
+import obstore
+import pyarrow as pa
+import pyarrow.compute as pc
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, from_url
+
+from cdc.errors import UnavailableError
+from sinks.delta import layout
+from sinks.delta.lake import ConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+    from obstore.store import ObjectStore
+
+    from sinks.delta.lake import Commit
+
+Action = dict[str, Any]
+
+_Z85: Final = (
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
+_DELTA_MAGIC: Final = 1_681_511_377
+_ROARING_COOKIE: Final = 12_346  # no run containers
+_CONTAINER: Final = 1 << 16
+_ARRAY_MOST: Final = 4_096  # of so many a container is a list, above it a bitmap
+_FILE_VERSION: Final = b"\x01"
+_ENABLED: Final = "delta.enableDeletionVectors"
+# What a table has whose protocol names no features, by the version that brought it.
+_LEGACY: Final = {
+    2: ("appendOnly", "invariants"),
+    3: ("checkConstraints",),
+    4: ("changeDataFeed", "generatedColumns"),
+    5: ("columnMapping",),
+}
+
+
+class Files:
+    """The storage of one table."""
+
+    def __init__(self, uri: str, storage: Mapping[str, str]) -> None:
+        local = uri.removeprefix("file://")
+        if local.startswith("/"):
+            self._store: ObjectStore = LocalStore(Path(local), mkdir=True)
+        else:
+            self._store = from_url(uri, config=dict(storage))  # type: ignore[call-overload]
+
+    def put(self, name: str, data: bytes | pa.Buffer) -> None:
+        """Write a file."""
+        with _translated(name):
+            obstore.put(self._store, name, bytes(data))
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Write a file that must not be there; raise ConflictError where it is."""
+        with _translated(name):
+            obstore.put(self._store, name, data, mode="create")
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise ConflictError(f"{name} is there already") from error
+    except (BaseError, OSError) as error:
+        raise UnavailableError(
+            f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            hint="the follower tries again; see that the storage can be written",
+        ) from error
+
+
+class Vector(NamedTuple):
+    """Where a file's deletion vector is."""
+
+    name: UUID
+    offset: int
+    size: int
+    cardinality: int
+
+    @property
+    def action(self) -> Action:
+        """As an add action has it."""
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": _z85(self.name.bytes),
+            "offset": self.offset,
+            "sizeInBytes": self.size,
+            "cardinality": self.cardinality,
+        }
+
+
+def put_vectors(files: Files, gone: Sequence[pa.BooleanArray]) -> list[Vector]:
+    """Write one file of deletion vectors; return where each is."""
+    name, text, found = uuid4(), bytearray(_FILE_VERSION), []
+    for rows in gone:
+        data = _roaring(rows)
+        found.append(Vector(name, len(text), len(data), rows.true_count))
+        text += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    files.put(f"deletion_vector_{name}.bin", bytes(text))
+    return found
+
+
+def commit(
+    files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, said: Commit
+) -> None:
+    """Write the version behind the table's; raise ConflictError where there is one."""
+    now = int(time.time() * 1_000)
+    info = {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": {},
+        "readVersion": table.version(),
+        "isolationLevel": "Serializable",
+        "isBlindAppend": False,
+        "engineInfo": "lockstep",
+        "userMetadata": layout.metadata(**said.facts),
+    }
+    whole: list[Action] = [{"commitInfo": info}, *actions]
+    if said.upto is not None:
+        whole.append({"txn": {"appId": said.app, "version": said.upto, "lastUpdated": now}})
+    text = "\n".join(json.dumps(each, separators=(",", ":")) for each in whole)
+    files.put_new(f"_delta_log/{table.version() + 1:020d}.json", text.encode())
+    table.update_incremental()
+
+
+def enabling(table: DeltaTable) -> list[Action]:
+    """Return the actions that let a table have deletion vectors; none where it has them."""
+    about = table.metadata()
+    if about.configuration.get(_ENABLED) == "true":
+        return []
+    schema = json.loads(table.schema().to_json())
+    return [
+        with_feature(table, "deletionVectors"),
+        described(table, schema, {**about.configuration, _ENABLED: "true"}),
+    ]
+
+
+def with_feature(table: DeltaTable, feature: str) -> Action:
+    """Return the action that adds a feature, which readers must know, to a table's protocol."""
+    protocol = table.protocol()
+    writers = set(protocol.writer_features or ())
+    if protocol.writer_features is None:
+        known = (names for at, names in _LEGACY.items() if at <= protocol.min_writer_version)
+        writers = {name for names in known for name in names}
+    return {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": sorted({*(protocol.reader_features or ()), feature}),
+            "writerFeatures": sorted({*writers, feature}),
+        }
+    }
+
+
+def described(
+    table: DeltaTable, schema: Mapping[str, object], configuration: Mapping[str, str]
+) -> Action:
+    """Return the action that gives a table this schema and these properties."""
+    about = table.metadata()
+    return {
+        "metaData": {
+            "id": str(about.id),
+            "name": about.name,
+            "description": about.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema),
+            "partitionColumns": list(about.partition_columns),
+            "createdTime": about.created_time,
+            "configuration": dict(configuration),
+        }
+    }
+
+
+def _roaring(gone: pa.BooleanArray) -> bytes:
+    """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's frame."""
+    keys, bodies = [], []
+    for first in range(0, len(gone), _CONTAINER):
+        part = gone.slice(first, _CONTAINER)
+        count = part.true_count
+        if not count:
+            continue
+        keys.append(struct.pack("<HH", first // _CONTAINER, count - 1))
+        if count > _ARRAY_MOST:
+            bodies.append(_bits(part).ljust(_CONTAINER // 8, b"\0"))
+        else:
+            places = pc.indices_nonzero(part).cast(pa.uint16())
+            bodies.append(places.buffers()[1].to_pybytes()[: 2 * count])
+    at = 8 + 8 * len(keys)
+    offsets = []
+    for body in bodies:
+        offsets.append(struct.pack("<I", at))
+        at += len(body)
+    # One bitmap of 32 bits, the first: no file has more rows.
+    head = struct.pack("<IQII", _DELTA_MAGIC, 1, 0, _ROARING_COOKIE) + struct.pack("<I", len(keys))
+    return b"".join([head, *keys, *offsets, *bodies])
+
+
+def _bits(rows: pa.BooleanArray) -> bytes:
+    """Return a bitmap, the first row in the lowest bit of the first byte."""
+    if rows.offset % 8:
+        rows = pa.concat_arrays([rows, rows.slice(0, 0)])
+    first = rows.offset // 8
+    text: bytes = rows.buffers()[1].slice(first, (len(rows) + 7) // 8).to_pybytes()
+    spare = -len(rows) % 8
+    return text[:-1] + bytes([text[-1] & (0xFF >> spare)]) if spare else text
+
+
+def _z85(data: bytes) -> str:
+    """Return base 85 in Z85's alphabet."""
+    return "".join(
+        _Z85[number // 85**place % 85]
+        for (number,) in struct.iter_unpack(">I", data)
+        for place in (4, 3, 2, 1, 0)
+    )
+
+
+def z85_decoded(text: str) -> bytes:
+    """Return what Z85 text of whole groups of five stands for."""
+    groups = (text[at : at + 5] for at in range(0, len(text), 5))
+    numbers = (sum(_Z85.index(each) * 85 ** (4 - at) for at, each in enumerate(g)) for g in groups)
+    return b"".join(struct.pack(">I", number) for number in numbers)

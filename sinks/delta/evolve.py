@@ -1,0 +1,151 @@
+"""A mirror's columns follow its table's versions.
+
+A new column is added. One that the source no longer has stays, with what it last held, and NULL in
+every row written since: readers do not break, and nothing is deleted by a statement in the source.
+A renamed column is a new one, since the log tells no other way. A column of another type takes it,
+and the table is written anew, each value as the new type reads its text (`sinks.delta.retype`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+from deltalake import CommitProperties, Field, Schema, write_deltalake
+
+from cdc.errors import ConfigError
+from sinks.delta import actions, lake, layout
+from sinks.delta.lake import Commit
+from sinks.delta.layout import EXACT
+from sinks.delta.retype import retyped
+from sinks.delta.rows import exact_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from deltalake import DeltaTable
+
+_MAPPED: Final = "delta.columnMapping.mode"
+_FEATURE: Final = "columnMapping"
+_MAX_ID: Final = "delta.columnMapping.maxColumnId"
+_ID: Final = "delta.columnMapping.id"
+_PHYSICAL: Final = "delta.columnMapping.physicalName"
+# What stands in rows that are there already, in columns of ours that come later.
+_BEFORE: Final = {layout.CURRENT: True, layout.DELETED: False}
+
+
+def follow(
+    table: DeltaTable,
+    wanted: dict[str, Any],
+    name: str,
+    facts: Mapping[str, object],
+    storage: Mapping[str, str],
+) -> bool:
+    """Let the table have the `wanted` schema's columns; return whether anything changed."""
+    stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
+    fields = {field["name"]: field for field in wanted["fields"]}
+    new = [each for each in fields if each not in stored]
+    other = [
+        each for each in fields if each in stored and stored[each]["type"] != fields[each]["type"]
+    ]
+    if not new and not other:
+        return False
+    whole = {each: field["type"] for each, field in (stored | fields).items()}
+    schema = layout.struct(whole.items(), name)
+    is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
+    with lake.translated(table.table_uri):
+        if other or _BEFORE.keys() & set(new):
+            if is_mapped:
+                raise ConfigError(
+                    f"{name}: columns {', '.join(other or new)} have another type, and delta-rs"
+                    " writes no table with mapped columns (names with spaces and the like) anew",
+                    hint=f"move {table.table_uri} away and `cdc rebuild` the follower",
+                )
+            _rewrite(table, schema, lake.unmoved(facts))
+        elif is_mapped:
+            _add_mapped(table, [fields[each] for each in new], facts, storage)
+        else:
+            added = [Field.from_json(json.dumps(fields[each])) for each in new]
+            table.alter.add_columns(added, commit_properties=lake.unmoved(facts))
+    return True
+
+
+def map_columns(table: DeltaTable, facts: Mapping[str, object], storage: Mapping[str, str]) -> None:
+    """Tell readers of a new table that its columns are mapped; delta-rs maps them, and does not."""
+    protocol, about = table.protocol(), table.metadata().configuration
+    if about.get(_MAPPED, "none") == "none" or _FEATURE in (protocol.reader_features or ()):
+        return
+    actions.commit(
+        actions.Files(table.table_uri, storage),
+        table,
+        [actions.with_feature(table, _FEATURE)],
+        "ADD FEATURE",
+        Commit("", None, facts),
+    )
+
+
+def _add_mapped(
+    table: DeltaTable,
+    new: list[dict[str, Any]],
+    facts: Mapping[str, object],
+    storage: Mapping[str, str],
+) -> None:
+    """Add columns that stand under names of their own in the files; delta-rs does not."""
+    schema = json.loads(table.schema().to_json())
+    first = max(int(field["metadata"].get(_ID, 0)) for field in schema["fields"]) + 1
+    for place, field in enumerate(new, first):
+        field["metadata"] = {_ID: place, _PHYSICAL: f"col-{uuid4()}"}
+    schema["fields"] += new
+    highest = {_MAX_ID: str(first + len(new) - 1)}
+    actions.commit(
+        actions.Files(table.table_uri, storage),
+        table,
+        [actions.described(table, schema, table.metadata().configuration | highest)],
+        "ADD COLUMNS",
+        Commit("", None, facts),
+    )
+
+
+def _rewrite(table: DeltaTable, schema: dict[str, Any], said: CommitProperties) -> None:
+    """Write all rows anew, in one commit."""
+    target = lake.plain(pa.schema(Schema.from_json(json.dumps(schema)).to_arrow()))
+
+    def parts() -> Iterator[pa.RecordBatch]:
+        for part in lake.streamed(table):
+            yield from under(part, target).to_batches()
+
+    write_deltalake(
+        table,
+        pa.RecordBatchReader.from_batches(target, parts()),
+        mode="overwrite",
+        schema_mode="overwrite",
+        commit_properties=said,
+    )
+
+
+def under(rows: pa.Table, target: pa.Schema) -> pa.Table:
+    """Return stored rows under another schema."""
+    many = rows.num_rows
+    stored = rows[EXACT].combine_chunks()
+    odd: list[tuple[str, pa.Array]] = []
+    made = {}
+    for field in target:
+        if field.name == EXACT:
+            continue
+        if field.name not in rows.column_names:
+            before = _BEFORE.get(field.name)
+            made[field.name] = pa.repeat(pa.scalar(before, field.type), many)
+            continue
+        values = rows[field.name].combine_chunks()
+        text = pa.nulls(many, pa.string())
+        if stored.null_count < many:
+            text = lake.looked_up(stored, field.name)
+        if values.type != field.type:
+            values, text = retyped(values, text, field.type)
+        made[field.name] = values
+        if text.null_count < many:
+            odd.append((field.name, text))
+    made[EXACT] = exact_map(odd, many)
+    return pa.Table.from_arrays([made[field.name] for field in target], schema=target)

@@ -1,0 +1,308 @@
+"""`_frontiers`: the follower's applied frontiers, each with every mirror's version at it.
+
+One row is appended behind each batch, when all mirrors stand at its frontier: reading each mirror
+at the version that one row names is reading all of them as of one LSN. Until then the row before
+is what readers go by. A Delta transaction of its own says up to which seq a batch is being written,
+before anything of it is; every commit repeats the generation, so that one of an older generation
+fails where another has become current.
+
+Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the whole frontier, JSON),
+`versions` (map: a mirror's folder to its Delta version), `is_whole` (false where these stand at
+different frontiers, as behind the switch of a single table: no state to be read).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from cdc.errors import StoreLostError, SwitchedError
+from cdc.events import LSN
+from sinks.contract import Applied
+from sinks.delta import lake, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deltalake import DeltaTable
+
+NAME: Final = "_frontiers"
+_TYPES: Final[dict[str, object]] = {
+    "generation": "long",
+    "epoch": "long",
+    "lsn": "long",
+    "seq": "long",
+    "committed_at": "timestamp",
+    "applied": "string",
+    "versions": {
+        "type": "map",
+        "keyType": "string",
+        "valueType": "long",
+        "valueContainsNull": False,
+    },
+    "is_whole": "boolean",
+}
+_ARROW: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("generation", "epoch", "lsn", "seq")),
+        ("committed_at", pa.timestamp("us", "UTC")),
+        ("applied", pa.string()),
+        ("versions", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
+        ("is_whole", pa.bool_()),
+    ]
+)
+# Delta transactions of this table.
+_REACHED: Final = "lockstep/reached"
+_APPLIED: Final = "lockstep/applied"
+_GENERATION: Final = "lockstep/generation"
+_COMPACT_FILES: Final = 200
+_TRIES: Final = 10
+
+
+class Row(NamedTuple):
+    """One row."""
+
+    generation: int
+    applied: Applied
+    versions: Mapping[str, int]
+    is_whole: bool = True
+
+
+class Frontiers:
+    """The table of one follower's path."""
+
+    def __init__(self, root: str, storage: Mapping[str, str], owner: Mapping[str, object]) -> None:
+        self._path = f"{root.rstrip('/')}/{NAME}"
+        self._storage, self._owner = storage, owner
+        self._table: DeltaTable | None = None
+        self._id: object = None
+        self.newest: Row | None = None
+        self._appended = 0
+        self.reached = 0
+        self.generation = 1
+
+    def find(self) -> bool:
+        """Take what is there; return whether there is anything."""
+        table = lake.opened(self._path, self._storage)
+        if table is None:
+            return False
+        self._take(table)
+        return True
+
+    def open(self, generation: int) -> None:
+        """Take what is there; make the table where it is missing, for a first generation."""
+        if self.find():
+            return
+        table = lake.made(
+            self._path,
+            layout.struct(_TYPES.items(), NAME),
+            self._storage,
+            properties={},
+            facts=self._owner,
+        )
+        self._take(table)
+        if self.generation != generation:
+            self._append([], {_GENERATION: generation})
+            self._take(self.table)
+
+    def begin(self, reached: int) -> None:
+        """Note how far rows may reach; raise where the table is not the one that was opened."""
+        for _ in range(_TRIES):
+            self._again()
+            if reached <= self.reached:
+                return
+            try:
+                upto = lake.as_told(self.generation, reached)
+                self._append([], {_REACHED: upto, _GENERATION: self.generation})
+            except lake.ConflictError:
+                continue
+            self.reached = reached
+            return
+        raise lake.busy(self._path)
+
+    def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
+        """Append the row, unless the newest is of that frontier or a later one."""
+        row = Row(self.generation, applied, versions)
+        upto = lake.as_told(self.generation, applied.seq)
+        for _ in range(_TRIES):
+            newest = self.newest and self.newest.applied
+            is_old = newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn)
+            if is_old and self.newest and self.newest.is_whole:
+                return
+            try:
+                self._append([row], {_APPLIED: upto, _GENERATION: self.generation})
+            except lake.ConflictError:
+                self._again()
+                continue
+            self.newest = row
+            self._appended += 1
+            if self._appended % _COMPACT_FILES == 0:
+                self._compact()
+            return
+        raise lake.busy(self._path)
+
+    def switch(self, row: Row, reached: int) -> None:
+        """Make the row's generation the current one, at its frontier."""
+        apps = {
+            _APPLIED: lake.as_told(row.generation, row.applied.seq),
+            _REACHED: lake.as_told(row.generation, reached),
+            _GENERATION: row.generation,
+        }
+        self._append([row], apps)
+        self.find()
+
+    def anew(self, generation: int) -> None:
+        """Begin a generation at no frontier, whatever is there."""
+        self.open(generation)
+        with lake.translated(self._path):
+            write_deltalake(
+                self.table,
+                _ARROW.empty_table(),
+                mode="overwrite",
+                commit_properties=self._properties({_GENERATION: generation}),
+            )
+        self.find()
+
+    def rows(self) -> dict[int, Row]:
+        """Return the newest row of each generation."""
+        places = lake.read(self.table, ["generation", "seq"]).to_pylist()
+        newest: dict[int, int] = {}
+        for each in places:
+            newest[each["generation"]] = max(each["seq"], newest.get(each["generation"], 0))
+        found = []
+        for generation, seq in sorted(newest.items()):
+            found += rows(self.table, f"generation = {generation} AND seq = {seq}")
+        return {row.generation: row for row in sorted(found, key=lambda row: row.applied.lsn)}
+
+    def forget(self, generation: int) -> None:
+        """Delete the rows of a generation."""
+        with lake.translated(self._path):
+            self.table.delete(f"generation = {generation}")
+
+    def _compact(self) -> None:
+        """Join what single rows are in: each is looked through at every start of a batch."""
+        try:
+            with lake.translated(self._path):
+                self.table.optimize.compact()
+        except lake.ConflictError:
+            self._again()
+
+    def tidy(self, keep_hours: float) -> None:
+        """Join small files; forget rows that are older than what can be read."""
+        table = self.table
+        with lake.translated(self._path):
+            table.update_incremental()
+            if len(table.file_uris()) <= _COMPACT_FILES:
+                return
+            table.optimize.compact()
+            if keep_hours and self.newest is not None:
+                oldest = datetime.now(UTC).timestamp() - keep_hours * 3600
+                kept = min(oldest * 1_000_000, self.newest.applied.committed_at_us)
+                at = datetime.fromtimestamp(kept / 1_000_000, UTC)
+                table.delete(f"committed_at < '{at.isoformat()}'")
+            table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+            table.create_checkpoint()
+            table.cleanup_metadata()
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table; it is there once it has been found or opened."""
+        assert self._table is not None, "open comes first"
+        return self._table
+
+    def _again(self) -> None:
+        """Look at the table as it is; raise where it is another, or another generation's."""
+        generation, known = self.generation, self._id
+        table = lake.opened(self._path, self._storage)
+        if table is None or table.metadata().id != known:
+            raise StoreLostError(f"{self._path} is not the table that was opened")
+        current = table.transaction_version(_GENERATION) or 1
+        if current != generation:
+            raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
+        self._take(table)
+
+    def _take(self, table: DeltaTable) -> None:
+        self._table, self._id = table, table.metadata().id
+        self.generation = table.transaction_version(_GENERATION) or 1
+        generation, reached = lake.told(table.transaction_version(_REACHED))
+        self.reached = reached if generation == self.generation else 0
+        generation, seq = lake.told(table.transaction_version(_APPLIED))
+        if generation != self.generation:
+            self.newest = None
+        elif self.newest is None or (self.newest.generation, self.newest.applied.seq) != (
+            generation,
+            seq,
+        ):
+            found = rows(table, f"generation = {generation} AND seq = {seq}")
+            self.newest = max(found, key=lambda row: row.applied.lsn, default=None)
+
+    def _append(self, new: list[Row], apps: Mapping[str, int]) -> None:
+        with lake.translated(self._path):
+            write_deltalake(
+                self.table,
+                pa.Table.from_pylist([as_columns(row) for row in new], schema=_ARROW),
+                mode="append",
+                commit_properties=self._properties(apps),
+            )
+
+    def _properties(self, apps: Mapping[str, int]) -> CommitProperties:
+        return CommitProperties(
+            custom_metadata={"userMetadata": layout.metadata(**self._owner)},
+            app_transactions=[Transaction(app, seq) for app, seq in apps.items()],
+        )
+
+
+def rows(table: DeltaTable, where: str) -> list[Row]:
+    """Return the rows that an SQL predicate names."""
+    found = lake.read(table, ["generation", "applied", "versions", "is_whole"], where)
+    return [
+        Row(
+            each["generation"],
+            _applied(json.loads(each["applied"])),
+            dict(each["versions"]),
+            each["is_whole"],
+        )
+        for each in found.to_pylist()
+    ]
+
+
+def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | None:
+    """Return the newest row not above an LSN or a commit time; without either the newest.
+
+    Of the newest generation that has one.
+    """
+    where = ["is_whole"]
+    if lsn is not None:
+        where.append(f"lsn <= {int(lsn)}")
+    if time is not None:
+        where.append(f"committed_at <= '{time.isoformat()}'")
+    order = ["generation", "seq", "lsn"]
+    places = lake.read(table, order, " AND ".join(where)).to_pylist()
+    if not places:
+        return None
+    newest = max(places, key=lambda each: [each[name] for name in order])
+    return rows(table, " AND ".join(f"{name} = {newest[name]}" for name in order))[-1]
+
+
+def as_columns(row: Row) -> dict[str, object]:
+    """Return a row by its columns."""
+    applied = row.applied
+    return {
+        "generation": row.generation,
+        "epoch": applied.epoch,
+        "lsn": int(applied.lsn),
+        "seq": applied.seq,
+        "committed_at": applied.committed_at_us,
+        "applied": json.dumps(applied._asdict()),
+        "versions": list(row.versions.items()),
+        "is_whole": row.is_whole,
+    }
+
+
+def _applied(said: dict[str, Any]) -> Applied:
+    ends = {topic: tuple(offsets) for topic, offsets in said["ends"].items()}
+    return Applied(**(said | {"lsn": LSN(said["lsn"]), "ends": ends}))

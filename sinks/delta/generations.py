@@ -1,0 +1,175 @@
+"""Generations of a lake: one is built aside, then takes the place of the one that readers see.
+
+Aside it is a lake of its own, below `<path>/_generations/<n>`. The switch writes its mirrors over
+those at `<path>`, a commit each, and then one row of `_frontiers`, from which on it is the current
+generation, for all tables at once; who reads a single table by its path goes on doing so. The
+one before stays in the Delta versions that its own rows name, until it is dropped: so long nothing
+is vacuumed. Killed on the way, the switch is repeated; mirrors that are switched already refuse
+what a follower of the old generation brings late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+from cdc.errors import ConfigError
+from sinks.delta import lake
+from sinks.delta.frontiers import Frontiers, Row
+from sinks.delta.lake import Commit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sinks.contract import Applied
+    from sinks.delta.sink import Settings
+
+_ASIDE: Final = "_generations"
+
+
+def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
+    """Return where a generation's mirrors are, and its newest frontier where it is only read."""
+    root = settings.path.rstrip("/")
+    current = _frontiers(settings, root)
+    if generation is None or not current.find() or current.generation == generation:
+        return root, None
+    if generation < current.generation:
+        past = current.rows().get(generation)
+        if past is not None:
+            return root, past
+    return _aside(settings, generation), None
+
+
+def found(settings: Settings) -> Mapping[int, Applied | None]:
+    """Return every generation and its applied frontier."""
+    current = _frontiers(settings, settings.path)
+    every: dict[int, Applied | None] = {}
+    if current.find():
+        every = {number: row.applied for number, row in current.rows().items()}
+        every.setdefault(current.generation, None)
+    for number in _numbers(settings):
+        built = _frontiers(settings, _aside(settings, number))
+        if number not in every:
+            every[number] = built.newest.applied if built.find() and built.newest else None
+    return every
+
+
+def switch(settings: Settings, generation: int) -> None:
+    """Let readers see a generation that was built aside."""
+    current = _frontiers(settings, settings.path)
+    current.open(1)
+    if current.generation == generation:
+        return
+    built = _frontiers(settings, _aside(settings, generation))
+    new = built.newest if built.find() else None
+    if new is None or not new.is_whole:
+        raise ConfigError(
+            f"generation {generation} of {settings.path} is at no frontier",
+            hint="let it catch up first, or build it: `cdc rebuild`",
+        )
+    before = current.newest
+    versions = {
+        each: _moved(settings, generation, each, new.versions[each]) for each in new.versions
+    }
+    shared = ((before and before.versions) or {}).keys() - versions.keys()
+    versions |= {each: _carried(settings, generation, each) for each in shared}
+    applied, reached = new.applied, max(new.applied.seq, built.reached)
+    if before is not None and shared:
+        applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
+        reached = max(reached, before.applied.seq, current.reached)
+    whole = before is None or not shared or before.applied.seq == new.applied.seq
+    applied = applied._replace(generation=generation)
+    current.switch(Row(generation, applied, versions, whole), reached)
+    clear(settings, generation, settings.path)
+
+
+def clear(settings: Settings, generation: int, root: str) -> None:
+    """Delete what is left of a generation's building, once it is current."""
+    if root == settings.path.rstrip("/") and generation in _numbers(settings):
+        _delete(settings, generation)
+
+
+def drop(settings: Settings, generation: int) -> None:
+    """Delete what only a generation has that is not current."""
+    current = _frontiers(settings, settings.path)
+    if current.find():
+        if current.generation == generation:
+            raise ConfigError(
+                f"readers see generation {generation} of {settings.path}", hint="switch first"
+            )
+        if generation in current.rows():
+            current.forget(generation)
+    if generation in _numbers(settings):
+        _delete(settings, generation)
+
+
+def _moved(settings: Settings, generation: int, mirror: str, version: int) -> int:
+    """Put a mirror's rows in the place of those that readers see; return the Delta version."""
+    path = f"{settings.path.rstrip('/')}/{mirror}"
+    built = lake.opened(f"{_aside(settings, generation)}/{mirror}", settings.storage, version)
+    assert built is not None, "a mirror that a frontier names is there"
+    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    upto = built.transaction_version(app) or lake.as_told(generation, 0)
+    table = lake.opened(path, settings.storage)
+    if table is None or (table.transaction_version(app) or 0) < upto:
+        table = lake.copied(
+            built, path, settings.storage, Commit(app, upto, lake.newest_facts(built))
+        )
+    return table.version()
+
+
+def _carried(settings: Settings, generation: int, mirror: str) -> int:
+    """Make a mirror that stays as it is one of the new generation; return the Delta version."""
+    table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
+    assert table is not None, "a mirror that a frontier names is there"
+    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    number, seq = lake.told(table.transaction_version(app))
+    if number < generation:
+        facts = lake.newest_facts(table) | {"generation": generation}
+        commit = Commit(app, lake.as_told(generation, seq), facts)
+        with lake.translated(table.table_uri):
+            lake.append(table, lake.arrow_schema(table).empty_table(), commit)
+    return table.version()
+
+
+def folders(settings: Settings, root: str) -> list[str]:
+    """Return what lies below a root and is none of ours by its name."""
+    with lake.translated(root):
+        files = PyFileSystem(DeltaStorageHandler(root, dict(settings.storage)))
+        listed = files.get_file_info(FileSelector("", allow_not_found=True))
+    return [
+        each.base_name
+        for each in listed
+        if each.type == FileType.Directory and not each.base_name.startswith("_")
+    ]
+
+
+def _frontiers(settings: Settings, root: str) -> Frontiers:
+    return Frontiers(root, settings.storage, settings.owner)
+
+
+def _aside(settings: Settings, generation: int) -> str:
+    return f"{settings.path.rstrip('/')}/{_ASIDE}/{generation}"
+
+
+def _numbers(settings: Settings) -> list[int]:
+    """Return the generations that lie aside."""
+    with lake.translated(settings.path):
+        listed = _files(settings).get_file_info(FileSelector(_ASIDE, allow_not_found=True))
+    return sorted(
+        int(each.base_name)
+        for each in listed
+        if each.type == FileType.Directory and each.base_name.isdigit()
+    )
+
+
+def _delete(settings: Settings, generation: int) -> None:
+    with lake.translated(settings.path):
+        _files(settings).delete_dir(f"{_ASIDE}/{generation}")
+
+
+def _files(settings: Settings) -> PyFileSystem:
+    """Return the lake's storage as delta-rs reaches it."""
+    return PyFileSystem(DeltaStorageHandler(settings.path, dict(settings.storage)))

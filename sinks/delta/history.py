@@ -1,0 +1,183 @@
+"""A mirror that keeps every version of a row (SCD type 2).
+
+A change adds a version and ends the one before it: what ends it is the transaction of the change,
+so that at any LSN at most one version of a row holds, from `_commit_lsn` to `_valid_to_lsn`
+(exclusive; NULL: still). A delete only ends one. Versions of one transaction are all there; those
+that none could see end where they begin.
+
+One commit a batch: stored versions end, new ones are added.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.delta import keys as delta_keys
+from sinks.delta import lake
+from sinks.delta.lake import quoted
+from sinks.delta.layout import COMMIT_LSN, COMMITTED_AT, CURRENT, EXACT, SEQ, VALID_TO, VALID_TO_LSN
+from sinks.delta.rows import Batch
+from sinks.delta.work import merged
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+# Of the merge's source alone: the stored version that a row of it ends, NULL in a new version.
+_ENDS: Final = "_ends"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of what ends a version
+
+
+def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+    """Do the work, in one commit."""
+    stored = _current(table, work)
+    new, ended = versions(stored, work)
+    if work.truncated is not None:
+        lake.replace(table, new, commit)
+        return
+    source = pa.concat_tables(
+        [ended, new.append_column(_ENDS, pa.nulls(new.num_rows, pa.int64()))],
+        promote_options="default",
+    )
+    values = {quoted(name): f"s.{quoted(name)}" for name in new.column_names}
+    ends = {quoted(name): f"s.{quoted(name)}" for name in (VALID_TO_LSN, VALID_TO, CURRENT)}
+    (
+        table.merge(
+            source,
+            f"t.{quoted(SEQ)} = s.{quoted(_ENDS)} AND t.{quoted(CURRENT)}",
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=False,
+            commit_properties=commit.properties,
+        )
+        .when_matched_update(updates=ends)
+        .when_not_matched_insert(updates=values, predicate=f"s.{quoted(_ENDS)} IS NULL")
+        .execute()
+    )
+
+
+def _current(table: DeltaTable, work: Work) -> pa.Table:
+    """Return the stored versions that hold: what a batch can end, or fill its gaps from."""
+    names = [*dict.fromkeys([*work.key, SEQ, EXACT, *work.batch.unchanged])]
+    if work.truncated is not None:  # another generation's, all of it goes
+        return lake.arrow_schema(table).empty_table().select(names)
+    return lake.read(table, names, quoted(CURRENT))
+
+
+def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
+    """Return the new versions, and for each stored one that ends its seq and its end."""
+    batch, key = work.batch, work.key
+    rows, theirs = delta_keys.identities(batch.rows, stored, key)
+    first = pc.index_in(rows, value_set=theirs).to_pylist()
+    before, after = _neighbours(rows.to_pylist())
+    batch = _filled(batch, stored, first, before)
+    ends = _Ends(batch, work)
+    heads = {
+        place: at
+        for at, (place, earlier) in enumerate(zip(first, before, strict=True))
+        if place is not None and earlier is None
+    }
+    seqs = stored[SEQ].to_pylist()
+    touched = range(len(seqs)) if work.truncates else heads
+    ended = {seqs[place]: ends.of(seqs[place], heads.get(place)) for place in touched}
+    mine = batch.rows[SEQ].to_pylist()
+    new = ends.written(batch.rows, [ends.of(mine[at], next_) for at, next_ in enumerate(after)])
+    return new.filter(pc.invert(batch.deleted)), ends.alone(ended, new.schema)
+
+
+class _Ends:
+    """When versions end: by the next change of their key, or by a truncate before it."""
+
+    def __init__(self, batch: Batch, work: Work) -> None:
+        names = (SEQ, COMMIT_LSN, COMMITTED_AT)
+        seqs, lsns, times = (batch.rows[name].to_pylist() for name in names)
+        self._changes = list(zip(seqs, lsns, times, strict=True))
+        self._truncates = sorted(
+            (each.seq, each.commit_lsn, _instant(each.committed_at_us)) for each in work.truncates
+        )
+
+    def of(self, seq: int, change: int | None) -> _End | None:
+        """Return the end of the version of that seq, which that change follows."""
+        followed = [] if change is None else [self._changes[change]]
+        cut = next((each for each in self._truncates if each[0] > seq), None)
+        return min([*followed, *([cut] if cut else [])], default=None)
+
+    @staticmethod
+    def written(rows: pa.Table, ends: list[_End | None]) -> pa.Table:
+        """Return new versions with their ends."""
+        for name, values in (
+            (VALID_TO_LSN, [end and end[1] for end in ends]),
+            (VALID_TO, [end and end[2] for end in ends]),
+            (CURRENT, [end is None for end in ends]),
+        ):
+            place = rows.schema.get_field_index(name)
+            field = rows.schema.field(place)
+            rows = rows.set_column(place, field, pa.array(values, field.type))
+        return rows
+
+    @staticmethod
+    def alone(ended: dict[int, _End | None], schema: pa.Schema) -> pa.Table:
+        """Return the seqs of stored versions that end, and when."""
+        ending = [(seq, end) for seq, end in ended.items() if end is not None]
+        return pa.table(
+            {
+                _ENDS: [seq for seq, _ in ending],
+                VALID_TO_LSN: [end[1] for _, end in ending],
+                VALID_TO: [end[2] for _, end in ending],
+                CURRENT: [False] * len(ending),
+            },
+            schema=pa.schema(
+                [
+                    (_ENDS, pa.int64()),
+                    *(schema.field(name) for name in (VALID_TO_LSN, VALID_TO, CURRENT)),
+                ]
+            ),
+        )
+
+
+def _instant(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
+    """Return, for each row, which comes before it and which after it of the same key."""
+    before: list[int | None] = [None] * len(keys)
+    after: list[int | None] = [None] * len(keys)
+    last: dict[Any, int] = {}
+    for at, key in enumerate(keys):
+        if (earlier := last.get(key)) is not None:
+            before[at], after[earlier] = earlier, at
+        last[key] = at
+    return before, after
+
+
+def _filled(
+    batch: Batch, stored: pa.Table, first: list[int | None], before: list[int | None]
+) -> Batch:
+    """Return the batch with the values that were not sent: of the version before."""
+    if not batch.unchanged:
+        return batch
+    many = stored.num_rows
+    names = [*batch.unchanged, EXACT]
+    pool = pa.concat_tables([stored.select(names), batch.rows.select(names)])
+    for name, where in batch.unchanged.items():
+        kept = where.to_pylist()
+        source: list[int | None] = []
+        for at, (place, earlier) in enumerate(zip(first, before, strict=True)):
+            if not kept[at]:
+                source.append(many + at)
+            else:
+                source.append(source[earlier] if earlier is not None else place)
+        one = Batch(batch.rows, batch.deleted, {name: where})
+        batch = Batch(
+            merged(one, pool, pa.array(source, pa.int64())).rows, batch.deleted, batch.unchanged
+        )
+    return batch

@@ -1,0 +1,142 @@
+"""A mirror's rows as JSON: what a row of the log would say of them.
+
+The forms of the log where they are exact here (docs/EVENTS.md, "Values"); a value that Delta has as
+text, or in `_exact`, is that text. Either way `sinks.delta.values` reads it back as the same value.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode, urlsafe_b64encode
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from sinks.delta.layout import EXACT
+from sinks.delta.values import element_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from sinks.contract import Column, Version
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_SAFE: Final = 2**53
+_INT64: Final = 2**63
+_MILLISECONDS: Final = 3
+_NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def rows(table: pa.Table, version: Version) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the whole of each row."""
+    forms = {each.name: _form(each, version.values) for each in version.columns}
+    named = [each.name for each in version.columns if each.name in table.column_names]
+    for row in table.select([*named, EXACT]).to_pylist():
+        odd = dict(row[EXACT] or ())
+        whole = {
+            name: odd[name] if name in odd else _each(forms[name], row[name]) for name in named
+        }
+        yield _text((name, whole[name]) for name in version.key), _text(whole.items())
+
+
+def _each(form: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - any type's
+    if isinstance(value, list):
+        return [None if each is None else form(each) for each in value]
+    return None if value is None else form(value)
+
+
+def _text(pairs: Iterable[tuple[str, Any]]) -> bytes:
+    """Return an object; a `Fragment` stands in it as it is."""
+    return orjson.dumps(dict(pairs))
+
+
+def _form(column: Column, options: Mapping[str, object]) -> Callable[[Any], Any]:  # noqa: PLR0911 - a case a type
+    """Return a value's form; of an array's elements, too."""
+    if column.mask is not None:
+        return _same
+    time = options.get("time.precision.mode", "adaptive")
+    kind = element_of(column.type) or column.type
+    match kind:
+        case "int8" if options.get("bigint.handling.mode") == "string":
+            return lambda value: value if -_SAFE <= value <= _SAFE else str(value)
+        case "float4" | "float8":
+            return lambda value: _NO_NUMBERS.get(str(value), value)
+        case "bytea":
+            return _bytes(options)
+        case "date":
+            iso = time == "isostring"
+            return lambda value: f"{value}Z" if iso else value.toordinal() - _EPOCH_DAY
+        case "timestamp":
+            return lambda value: _timestamp(value.replace(tzinfo=UTC), time, column.modifier)
+        case "timestamptz":
+            return _iso
+        case "numeric" | "money":
+            return _decimal(options, is_money=kind == "money")
+    return _same
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401 - any type's
+    return value
+
+
+def _bytes(options: Mapping[str, object]) -> Callable[[bytes], str]:
+    match options.get("binary.handling.mode"):
+        case "hex":
+            return bytes.hex
+        case "base64-url-safe":
+            return lambda value: urlsafe_b64encode(value).decode()
+    return lambda value: b64encode(value).decode()
+
+
+def _timestamp(value: datetime, mode: object, modifier: int) -> object:
+    if mode == "isostring":
+        return _iso(value)
+    micros = (value - _EPOCH) // timedelta(microseconds=1)
+    if mode == "nanoseconds":
+        nanos = micros * 1_000
+        return nanos if -_INT64 <= nanos < _INT64 else str(value.replace(tzinfo=None))
+    adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
+    if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
+        # What has more digits is text in the log.
+        return str(value.replace(tzinfo=None)) if micros % 1_000 else micros // 1_000
+    return micros
+
+
+def _iso(value: datetime) -> str:
+    fraction = f".{value.microsecond:06}".rstrip("0") if value.microsecond else ""
+    day = f"{value.year:04}-{value.month:02}-{value.day:02}"
+    return f"{day}T{value.hour:02}:{value.minute:02}:{value.second:02}{fraction}Z"
+
+
+def _decimal(options: Mapping[str, object], *, is_money: bool) -> Callable[[Any], Any]:
+    match options.get("decimal.handling.mode", "string"):
+        case "double":
+            return lambda value: _number(_digits(value))
+        case "precise":
+            return lambda value: _precise(_digits(value), is_money=is_money)
+    return _digits
+
+
+def _number(text: str) -> object:
+    return orjson.Fragment(text.encode()) if text[-1].isdigit() else text
+
+
+def _digits(value: Decimal | str) -> str:
+    return value if isinstance(value, str) else format(value, "f")
+
+
+def _precise(text: str, *, is_money: bool) -> object:
+    """Return the unscaled value's bytes, with its scale where no option says it."""
+    if not text[-1].isdigit():
+        return text
+    whole, _, fraction = text.partition(".")
+    number = int(whole + fraction)
+    size = (number if number >= 0 else ~number).bit_length() // 8 + 1
+    packed = b64encode(number.to_bytes(size, "big", signed=True)).decode()
+    return packed if is_money else {"scale": len(fraction), "value": packed}

@@ -1,0 +1,71 @@
+"""A table without a key in its mirror: rows are told apart by their values alone.
+
+What only grows is appended. An update or a delete names the whole old row, of which there may be
+several alike: one of them goes, and the table is written anew. An old row that is not there was
+never told (a table that was added without its rows), and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from sinks.delta import lake, layout
+from sinks.delta.work import merged
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+_OURS: Final = {layout.SEQ, layout.COMMIT_LSN, layout.COMMITTED_AT}
+
+
+def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+    """Do the work, in one commit."""
+    batch, before = work.batch, work.before
+    if before is not None and batch.unchanged:
+        batch = merged(batch, before.rows, pa.array(range(batch.rows.num_rows)))
+    if before is None and work.truncated is None:
+        lake.append(table, batch.rows, commit)
+        return
+    names = batch.rows.column_names
+    empty = batch.rows.schema.empty_table()
+    stored = lake.read(table, names) if work.truncated is None else empty
+    whole = pa.concat_tables([stored, batch.rows])
+    left = pa.array(_left(stored, work, batch.rows), pa.int64())
+    lake.replace(table, whole.take(left), commit)
+
+
+def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
+    """Return which of the stored rows and of the batch's, counted behind them, are there after."""
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(_values(stored)):
+        places[row].append(place)
+    first = stored.num_rows
+    old = _values(work.before.rows) if work.before is not None else [""] * rows.num_rows
+    has_old = work.before.deleted.to_pylist() if work.before is not None else []
+    gone = set[int]()
+    for at, (row, deleted) in enumerate(
+        zip(_values(rows), work.batch.deleted.to_pylist(), strict=True)
+    ):
+        if has_old and has_old[at] and places[old[at]]:
+            gone.add(places[old[at]].pop())
+        if deleted:
+            gone.add(first + at)
+        else:
+            places[row].append(first + at)
+    return [place for place in range(first + rows.num_rows) if place not in gone]
+
+
+def _values(rows: pa.Table) -> list[str]:
+    """Return what tells rows apart."""
+    names = [name for name in rows.column_names if name not in _OURS]
+    columns = [rows[name].to_pylist() for name in names]
+    if layout.EXACT in names:
+        exact = columns[names.index(layout.EXACT)]
+        exact[:] = [each and sorted(each) for each in exact]
+    return [repr(row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,73 @@
+"""Rows found by their keys, in Arrow: which stored row is whose.
+
+A key is what tells rows apart, so it must compare exactly: also where a value of it does not fit
+its column and stands in `_exact`, and where it is NULL, which a key of the configuration's may be.
+One column without either is compared as it is; all else as one text, whose parts cannot run
+together.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.delta.lake import looked_up
+from sinks.delta.layout import EXACT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SEPARATOR: Final = b"\x00"  # in no text of Postgres'
+
+
+def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Array:
+    """Return, for each wanted row, where the stored one of its key is; NULL where there is none."""
+    mine, theirs = identities(wanted, stored, key)
+    return pc.index_in(mine, value_set=theirs)
+
+
+def identities(one: pa.Table, other: pa.Table, key: Sequence[str]) -> tuple[pa.Array, pa.Array]:
+    """Return what tells the rows of two tables apart, comparable with each other."""
+    as_text = any(each[name].null_count for each in (one, other) for name in key)
+    return told(one, key, as_text=as_text), told(other, key, as_text=as_text)
+
+
+def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
+    """Return what tells rows apart; `as_text` also where a key is NULL or does not fit."""
+    if len(key) > 1 or as_text or pa.types.is_floating(table.schema.field(key[0]).type):
+        return _texts(table, key)
+    return _flat(table[key[0]])
+
+
+def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:
+    parts = [_text(table, name) for name in key]
+    return pc.binary_join_element_wise(*parts, pa.scalar(_SEPARATOR, pa.binary()))
+
+
+def _text(table: pa.Table, name: str) -> pa.Array:
+    """Return a column's values as bytes: marked as values, as odd ones, or as NULL."""
+    values = _flat(table[name])
+    if pa.types.is_binary(values.type):
+        # The one type that may hold the separator.
+        size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
+        text = pc.binary_join_element_wise(size, values, pa.scalar(b":", pa.binary()))
+    else:
+        text = values.cast(pa.string()).cast(pa.binary())
+    marked = pc.binary_join_element_wise(_scalar(b"v"), text, _scalar(b""))
+    if not values.null_count:
+        return marked
+    odd = looked_up(_flat(table[EXACT]), name)
+    told = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
+    return pc.coalesce(marked, told, _scalar(b"n"))
+
+
+def _scalar(text: bytes) -> pa.Scalar:
+    return pa.scalar(text, pa.binary())
+
+
+def _flat(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)

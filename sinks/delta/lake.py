@@ -1,0 +1,268 @@
+"""Delta tables by delta-rs: opened, made, read, committed to; its errors in ours.
+
+Every commit carries the follower's own Delta transaction, `app` and the seq that the table has
+reached. Delta refuses the later of two concurrent commits with one `app`, whatever they touch: so
+of two copies of a follower one always sees what the other has done before it goes on, and a
+table's newest transaction says up to which seq its rows are.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from cdc.errors import StoreLostError, UnavailableError
+from sinks.delta import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# Our commits are among the newest: others only compact, add a property, and the like.
+_HISTORY: Final = 50
+_TABLE: Final = "t"
+_PARTS_AHEAD: Final = 4
+_LOOK_SECONDS: Final = 0.1
+# The seqs of 89 years at 100,000 changes a second; what is left tells 32,767 generations.
+_SEQ_BITS: Final = 48
+
+
+class ConflictError(UnavailableError):
+    """Somebody else has committed in the meantime: look again, then decide."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the follower looks again and goes on by itself")
+
+
+class Commit(NamedTuple):
+    """What a commit says of itself."""
+
+    app: str
+    upto: int | None  # generation and seq, as `as_told`; None: as it was
+    facts: Mapping[str, object]
+
+    @property
+    def properties(self) -> CommitProperties:
+        """As delta-rs takes them."""
+        return CommitProperties(
+            custom_metadata={"userMetadata": layout.metadata(**self.facts)},
+            app_transactions=[] if self.upto is None else [Transaction(self.app, self.upto)],
+        )
+
+
+def as_told(generation: int, seq: int) -> int:
+    """Return generation and seq as the version of a Delta transaction."""
+    return generation << _SEQ_BITS | seq
+
+
+def told(version: int | None) -> tuple[int, int]:
+    """Return the generation and the seq that a Delta transaction tells, 0 of none."""
+    return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
+
+
+def unmoved(facts: Mapping[str, object]) -> CommitProperties:
+    """Return what a commit says that changes no rows: who, and at which frontier they stay."""
+    return CommitProperties(custom_metadata={"userMetadata": layout.metadata(**facts)})
+
+
+def opened(path: str, storage: Mapping[str, str], version: int | None = None) -> DeltaTable | None:
+    """Return the table, its newest version if none is named; None where there is none."""
+    with translated(path):
+        try:
+            return DeltaTable(path, version, storage_options=dict(storage))
+        except TableNotFoundError:
+            return None
+
+
+def made(
+    path: str,
+    schema: dict[str, object],
+    storage: Mapping[str, str],
+    *,
+    properties: Mapping[str, str],
+    facts: Mapping[str, object],
+    partition: Sequence[str] = (),
+) -> DeltaTable:
+    """Make a table; return the one that another copy has made meanwhile."""
+    with translated(path):
+        try:
+            return DeltaTable.create(
+                path,
+                Schema.from_json(json.dumps(schema)),
+                configuration=dict(properties),
+                storage_options=dict(storage),
+                partition_by=list(partition) or None,
+                commit_properties=CommitProperties(
+                    custom_metadata={"userMetadata": layout.metadata(**facts)}
+                ),
+            )
+        except DeltaError:
+            found = opened(path, storage)
+            if found is None:
+                raise
+            return found
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Raise what delta-rs raises as an error of ours."""
+    try:
+        yield
+    except TableNotFoundError as error:
+        raise StoreLostError(f"there is no Delta table {path} any more") from error
+    except CommitFailedError as error:
+        raise ConflictError(str(error)) from error
+    except (DeltaError, OSError) as error:
+        raise UnavailableError(
+            f"{path}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            hint="the follower tries again; see that the storage can be reached and written",
+        ) from error
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Return the columns as Arrow has them, without Delta's notes on them."""
+    return plain(pa.schema(table.schema().to_arrow()))
+
+
+def size(table: DeltaTable) -> int:
+    """Return how many bytes its files have."""
+    sizes = pa.table(table.get_add_actions())["size_bytes"]
+    return int(pc.sum(sizes).as_py() or 0)
+
+
+def newest_facts(table: DeltaTable) -> dict[str, object]:
+    """Return what the newest commit of ours says of itself; nothing where none does."""
+    with translated(table.table_uri):
+        history = table.history(_HISTORY)
+    for commit in history:
+        if found := layout.facts(commit.get("userMetadata")):
+            return found
+    return {}
+
+
+def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table:
+    """Return columns of all rows, or of those that an SQL predicate names."""
+    names = ", ".join(map(quoted, columns)) or "1 AS one"
+    query = f"SELECT {names} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608 - names quoted
+    with translated(table.table_uri):
+        found = pa.table(QueryBuilder().register(_TABLE, table).execute(query).read_all())
+    if not columns:
+        return found
+    known = arrow_schema(table)
+    return found.cast(pa.schema([known.field(name) for name in columns]))
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as delta-rs' SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def busy(path: str) -> UnavailableError:
+    """Return the error of a table to which others commit all the time."""
+    return UnavailableError(
+        f"{path}: other writers were always first", hint="run one copy of a follower"
+    )
+
+
+def replace(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+    """Put the rows in the place of all that is stored."""
+    write_deltalake(table, rows, mode="overwrite", commit_properties=commit.properties)
+
+
+def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
+    """Add the rows to what is stored."""
+    write_deltalake(table, rows, mode="append", commit_properties=commit.properties)
+
+
+def streamed(table: DeltaTable) -> Iterator[pa.Table]:
+    """Return all rows, part by part.
+
+    Read by a thread of its own: delta-rs can't read in the midst of what it writes.
+    """
+    schema = arrow_schema(table)
+    names = ", ".join(map(quoted, schema.names))
+    query = f"SELECT {names} FROM {_TABLE}"  # noqa: S608 - names quoted
+    parts: Queue[pa.Table | BaseException | None] = Queue(_PARTS_AHEAD)
+    given_up = Event()
+
+    def put(part: pa.Table | BaseException | None) -> bool:
+        while not given_up.is_set():
+            try:
+                parts.put(part, timeout=_LOOK_SECONDS)
+            except Full:
+                continue
+            return True
+        return False
+
+    def run() -> None:
+        try:
+            for part in QueryBuilder().register(_TABLE, table).execute(query):
+                if not put(pa.table(part).cast(schema)):
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where the rows are wanted
+            put(error)
+
+    thread = Thread(target=run, name="delta-read", daemon=True)
+    thread.start()
+    try:
+        while (part := parts.get()) is not None:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+    finally:
+        given_up.set()
+        thread.join()
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """Return the columns without Delta's notes on them."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def looked_up(exact: pa.Array, name: str) -> pa.Array:
+    """Return a column's texts of `_exact`."""
+    if exact.null_count == len(exact):
+        return pa.nulls(len(exact), pa.string())
+    return pc.map_lookup(exact, query_key=name, occurrence="first")
+
+
+def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Commit) -> DeltaTable:
+    """Put a table's rows and columns in the place of what is at `path`; return that table."""
+    rows = pa.RecordBatchReader.from_batches(
+        arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
+    )
+    found = opened(path, storage)
+    with translated(path):
+        write_deltalake(
+            found or path,
+            rows,
+            mode="overwrite",
+            schema_mode=None if _is_mapped(found) else "overwrite",
+            storage_options=dict(storage),
+            commit_properties=commit.properties,
+        )
+    found = opened(path, storage)
+    assert found is not None, "it was just written"
+    return found
+
+
+def _is_mapped(table: DeltaTable | None) -> bool:
+    """Return whether columns have other names in the files; delta-rs then changes no schema."""
+    return table is not None and (
+        table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    )

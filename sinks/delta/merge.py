@@ -1,0 +1,82 @@
+"""A batch into a mirror by delta-rs: for tables that are small, or change all over.
+
+Files that hold a row of the batch are written anew, so what a merge costs is what those files hold.
+One commit a batch, whatever is in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.compute as pc
+
+from sinks.delta import history, keyless, lake, layout
+from sinks.delta import work as delta_work
+from sinks.delta.lake import quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+# A column of the source alone: which rows are deletes.
+GONE: Final = "_gone"
+
+
+def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
+    """Do it, in one commit."""
+    with lake.translated(table.table_uri):
+        if work.history:
+            history.apply(table, work, commit)
+        elif not work.key:
+            keyless.apply(table, work, commit)
+        elif work.truncated is not None:
+            lake.replace(table, work.batch.rows.filter(pc.invert(work.batch.deleted)), commit)
+        else:
+            _merge(table, work, commit)
+
+
+def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
+    batch = delta_work.filled(table, work.batch, work.key)
+    rows = batch.rows.append_column(GONE, batch.deleted)
+    on = " AND ".join(_same(batch.rows, name) for name in work.key)
+    newer = f"s.{quoted(layout.SEQ)} > t.{quoted(layout.SEQ)}"
+    values = {quoted(name): f"s.{quoted(name)}" for name in batch.rows.column_names}
+    merge = table.merge(
+        rows,
+        on,
+        source_alias="s",
+        target_alias="t",
+        # The batch is whole in memory, so that its keys tell which files to read.
+        streamed_exec=False,
+        commit_properties=commit.properties,
+    )
+    if pc.any(batch.deleted).as_py():
+        merge = _deletes(merge, newer, soft=work.soft)
+    merge.when_matched_update(
+        updates=values, predicate=f"{newer} AND NOT s.{quoted(GONE)}"
+    ).when_not_matched_insert(updates=values, predicate=f"NOT s.{quoted(GONE)}").execute()
+
+
+def _deletes(merge: Any, newer: str, *, soft: bool) -> Any:  # noqa: ANN401 - delta-rs' builder
+    gone = f"{newer} AND s.{quoted(GONE)}"
+    if not soft:
+        return merge.when_matched_delete(predicate=gone)
+    marked = {quoted(name): f"s.{quoted(name)}" for name in layout.MARKED}
+    return merge.when_matched_update(updates=marked, predicate=gone)
+
+
+def _same(rows: pa.Table, name: str) -> str:
+    """Return the condition that a key's column is the same: also one that does not fit, or NULL."""
+    column = quoted(name)
+    if not rows[name].null_count:
+        return f"t.{column} = s.{column}"
+    text = "'" + name.replace("'", "''") + "'"
+    exact = [f"coalesce(map_extract({each}.{quoted(layout.EXACT)}, {text})[1], '')"
+             for each in "ts"]  # fmt: skip
+    return (
+        f"(t.{column} = s.{column} OR (t.{column} IS NULL AND s.{column} IS NULL"
+        f" AND {exact[0]} = {exact[1]}))"
+    )

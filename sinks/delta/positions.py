@@ -1,0 +1,137 @@
+"""Where each key's row is: the keys of a mirror's files in memory, with what is gone of them.
+
+Files never change, so a file's keys are read once, and of our own files never: they are at hand
+when they are written. Finding a batch's keys is one pass over all keys of the table, some ten
+nanoseconds each: no order, no hashes that could collide. A key costs its own bytes and eight for
+the seq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sinks.delta import keys as delta_keys
+from sinks.delta import log
+from sinks.delta.layout import EXACT, SEQ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+
+@dataclass(slots=True)
+class DataFile:
+    """One file of the table."""
+
+    path: str
+    bytes: int
+    keys: pa.Array
+    seqs: pa.Array
+    gone: pa.BooleanArray
+    stats: dict[str, Any] = field(default_factory=dict)
+    vector: Mapping[str, object] | None = None  # the deletion vector that the log names
+
+    @property
+    def rows(self) -> int:
+        """How many it holds, those that are gone too."""
+        return len(self.seqs)
+
+    @property
+    def dead(self) -> int:
+        """How many are gone."""
+        count: int = self.gone.true_count
+        return count
+
+
+@dataclass(slots=True)
+class Found:
+    """Rows of one file that a batch takes the place of."""
+
+    file: DataFile
+    hits: pa.BooleanArray  # which of the file's rows
+    wanted: pa.Array  # which of the batch's, for each hit
+
+    def only(self, some: pa.BooleanArray) -> Found:
+        """Return some of the hits."""
+        rows = pc.indices_nonzero(self.hits).filter(some)
+        hits = pc.is_in(pa.arange(0, self.file.rows), value_set=rows.cast(pa.int64()))
+        return Found(self.file, hits, self.wanted.filter(some))
+
+
+class Positions:
+    """The keys of one table."""
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._key = key
+        self.files: dict[str, DataFile] = {}
+        self.version = -1
+        # A key that may be NULL, or that does not fit its column, is told by a text.
+        self._as_text = False
+
+    def follow(self, table: DeltaTable, *, as_text: bool) -> None:
+        """Know the table's files as of its version."""
+        if as_text and not self._as_text:
+            self._as_text = True
+            self.files.clear()
+            self.version = -1
+        if self.version == table.version():
+            return
+        actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+        known, self.files = self.files, {}
+        for each in actions:
+            path = each["path"]
+            file = known.get(path) or self._read(table, path, each["size_bytes"])
+            file.gone, file.vector = pa.repeat(pa.scalar(value=False), file.rows), None
+            self.files[path] = file
+        marked = list(_vectors(table))
+        named = log.vectors(table) if marked else {}
+        for uri, kept in marked:
+            path = next(path for path in self.files if uri.endswith(unquote(path)))
+            gone = pc.invert(kept)
+            file = self.files[path]
+            file.gone, file.vector = _over(gone, file.gone), named[path]
+        self.version = table.version()
+
+    def identities(self, rows: pa.Table) -> pa.Array:
+        """Return what tells rows apart, as the files' keys are told."""
+        return delta_keys.told(rows, self._key, as_text=self._as_text)
+
+    def find(self, wanted: pa.Array) -> Iterator[Found]:
+        """Yield the rows that have one of the keys."""
+        for file in self.files.values():
+            places = pc.index_in(file.keys, value_set=wanted)
+            there = pc.and_not(places.is_valid(), file.gone)
+            if there.true_count:
+                yield Found(file, there, places.filter(there))
+
+    def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
+        """Return columns of a file, in the table's types."""
+        with log.files(table).open_input_file(unquote(path)) as file:
+            return pq.read_table(file, columns=columns)
+
+    def _read(self, table: DeltaTable, path: str, size: int) -> DataFile:
+        odd = [EXACT] if self._as_text or len(self._key) > 1 else []
+        rows = self.read(table, path, [*self._key, SEQ, *odd])
+        seqs = rows[SEQ].combine_chunks()
+        none = pa.repeat(pa.scalar(value=False), len(seqs))
+        return DataFile(path, size, self.identities(rows), seqs, none)
+
+
+def _over(gone: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:
+    """Return what is gone of a file whose vector may end before its last row."""
+    return pa.concat_arrays([gone, none.slice(len(gone))])
+
+
+def _vectors(table: DeltaTable) -> Iterator[tuple[str, pa.BooleanArray]]:
+    """Yield each file that has rows which are gone, and which of its rows are there."""
+    for part in table.deletion_vectors():
+        rows = pa.record_batch(part)
+        for uri, kept in zip(rows[0].to_pylist(), rows[1], strict=True):
+            yield unquote(uri), kept.values

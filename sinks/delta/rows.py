@@ -1,0 +1,146 @@
+"""A table's changes as Arrow, with exactly the columns and types that its mirror has.
+
+Values of an older table version are read by that version, and then take the type that the newest
+one has (`sinks.delta.retype`).
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import InvariantError
+from sinks.delta import layout
+from sinks.delta.columns import Reader, wanted
+from sinks.delta.retype import retyped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sinks.contract import Change, Changes, Version
+    from sinks.delta.columns import Values
+
+EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
+
+
+class Batch(NamedTuple):
+    """Changes of one table in the order in which they came.
+
+    `rows` has the mirror's columns but for what follows: of a deleted key only the key's count.
+    `unchanged` tells, by column, where the stored value stays.
+    """
+
+    rows: pa.Table
+    deleted: pa.BooleanArray
+    unchanged: Mapping[str, pa.BooleanArray]
+
+
+def batch(changes: Changes, schema: pa.Schema, readers: dict[int, Reader]) -> Batch:
+    """Return the changes with the columns of a mirror's `schema`, in their order."""
+    versions = {version.schema_id: version for version in changes.versions}
+    groups: dict[int, list[Change]] = {}
+    for change in changes.changes:
+        groups.setdefault(change.schema_id, []).append(change)
+    parts = []
+    for schema_id, group in groups.items():
+        version = versions[schema_id]
+        reader = readers.setdefault(schema_id, Reader(version))
+        parts.append(_part(group, version, reader, schema))
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        none = pa.array([], pa.bool_())
+        return Batch(schema.empty_table(), none, {})
+    return _joined(parts)
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    """Return parts as one, in the order of seq."""
+    rows = pa.concat_tables([part.rows for part in parts])
+    order = pc.sort_indices(rows[layout.SEQ])
+    names = {name for part in parts for name in part.unchanged}
+    unchanged = {
+        name: pa.concat_arrays(
+            [part.unchanged.get(name) or _none(part.rows.num_rows) for part in parts]
+        ).take(order)
+        for name in names
+    }
+    deleted = pa.concat_arrays([part.deleted for part in parts]).take(order)
+    return Batch(rows.take(order), deleted, unchanged)
+
+
+def _none(rows: int) -> pa.BooleanArray:
+    return pa.repeat(pa.scalar(value=False), rows)
+
+
+def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Schema) -> Batch:
+    types = dict(wanted(version, group))
+    skip: dict[str, set[int]] = {}
+    for row, change in enumerate(group):
+        for name in change.unchanged:
+            skip.setdefault(name, set()).add(row)
+    found = reader.columns([_json(change, version) for change in group], types, skip)
+    many = len(group)
+    unchanged = {
+        name: pa.array([row in rows for row in range(many)]) for name, rows in skip.items()
+    }
+    made: dict[str, pa.Array] = _ours(group)
+    exact: list[tuple[str, pa.Array]] = []
+    for name, read in found.items():
+        made[name], odd = _stored(read, unchanged.get(name), schema.field(name).type)
+        if odd is not None and odd.null_count < many:
+            exact.append((name, odd))
+    deleted = pa.array([change.row is None for change in group])
+    made[layout.EXACT] = exact_map(exact, many)
+    made[layout.DELETED] = deleted
+    columns = [
+        made[field.name] if field.name in made else pa.nulls(many, field.type) for field in schema
+    ]
+    return Batch(pa.Table.from_arrays(columns, schema=schema), deleted, unchanged)
+
+
+def _stored(read: Values, unchanged: pa.BooleanArray | None, kind: pa.DataType) -> Values:
+    """Return a column's values as the mirror has them, none where they were not sent."""
+    values, odd = read
+    if unchanged is not None:
+        nothing = pa.scalar(None, values.type)
+        values = pc.if_else(unchanged, nothing, values)
+        odd = odd and pc.if_else(unchanged, pa.scalar(None, pa.string()), odd)
+    return (values, odd) if values.type == kind else retyped(values, odd, kind)
+
+
+def _json(change: Change, version: Version) -> bytes:
+    """Return the row; of a deleted key what is known of it, which is the key at least."""
+    text = change.row or change.before or change.key
+    if text is None:
+        raise InvariantError(f"a change of {version.name} with neither row, old row nor key")
+    return text
+
+
+def _ours(group: list[Change]) -> dict[str, pa.Array]:
+    at = array("q", [change.committed_at_us for change in group])
+    return {
+        layout.SEQ: _longs(array("q", [change.seq for change in group])),
+        layout.COMMIT_LSN: _longs(array("q", [change.commit_lsn for change in group])),
+        layout.COMMITTED_AT: _longs(at).cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")),
+    }
+
+
+def _longs(values: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def exact_map(odd: list[tuple[str, pa.Array]], rows: int) -> pa.Array:
+    """Return the map of what does not fit, by column; NULL of rows in which everything does."""
+    if not odd:
+        return pa.nulls(rows, EXACT_TYPE)
+    maps: list[list[tuple[str, str]] | None] = [None] * rows
+    for name, text in odd:
+        for row in pc.indices_nonzero(pc.is_valid(text)).to_pylist():
+            maps[row] = [*(maps[row] or []), (name, text[row].as_py())]
+    return pa.array(maps, EXACT_TYPE)

@@ -1,0 +1,347 @@
+"""Mirrors in Delta Lake: a table each, all of them at one frontier after each batch.
+
+A cut is gathered first: `write` only takes it, and nothing is in any table until `commit` applies
+it to all tables that it changes, several at a time, one Delta commit each. Behind the last one the
+row of `_frontiers` says which version of each mirror stands at the cut's end. Killed in between,
+some mirrors are ahead of that row, and readers of the row do not see it; the next cut goes at least
+as far as any of them.
+
+Two copies of a follower: each commit is one of Delta's transactions of the same app, so the later
+one fails, looks again, and finds the work done. A copy that is behind skips what the mirrors hold,
+and writes no row while any mirror is ahead of its own frontier. So no deleted row comes back, and
+no tombstones are needed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
+
+import pyarrow.compute as pc
+
+from cdc.errors import ConfigError, StoreLostError, UnavailableError
+from cdc.events import LSN
+from sinks.contract import Applied, Change, Changes, Standing
+from sinks.delta import generations, lake, layout, merge, vectors
+from sinks.delta import json as delta_json
+from sinks.delta import keys as delta_keys
+from sinks.delta.frontiers import Frontiers
+from sinks.delta.rows import batch
+from sinks.delta.table import Keeper, Mirror
+from sinks.delta.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from sinks.contract import Version
+    from sinks.delta.frontiers import Row
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Commits wait for storage more than they compute.
+_AT_ONCE: Final = 4
+# Up to here a merge writes all of a table anew in less than a second.
+_MERGED_BYTES: Final = 16 << 20
+
+
+class Applier(Protocol):
+    """One way of applying a batch; all leave the same rows."""
+
+    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        """Do the work, in one commit; raise ConflictError where another came first."""
+        ...
+
+
+class Settings(NamedTuple):
+    """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, made whole."""
+
+    pipeline: str
+    follower: str
+    prefix: str  # of topics
+    path: str
+    storage: Mapping[str, str] = {}
+    history: frozenset[str] = frozenset()
+    soft: bool = False
+    partition: Mapping[str, Sequence[str]] = {}
+    cluster: Mapping[str, Sequence[str]] = {}
+    # Whether the first rows of a table, by schema and name, went past the log (jobs/direct.py).
+    is_direct: Callable[[str, str], bool] | None = None
+    applier: str = "auto"  # delta-rs, vectors, spark
+    # What merges the tables above `spark_above_bytes`; here no Spark is known.
+    large: Applier | None = None
+    spark_above_bytes: int = 1_000_000_000
+    optimize_minutes: float = 60.0
+    vacuum_hours: float = 168.0
+
+    @property
+    def owner(self) -> dict[str, object]:
+        """Whose lake it is."""
+        return {"pipeline": self.pipeline, "follower": self.follower}
+
+
+class DeltaSink:
+    """The mirrors of one follower: of the current generation, or of one that `at` has named."""
+
+    whole_rows = False
+    parallel = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        generation: int | None = None,
+        tables: frozenset[str] | None = None,
+    ) -> None:
+        self._settings, self._asked, self._tables = settings, generation, tables
+        self._root = settings.path
+        self._frontiers = Frontiers(settings.path, settings.storage, settings.owner)
+        # Of a generation that is no longer current, and is only read: its newest frontier.
+        self._past: Row | None = None
+        self._mirrors: dict[str, Mirror] = {}
+        self._pending: dict[str, list[Changes]] = {}
+        self._vectors = vectors.Vectors(settings.storage)
+        self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), (self._settings, self._asked, self._tables)
+
+    def open(self) -> Standing | None:
+        self._mirrors.clear()
+        self._pending.clear()
+        mine = self._settings
+        self._root, self._past = generations.place(mine, self._asked)
+        if self._past is not None:
+            return Standing(self._past.applied, self._past.applied.seq)
+        self._frontiers = Frontiers(self._root, mine.storage, mine.owner)
+        self._frontiers.open(self._asked or 1)
+        generations.clear(mine, self._frontiers.generation, self._root)
+        newest, reached = self._frontiers.newest, self._frontiers.reached
+        if newest is None:
+            return Standing(self._nothing(), reached) if reached else None
+        found = self._every(self._standing, list(newest.versions.items()))
+        return Standing(newest.applied, max(reached, *found, 0))
+
+    def _standing(self, place: str, version: int) -> int:
+        """Return the seq of a mirror that must be there, at that version at least."""
+        mirror = self._mirror(place)
+        if not mirror.find() or mirror.table.version() < version:
+            raise StoreLostError(f"the mirror {mirror.path} is not what it was")
+        return mirror.seq
+
+    def _nothing(self) -> Applied:
+        generation = self._frontiers.generation
+        return Applied(self._settings.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
+
+    def anew(self, generation: int) -> None:
+        self._frontiers.anew(generation)
+
+    def histories(self) -> frozenset[str]:
+        return self._settings.history
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        if self._past is not None:
+            raise ConfigError(
+                f"generation {self._past.generation} of {self._root} is no longer written",
+                hint="the current one is: open the follower without a generation",
+            )
+        self._pending.clear()
+        newest = {version.topic: version for version in versions if self._keeps(version)}
+        self._frontiers.begin(reached if newest else 0)
+        self._every(self._meet, [(self._place(each), each) for each in newest.values()])
+
+    def _meet(self, place: str, version: Version) -> None:
+        """Find the mirror, or make it where there was none."""
+        mirror = self._mirror(place)
+        mirror.name = version.name
+        if not mirror.find():
+            if self._frontiers.newest and place in self._frontiers.newest.versions:
+                raise StoreLostError(f"there is no Delta table {mirror.path} any more")
+            mirror.make(version)
+        elif mirror.seq > self._frontiers.reached:
+            raise StoreLostError(f"{mirror.path} is ahead of all that _frontiers knows of")
+
+    def write(self, changes: Changes) -> int:
+        if not self._keeps(changes.version):
+            return 0
+        place = self._place(changes.version)
+        seq = self._mirrors[place].seq
+        news = [change for change in changes.changes if change.seq > seq]
+        truncated = changes.truncated if (changes.truncated or 0) > seq else None
+        if news or truncated is not None:
+            part = changes._replace(changes=news, truncated=truncated)
+            self._pending.setdefault(place, []).append(part)
+        return len(news) + (truncated is not None)
+
+    def commit(self, applied: Applied) -> None:
+        pending = list(self._pending.items())
+        self._every(lambda place, parts: self._apply(place, parts, applied), pending)
+        self._pending.clear()
+        if self._frontiers.newest is None:
+            self._adopt()
+        mirrors = self._mirrors
+        if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
+            versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
+            self._frontiers.commit(applied, versions)
+        if self._upkeep.is_due():
+            self._tidy()
+
+    def _adopt(self) -> None:
+        """Take what direct mode has filled into the first frontier, changed since or not."""
+        for place in generations.folders(self._settings, self._root):
+            if place not in self._mirrors:
+                mirror = self._mirror(place)
+                try:
+                    is_there = mirror.find()
+                except (ConfigError, UnavailableError):
+                    is_there = False  # another's, or not whole: nothing of it is asked for
+                if not is_there:
+                    del self._mirrors[place]
+
+    def _tidy(self) -> None:
+        """Keep files few and storage small, between two batches."""
+        mine, places = self._settings, list(self._mirrors.items())
+        keeps_old = len(self._frontiers.rows()) > 1
+
+        def tidy(_: str, mirror: Mirror) -> None:
+            mirror.find()
+            if not self._vectors.knows(mirror.table):
+                self._upkeep.optimize(mirror, mine.cluster.get(mirror.name, ()))
+            if not keeps_old:
+                self._upkeep.vacuum(mirror)
+
+        self._every(tidy, places)
+        self._frontiers.tidy(mine.vacuum_hours)
+
+    def _apply(self, place: str, parts: list[Changes], applied: Applied) -> None:
+        mirror, changes = self._mirrors[place], _joined(parts)
+        mirror.make(changes.version, changes.changes)
+        mirror.apply(mirror.work(changes), applied, self._applier)
+
+    def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        """Apply by what the table asks for, where nothing is configured."""
+        mine = self._settings
+        how = mine.applier
+        if how == "auto":
+            size = lake.size(table)
+            how = "vectors" if size >= _MERGED_BYTES else "delta-rs"
+            how = "spark" if size > mine.spark_above_bytes else how
+        if how == "spark" and mine.large and not work.is_special:
+            mine.large.apply(table, work, commit)
+        elif how == "vectors" and vectors.suits(table, work):
+            self._vectors.apply(table, work, commit)
+        else:
+            merge.apply(table, work, commit)
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        mirror = self._mirror(self._place(version))
+        if not mirror.find():
+            return {}
+        asked = [Change(key, 0, None, version.schema_id, 0, 0) for key in keys]
+        schema = lake.arrow_schema(mirror.table)
+        wanted = batch(Changes((version,), asked), schema, {}).rows
+        stored = self._stored(mirror.table)
+        found = delta_keys.places(wanted, stored, version.key)
+        whole = stored.take(found.drop_null())
+        there = found.is_valid().to_pylist()
+        rows = (row for _, row in delta_json.rows(whole, version))
+        return {key: next(rows) for key, is_there in zip(keys, there, strict=True) if is_there}
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        place = self._place(version)
+        past = self._past and self._past.versions.get(place)
+        if self._past is not None and past is None:
+            return
+        table = lake.opened(f"{self._root}/{place}", self._settings.storage, past)
+        for part in lake.streamed(table) if table else ():
+            there = _there(part)
+            seqs = there[layout.SEQ].to_pylist()
+            for seq, (key, row) in zip(seqs, delta_json.rows(there, version), strict=True):
+                yield key, seq, row
+
+    def _stored(self, table: DeltaTable) -> pa.Table:
+        return _there(lake.read(table, lake.arrow_schema(table).names))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def generations(self) -> Mapping[int, Applied | None]:
+        return generations.found(self._settings)
+
+    def current(self) -> int | None:
+        frontiers = Frontiers(self._settings.path, self._settings.storage, self._settings.owner)
+        return frontiers.generation if frontiers.find() else None
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        return type(self)(self._settings, generation, tables)
+
+    def switch(self, generation: int) -> None:
+        generations.switch(self._settings, generation)
+
+    def drop(self, generation: int) -> None:
+        generations.drop(self._settings, generation)
+
+    def _keeps(self, version: Version) -> bool:
+        return self._tables is None or version.name in self._tables
+
+    def _place(self, version: Version) -> str:
+        """Return where a table's mirror is, below the path: named as its topic."""
+        return version.topic.removeprefix(f"{self._settings.prefix}.")
+
+    def _mirror(self, place: str) -> Mirror:
+        if place not in self._mirrors:
+            keeper = keeper_of(self._settings, self._frontiers.generation)
+            self._mirrors[place] = Mirror(place, f"{self._root}/{place}", keeper)
+        return self._mirrors[place]
+
+    def _every(self, do: Callable[[str, T], R], of: Sequence[tuple[str, T]]) -> list[R]:
+        """Do it for each table, several at a time; raise the first error once all have ended."""
+        if len(of) < 2:  # noqa: PLR2004 - one needs no thread
+            return [do(place, each) for place, each in of]
+        self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "delta")
+        running = [self._pool.submit(do, place, each) for place, each in of]
+        wait(running)
+        return [each.result() for each in running]
+
+
+def keeper_of(settings: Settings, generation: int) -> Keeper:
+    """Return how a generation's mirrors are kept."""
+    return Keeper(
+        settings.pipeline,
+        settings.follower,
+        generation,
+        settings.storage,
+        settings.soft,
+        settings.history,
+        settings.partition,
+        settings.is_direct,
+    )
+
+
+def _there(rows: pa.Table) -> pa.Table:
+    """Return the rows that the source has: none that is deleted, or a former version."""
+    if layout.DELETED in rows.column_names:
+        return rows.filter(pc.invert(pc.fill_null(rows[layout.DELETED], fill_value=False)))
+    if layout.CURRENT in rows.column_names:
+        return rows.filter(rows[layout.CURRENT])
+    return rows
+
+
+def _joined(parts: list[Changes]) -> Changes:
+    """Return what came in several parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    versions = {version.schema_id: version for part in parts for version in part.versions}
+    truncated = max((part.truncated or 0 for part in parts), default=0)
+    return Changes(
+        tuple(versions.values()),
+        [change for part in parts for change in part.changes],
+        truncated or None,
+    )

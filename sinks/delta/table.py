@@ -1,0 +1,213 @@
+"""One table's mirror: found or made, its columns followed, its batches applied.
+
+How far a mirror is its newest Delta transaction of our app says: the seq of the cut that was last
+written. A batch counts only where its cut ends above that, and of it what is above; so a commit is
+made of a state that has none of it, and holds all of it. Row versions are compared on top of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
+from sinks.delta import evolve, lake, layout
+from sinks.delta.columns import Reader, wanted
+from sinks.delta.lake import Commit, ConflictError
+from sinks.delta.rows import batch
+from sinks.delta.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from sinks.contract import Applied, Change, Changes, Version
+
+_TRIES: Final = 5
+_ALL: Final = 2**63 - 1
+
+
+class Keeper(NamedTuple):
+    """Whose mirrors these are, and how they are kept."""
+
+    pipeline: str
+    follower: str
+    generation: int
+    storage: Mapping[str, str]
+    soft: bool
+    history: frozenset[str]
+    partition: Mapping[str, Sequence[str]]
+    is_direct: Callable[[str, str], bool] | None
+
+    @property
+    def app(self) -> str:
+        """The Delta transactions' name, one for all generations: none writes beside another."""
+        return f"lockstep/{self.pipeline}/{self.follower}"
+
+    def facts(self, applied: Applied | None = None) -> dict[str, object]:
+        """Return what a commit says of its writer, and of the frontier that it reaches."""
+        said: dict[str, object] = {
+            "pipeline": self.pipeline,
+            "follower": self.follower,
+            "generation": self.generation,
+        }
+        if applied is not None:
+            said |= {"epoch": applied.epoch, "frontier": str(applied.lsn), "seq": applied.seq}
+        return said
+
+
+class Mirror:
+    """The mirror of the table `name`, at `path`."""
+
+    def __init__(self, name: str, path: str, keeper: Keeper) -> None:
+        self.name, self.path, self._keeper = name, path, keeper
+        self._table: DeltaTable | None = None
+        self._readers: dict[int, Reader] = {}
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table; it is there once `find` or `make` has been called."""
+        assert self._table is not None, "a mirror is found or made first"
+        return self._table
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a commit says of its writer."""
+        return self._keeper.facts()
+
+    @property
+    def seq(self) -> int:
+        """The seq up to which the table holds everything."""
+        generation, seq = self._reached
+        return seq if generation == self._keeper.generation else 0
+
+    @property
+    def _reached(self) -> tuple[int, int]:
+        """The generation that has written the table, and its seq."""
+        if self._table is None:
+            return 0, 0
+        return lake.told(self._table.transaction_version(self._keeper.app))
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether an older generation left it: the first batch takes its rows' place."""
+        return 0 < self._reached[0] < self._keeper.generation
+
+    def find(self) -> bool:
+        """Look at the table as it is; return whether there is one. Raises where it is not ours."""
+        if self._table is None:
+            table = lake.opened(self.path, self._keeper.storage)
+            if table is None:
+                return False
+            self._check(lake.newest_facts(table))
+            self._table = table
+        try:
+            with lake.translated(self.path):
+                self._table.update_incremental()
+                generation, _ = self._reached
+        except UnavailableError as error:
+            if lake.opened(self.path, self._keeper.storage) is None:
+                raise StoreLostError(f"there is no Delta table {self.path} any more") from error
+            raise
+        if generation > self._keeper.generation:
+            raise SwitchedError(f"{self.path} is of generation {generation} by now")
+        return True
+
+    def _check(self, facts: Mapping[str, object]) -> None:
+        """Raise where the table is not ours."""
+        mine = self._keeper
+        owner = facts.get("pipeline"), facts.get("follower", mine.follower)
+        if owner != (mine.pipeline, mine.follower):
+            raise ConfigError(
+                f"{self.path} is no mirror of the follower {mine.follower} of the pipeline"
+                f" {mine.pipeline}",
+                hint="move it away, or give the follower another path",
+            )
+        if "follower" not in facts and facts.get("frontier") is None:
+            raise UnavailableError(
+                f"the snapshot that fills {self.path} is not whole yet",
+                hint="the follower goes on by itself when it is",
+            )
+
+    def make(self, version: Version, changes: Sequence[Change] = ()) -> None:
+        """Make the table where it is missing; let it have the version's columns."""
+        keeper = self._keeper
+        history = self.name in keeper.history
+        if history and not version.key:
+            raise ConfigError(
+                f"{self.name} is to have a history and has no key",
+                hint="give it a primary key or `tables.<table>.key`, or take it out of `history`",
+            )
+        columns = wanted(version, changes)
+        ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
+        schema = layout.schema(columns, self.name, ours)
+        if self._table is not None:
+            if evolve.follow(self._table, schema, self.name, keeper.facts(), keeper.storage):
+                self._readers.clear()
+            return
+        if keeper.is_direct and keeper.is_direct(version.schema, version.table):
+            raise ConfigError(
+                f"the rows of {self.name} went into Delta directly, and {self.path} is no table",
+                hint="let the follower have the path `delta.path`; or read them into the log,"
+                f" `cdc snapshot {self.name} --anew`, and take `snapshot: direct` out",
+            )
+        self._table = lake.made(
+            self.path,
+            schema,
+            keeper.storage,
+            properties=layout.properties(name for name, _ in columns),
+            facts=keeper.facts(),
+            partition=keeper.partition.get(self.name, ()),
+        )
+        evolve.map_columns(self._table, keeper.facts(), keeper.storage)
+
+    def work(self, changes: Changes) -> Work:
+        """Return what is to be done for changes that are all above `seq`."""
+        schema = lake.arrow_schema(self.table)
+        key, old = changes.version.key, None
+        history = self.name in self._keeper.history
+        truncates: tuple[Change, ...] = ()
+        if history:
+            truncates = tuple(change for change in changes.changes if change.op == "t")
+            left = [change for change in changes.changes if change.op != "t"]
+            changes = changes._replace(changes=left, truncated=None)
+        if not key and any(change.before for change in changes.changes):
+            old = batch(_old(changes), schema, self._readers)
+        return Work(
+            batch=batch(changes, schema, self._readers),
+            key=key,
+            # Above everything that is stored, whoever's it is.
+            truncated=_ALL if self._is_stale else changes.truncated,
+            soft=self._keeper.soft,
+            history=history,
+            before=old,
+            truncates=truncates,
+        )
+
+    def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
+        """Commit the work, unless another copy has come so far; then nothing is left to do."""
+        upto = lake.as_told(self._keeper.generation, applied.seq)
+        commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
+        began = self.seq
+        for _ in range(_TRIES):
+            try:
+                applier(self.table, work, commit)
+            except ConflictError:
+                self.find()
+                if self.seq >= applied.seq:
+                    return
+                if self.seq > began:
+                    # Another copy is half way: what it has done must not be done again.
+                    work = work.above(self.seq)
+                continue
+            return
+        raise lake.busy(self.path)
+
+
+def _old(changes: Changes) -> Changes:
+    """Return the old rows in the changes' places; where there is one, it counts as deleted."""
+    old = [
+        change._replace(row=None if change.before else b"{}", unchanged=())
+        for change in changes.changes
+    ]
+    return changes._replace(changes=old)

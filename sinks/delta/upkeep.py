@@ -1,0 +1,101 @@
+"""Between batches: small files made into large ones, and files that no version needs deleted.
+
+By the writer itself, so that nothing competes with its commits. Mirrors that deletion vectors are
+written to keep themselves tidy (`sinks.delta.vectors`); they only let old files go here. What is
+deleted is what no frontier within `vacuum_hours` needs; nothing while an older generation is kept,
+which lies in old versions.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow.fs import FileSelector
+
+from sinks.delta import actions, lake, log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sinks.delta.table import Mirror
+
+_SMALL_BYTES: Final = 16 << 20
+_SMALL_FILES: Final = 8
+_VECTOR: Final = re.compile(r"deletion_vector_(.{36})\.bin")
+
+
+class Upkeep:
+    """When it is due, and what it does."""
+
+    def __init__(self, minutes: float, hours: float, storage: Mapping[str, str]) -> None:
+        self._seconds, self._hours, self._storage = minutes * 60, hours, storage
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether it is time again; then it counts as done."""
+        now = time.monotonic()
+        if not self._seconds or now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
+
+    def optimize(self, mirror: Mirror, cluster: Sequence[str]) -> None:
+        """Join a mirror's small files, by the columns it is clustered by; whoever is first wins."""
+        table = mirror.table
+        sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
+        if sum(size < _SMALL_BYTES for size in sizes) < _SMALL_FILES:
+            return
+        said = lake.unmoved(mirror.facts)
+        try:
+            with lake.translated(mirror.path):
+                if cluster:
+                    table.optimize.z_order(list(cluster), commit_properties=said)
+                else:
+                    table.optimize.compact(commit_properties=said)
+        except lake.ConflictError:
+            table.update_incremental()
+
+    def vacuum(self, mirror: Mirror) -> None:
+        """Delete files that no version of the last hours needs."""
+        if not self._hours:
+            return
+        table = mirror.table
+        with lake.translated(mirror.path):
+            table.vacuum(
+                retention_hours=int(self._hours), dry_run=False, enforce_retention_duration=False
+            )
+            table.cleanup_metadata()
+        self._sweep(table)
+
+    def _sweep(self, table: DeltaTable) -> None:
+        """Delete deletion vectors that no such version needs; delta-rs leaves them."""
+        oldest = datetime.now(UTC) - timedelta(hours=self._hours)
+        files = log.files(table)
+        old = {
+            found[1]: each.path
+            for each in files.get_file_info(FileSelector(""))
+            if (found := _VECTOR.fullmatch(each.base_name)) and each.mtime < oldest
+        }
+        if not old:
+            return
+        then = DeltaTable(table.table_uri, storage_options=dict(self._storage))
+        try:
+            then.load_as_version(oldest)
+        except DeltaError:
+            return  # all of its versions are younger
+        # What came between the two versions is younger, too.
+        needed = {
+            str(UUID(bytes=actions.z85_decoded(vector["pathOrInlineDv"][-20:])))
+            for each in (then, table)
+            for vector in log.vectors(each).values()
+            if vector["storageType"] == "u"
+        }
+        for name in old.keys() - needed:
+            files.delete_file(old[name])

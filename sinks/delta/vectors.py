@@ -1,0 +1,303 @@
+"""A batch into a mirror by deletion vectors: for tables that are large and change all over.
+
+The batch's rows go into a file of their own, and the rows that they replace are marked as gone in
+the files where they are: what a batch costs is what it changes, and one pass over the keys in
+memory (`sinks.delta.positions`). No file is written anew for it. Now and then, behind a batch,
+files of which much is gone and small files are: so much at a time as the batch has changed, so that
+no batch waits long.
+
+The same rows as by a merge; readers must know deletion vectors, as Spark, delta-rs, DuckDB and
+Trino do.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sinks.delta import actions as delta_actions
+from sinks.delta import lake
+from sinks.delta import work as delta_work
+from sinks.delta.actions import Files
+from sinks.delta.layout import EXACT, SEQ
+from sinks.delta.positions import DataFile, Found, Positions
+from sinks.delta.rows import Batch
+from sinks.delta.work import only
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from sinks.delta.actions import Action
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+_MAPPED: Final = "delta.columnMapping.mode"
+# A file of which so much is gone is written anew.
+_DEAD_MOST: Final = 0.5
+# So many files of a size are made into one of the next: bytes.
+_SIZES: Final = (1 << 20, 16 << 20)
+_FILES_OF_A_SIZE: Final = 12
+# Behind a batch so many rows are written anew for each of its own, but one file at least.
+_REWRITTEN_PER_ROW: Final = 2
+_CHECKPOINT_EVERY: Final = 100
+_WHOLE: Final = (pa.int16(), pa.int32(), pa.int64(), pa.date32())
+
+
+class Vectors:
+    """The applier; it remembers the keys of the tables that it has seen."""
+
+    def __init__(self, storage: Mapping[str, str]) -> None:
+        self._storage = storage
+        self._known: dict[str, tuple[str, Positions]] = {}
+
+    def knows(self, table: DeltaTable) -> bool:
+        """Return whether the table's keys are in memory: then it is kept tidy here."""
+        return table.table_uri in self._known
+
+    def apply(self, table: DeltaTable, work: Work, said: Commit) -> None:
+        """Do the work, in one commit; then tidy up a little, in another."""
+        with lake.translated(table.table_uri):
+            positions = self._positions(table, work)
+            files = Files(table.table_uri, self._storage)
+            enabling = delta_actions.enabling(table)
+            if enabling:
+                # Its own commit: readers that do not know vectors fail from here on, not halfway.
+                delta_actions.commit(
+                    files, table, enabling, "ADD FEATURE", said._replace(upto=None)
+                )
+                positions.version = table.version()
+            _Change(table, work, positions, files).commit(said)
+            _Tidying(table, positions, files, work.batch.rows.num_rows).commit(said)
+            if table.version() % _CHECKPOINT_EVERY == 0:
+                table.create_checkpoint()
+
+    def _positions(self, table: DeltaTable, work: Work) -> Positions:
+        uri, known = table.table_uri, str(table.metadata().id)
+        if uri not in self._known or self._known[uri][0] != known:
+            self._known[uri] = known, Positions(work.key)
+        positions = self._known[uri][1]
+        as_text = any(work.batch.rows[name].null_count for name in work.key)
+        positions.follow(table, as_text=as_text)
+        return positions
+
+
+def suits(table: DeltaTable, work: Work) -> bool:
+    """Return whether a batch can be applied so: the newest rows, by key, in plain files."""
+    about = table.metadata()
+    return (
+        not work.soft
+        and not work.is_special
+        and not about.partition_columns
+        and about.configuration.get(_MAPPED, "none") == "none"
+    )
+
+
+class _Change:
+    """One batch."""
+
+    def __init__(self, table: DeltaTable, work: Work, positions: Positions, files: Files) -> None:
+        self._table, self._positions, self._files = table, positions, files
+        batch = work.batch
+        seqs = batch.rows[SEQ].combine_chunks()
+        self._found = list(positions.find(positions.identities(batch.rows)))
+        stale = self._stale(seqs)
+        if batch.unchanged:
+            batch = self._filled(batch)
+        news = only(Batch(batch.rows, batch.deleted, {}), pc.invert(stale))
+        self._rows = news.rows.filter(pc.invert(news.deleted))
+
+    def _stale(self, seqs: pa.Array) -> pa.BooleanArray:
+        """Return which rows of the batch are not news; those of the files they would replace stay.
+
+        None is but where a direct snapshot or another hand wrote it: mirrors know how far they are.
+        """
+        stale = pa.repeat(pa.scalar(value=False), len(seqs))
+        for place, found in enumerate(self._found):
+            newer = pc.less(found.file.seqs.filter(found.hits), seqs.take(found.wanted))
+            if newer.false_count:
+                old = found.wanted.filter(pc.invert(newer))
+                rows = pa.arange(0, len(seqs)).cast(pa.int32())
+                stale = pc.or_(stale, pc.is_in(rows, value_set=old))
+                self._found[place] = found.only(newer)
+        return stale
+
+    def _filled(self, batch: Batch) -> Batch:
+        """Return the batch with the stored values in the places of those that were not sent."""
+        names = [*batch.unchanged, EXACT]
+        schema = pa.schema([batch.rows.schema.field(name) for name in names])
+        parts, wanted = [schema.empty_table()], [pa.array([], pa.int32())]
+        keeps = _any(batch.unchanged.values())
+        for found in self._found:
+            asked = keeps.take(found.wanted)
+            if asked.true_count:
+                parts.append(self._read(found.only(asked), names, schema))
+                wanted.append(found.wanted.filter(asked))
+        stored = pa.concat_tables(parts)
+        rows = pa.arange(0, batch.rows.num_rows).cast(pa.int32())
+        return delta_work.merged(
+            batch, stored, pc.index_in(rows, value_set=pa.concat_arrays(wanted))
+        )
+
+    def _read(self, found: Found, names: Sequence[str], schema: pa.Schema) -> pa.Table:
+        rows = self._positions.read(self._table, found.file.path, names)
+        return _under(rows.filter(found.hits), schema)
+
+    def commit(self, said: Commit) -> None:
+        actions: list[Action] = []
+        hit = [found for found in self._found if len(found.wanted)]
+        gone = [pc.or_(found.file.gone, found.hits) for found in hit]
+        touched = [found.file for found in hit]
+        vectors = delta_actions.put_vectors(self._files, gone) if gone else []
+        for file, vector in zip(touched, vectors, strict=True):
+            actions += [_removed(file), _added(file, vector.action)]
+        new = None
+        if self._rows.num_rows:
+            new = _written(self._files, self._rows, self._positions)
+            actions.append(_added(new))
+        delta_actions.commit(self._files, self._table, actions, "MERGE", said)
+        for file, rows, vector in zip(touched, gone, vectors, strict=True):
+            file.gone, file.vector = rows, vector.action
+        if new is not None:
+            self._positions.files[new.path] = new
+        self._positions.version = self._table.version()
+
+
+class _Tidying:
+    """Files that are worth being written anew, a few at a time."""
+
+    def __init__(self, table: DeltaTable, positions: Positions, files: Files, rows: int) -> None:
+        self._table, self._positions, self._files = table, positions, files
+        self._groups: list[list[DataFile]] = []
+        every = sorted(positions.files.values(), key=lambda file: file.dead / max(file.rows, 1))
+        budget = rows * _REWRITTEN_PER_ROW
+        while every and every[-1].dead > _DEAD_MOST * every[-1].rows:
+            file = every.pop()
+            if self._groups and file.rows > budget:
+                break
+            budget -= file.rows
+            self._groups.append([file])
+        least = 0
+        for size in _SIZES:
+            small = [file for file in every if least <= file.bytes < size]
+            if len(small) >= _FILES_OF_A_SIZE:
+                self._groups.append(small)
+            least = size
+
+    def commit(self, said: Commit) -> None:
+        if not self._groups:
+            return
+        actions: list[Action] = []
+        made = []
+        for group in self._groups:
+            rows = pa.concat_tables([self._alive(file) for file in group])
+            actions += [
+                {"remove": _removed(file)["remove"] | {"dataChange": False}} for file in group
+            ]
+            if rows.num_rows:
+                new = _written(self._files, rows, self._positions)
+                made.append(new)
+                actions.append(_added(new, changes=False))
+        try:
+            delta_actions.commit(self._files, self._table, actions, "OPTIMIZE", said)
+        except lake.ConflictError:
+            return  # another time
+        for group in self._groups:
+            for file in group:
+                del self._positions.files[file.path]
+        self._positions.files.update({file.path: file for file in made})
+        self._positions.version = self._table.version()
+
+    def _alive(self, file: DataFile) -> pa.Table:
+        rows = self._positions.read(self._table, file.path, None)
+        return _under(rows.filter(pc.invert(file.gone)), lake.arrow_schema(self._table))
+
+
+def _under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of a file with the columns of now; a column that came later is NULL."""
+    return pa.Table.from_arrays(
+        [
+            rows[field.name].cast(field.type)
+            if field.name in rows.column_names
+            else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+def _written(files: Files, rows: pa.Table, positions: Positions) -> DataFile:
+    """Write rows into a file; return what is known of it."""
+    rows = rows.combine_chunks()
+    path = f"part-00000-{uuid4()}-c000.snappy.parquet"
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="snappy", coerce_timestamps="us")
+    data = sink.getvalue()
+    files.put(path, data)
+    return DataFile(
+        path=path,
+        bytes=data.size,
+        keys=positions.identities(rows),
+        seqs=rows[SEQ].combine_chunks(),
+        gone=pa.repeat(pa.scalar(value=False), rows.num_rows),
+        stats=_stats(rows),
+    )
+
+
+def _stats(rows: pa.Table) -> dict[str, Any]:
+    """Return what lets readers pass over a file: bounds of whole numbers and days, and NULLs."""
+    bounds: dict[str, Any] = {"minValues": {}, "maxValues": {}}
+    for field in rows.schema:
+        if field.type in _WHOLE and rows[field.name].null_count < rows.num_rows:
+            found = pc.min_max(rows[field.name])
+            for name, which in (("minValues", "min"), ("maxValues", "max")):
+                value = found[which].as_py()
+                bounds[name][field.name] = value if isinstance(value, int) else str(value)
+    nulls = {field.name: rows[field.name].null_count for field in rows.schema}
+    return {"numRecords": rows.num_rows, **bounds, "nullCount": nulls}
+
+
+def _added(
+    file: DataFile, vector: Mapping[str, object] | None = None, *, changes: bool = True
+) -> Action:
+    stats = file.stats or {"numRecords": file.rows}
+    action: dict[str, Any] = {
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.bytes,
+        "modificationTime": int(time.time() * 1_000),
+        "dataChange": changes,
+        "stats": json.dumps(stats | {"tightBounds": vector is None}),
+    }
+    if vector is not None:
+        action["deletionVector"] = vector
+    return {"add": action}
+
+
+def _removed(file: DataFile, *, changes: bool = True) -> Action:
+    action: dict[str, Any] = {
+        "path": file.path,
+        "deletionTimestamp": int(time.time() * 1_000),
+        "dataChange": changes,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": file.bytes,
+    }
+    if file.vector is not None:
+        action["deletionVector"] = file.vector
+    return {"remove": action}
+
+
+def _any(values: Iterable[pa.BooleanArray]) -> pa.BooleanArray:
+    """Return which rows any of the values holds."""
+    first, *others = values
+    for each in others:
+        first = pc.or_(first, each)
+    return first

@@ -1,0 +1,85 @@
+"""What a batch is to do to a mirror, whichever applier does it.
+
+Pure, but for the stored values that a batch keeps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.delta import keys, lake
+from sinks.delta.layout import EXACT, SEQ
+from sinks.delta.rows import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deltalake import DeltaTable
+
+    from sinks.contract import Change
+
+
+class Work(NamedTuple):
+    """Changes of a mirror, and how it keeps its rows."""
+
+    batch: Batch
+    key: tuple[str, ...]
+    truncated: int | None  # the seq below which all that is stored goes away
+    soft: bool  # a deleted row stays, marked
+    history: bool  # every version of a row stays
+    before: Batch | None = None  # of a table without a key: old rows, NULLs where there is none
+    truncates: tuple[Change, ...] = ()  # of a history, which keeps what they end
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is more than the newest rows by key: what only delta-rs does."""
+        return not self.key or self.history or self.truncated is not None
+
+    def above(self, seq: int) -> Work:
+        """Return what is left for a table that holds everything up to `seq`."""
+        newer = pc.greater(self.batch.rows[SEQ], seq).combine_chunks()
+        return self._replace(
+            batch=only(self.batch, newer),
+            before=self.before and only(self.before, newer),
+            truncated=self.truncated if (self.truncated or 0) > seq else None,
+            truncates=tuple(each for each in self.truncates if each.seq > seq),
+        )
+
+
+def only(batch: Batch, rows: pa.BooleanArray) -> Batch:
+    """Return some of the rows."""
+    return Batch(
+        batch.rows.filter(rows),
+        batch.deleted.filter(rows),
+        {name: where.filter(rows) for name, where in batch.unchanged.items()},
+    )
+
+
+def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:
+    """Return the batch with the stored values in the places of those that were not sent."""
+    if not batch.unchanged:
+        return batch
+    names = [*dict.fromkeys([*key, *batch.unchanged, EXACT])]
+    stored = lake.read(table, names)
+    return merged(batch, stored, keys.places(batch.rows, stored, key))
+
+
+def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
+    """Return the batch with values of `stored`, of which `places` says which row is whose."""
+    rows, kept = batch.rows, stored.take(places)
+    odd = kept[EXACT].combine_chunks()
+    exact = rows[EXACT].to_pylist() if odd.null_count < len(odd) else None
+    for name, where in batch.unchanged.items():
+        values = pc.if_else(where, kept[name], rows[name])
+        rows = rows.set_column(rows.schema.get_field_index(name), name, values)
+        if exact is not None:
+            texts = pc.if_else(where, lake.looked_up(odd, name), pa.scalar(None, pa.string()))
+            for row in pc.indices_nonzero(texts.is_valid()).to_pylist():
+                exact[row] = [*(exact[row] or []), (name, texts[row].as_py())]
+    if exact is not None:
+        place = rows.schema.get_field_index(EXACT)
+        rows = rows.set_column(place, EXACT, pa.array(exact, rows.schema.field(place).type))
+    return Batch(rows, batch.deleted, {})

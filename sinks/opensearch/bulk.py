@@ -1,0 +1,201 @@
+"""Bulk requests: changes of distinct keys in, and what became of each.
+
+Rows go out as the bytes that they are. Every change carries its seq as an external version, so
+OpenSearch itself drops what is late or comes twice: 409 is success. Items that it has no room for
+at the moment are sent again, they alone; what it refuses for good comes back with the reason.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from cdc.errors import InvariantError
+from sinks.opensearch.client import Reason, reason_of, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sinks.opensearch.client import Client
+
+# A request of some megabytes costs the server less per document than smaller ones, and larger ones
+# no less; as many at once as keep it busy while an answer is read.
+_BYTES: Final = 3_000_000
+_ITEMS: Final = 2_000
+_AT_ONCE: Final = 2
+# How long what is refused for want of room is tried again here; then the follower waits.
+_PATIENCE_SECONDS: Final = 30.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+_PASSING: Final = frozenset([429, 502, 503, 504])
+_TOO_LARGE: Final = 413
+_STALE: Final = 409
+_CURRENT: Final = re.compile(r"current version \[(\d+)\]")
+
+
+class Action(NamedTuple):
+    """A document under an id, or its deletion, as of a version."""
+
+    id: bytes  # a JSON string
+    version: int
+    document: bytes | None
+    equal: bool = False  # whether it is also applied to a document of the same version
+
+    @property
+    def size(self) -> int:
+        return len(self.id) + len(self.document or b"")
+
+    def lines(self) -> bytes:
+        kind = b"external_gte" if self.equal else b"external"
+        head = b'{"%b":{"_id":%b,"version":%d,"version_type":"%b"}}\n'
+        if self.document is None:
+            return head % (b"delete", self.id, self.version, kind)
+        return head % (b"index", self.id, self.version, kind) + self.document + b"\n"
+
+
+class Refused(NamedTuple):
+    """What OpenSearch does not take, however often it is sent."""
+
+    action: Action
+    why: Reason
+
+
+class Outcome(NamedTuple):
+    """What became of actions: how many were applied, and the others."""
+
+    applied: int
+    stale: list[tuple[Action, int]]  # each with the version that is there, 0 where that is not told
+    refused: list[Refused]
+
+
+class _Item(msgspec.Struct):
+    status: int
+    error: Reason | None = None
+
+
+class _Answer(msgspec.Struct):
+    errors: bool
+    items: list[dict[str, _Item]] = []
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+
+
+def send(client: Client, door: str, actions: Iterable[Action], *, refresh: bool = False) -> Outcome:
+    """Apply actions of distinct ids through the alias `door`, several requests at a time."""
+    parts = list(_parts(actions))
+    if len(parts) <= 1:
+        return _joined(_whole(client, door, part, refresh=refresh) for part in parts)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(parts))) as pool:
+        return _joined(pool.map(lambda part: _whole(client, door, part, refresh=refresh), parts))
+
+
+def _parts(actions: Iterable[Action]) -> Iterator[list[Action]]:
+    part, size = list[Action](), 0
+    for action in actions:
+        if part and (size + action.size > _BYTES or len(part) == _ITEMS):
+            yield part
+            part, size = [], 0
+        part.append(action)
+        size += action.size
+    if part:
+        yield part
+
+
+def _joined(outcomes: Iterable[Outcome]) -> Outcome:
+    applied, stale, refused = 0, list[tuple[Action, int]](), list[Refused]()
+    for each in outcomes:
+        applied += each.applied
+        stale += each.stale
+        refused += each.refused
+    return Outcome(applied, stale, refused)
+
+
+def _whole(client: Client, door: str, part: list[Action], *, refresh: bool) -> Outcome:
+    """Send until every action is applied, stale or refused."""
+    outcomes = list[Outcome]()
+    pause, patience = _FIRST_PAUSE_SECONDS, time.monotonic() + _PATIENCE_SECONDS
+    while part:
+        outcome, again, why = _once(client, door, part, refresh=refresh)
+        outcomes.append(outcome)
+        part = again
+        if part:
+            if time.monotonic() > patience:
+                raise refusal(429, why, f"{len(part)} items of /{door}/_bulk")
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - apart from other writers
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    return _joined(outcomes)
+
+
+def _once(
+    client: Client, door: str, part: list[Action], *, refresh: bool
+) -> tuple[Outcome, list[Action], Reason]:
+    """Send one request; return what was settled, and what is to be sent again, with a reason."""
+    answer = client.call(
+        "POST",
+        f"/{door}/_bulk",
+        b"".join([action.lines() for action in part]),
+        fine=(*_PASSING, _TOO_LARGE),
+        require_alias="true",
+        refresh="true" if refresh else "false",
+        filter_path="errors,items.*.status,items.*.error",
+    )
+    if answer.status in _PASSING:
+        why = reason_of(answer.body)
+        if why.type == "cluster_block_exception":
+            raise refusal(answer.status, why, f"/{door}/_bulk")
+        return Outcome(0, [], []), part, why
+    if answer.status == _TOO_LARGE:
+        return _smaller(client, door, part, refresh=refresh)
+    said = _ANSWER.decode(answer.body)
+    if not said.errors:
+        return Outcome(len(part), [], []), [], Reason()
+    if len(said.items) != len(part):
+        raise InvariantError(f"/{door}/_bulk answers {len(said.items)} of {len(part)} items")
+    items = [next(iter(item.values())) for item in said.items]
+    return _sorted(door, part, items)
+
+
+def _smaller(
+    client: Client, door: str, part: list[Action], *, refresh: bool
+) -> tuple[Outcome, list[Action], Reason]:
+    """Send each half by itself; refuse a document that is too large alone."""
+    why = Reason("content_too_long", "larger than http.max_content_length, or a proxy's limit")
+    if len(part) == 1:
+        return Outcome(0, [], [Refused(part[0], why)]), [], why
+    half = len(part) // 2
+    halves = (part[:half], part[half:])
+    return _joined(_whole(client, door, each, refresh=refresh) for each in halves), [], why
+
+
+def _sorted(
+    door: str, part: Sequence[Action], items: Sequence[_Item]
+) -> tuple[Outcome, list[Action], Reason]:
+    outcome, again, last = Outcome(0, [], []), list[Action](), Reason()
+    applied = 0
+    for action, item in zip(part, items, strict=True):
+        why = item.error
+        if why is None:  # a delete of what is not there too: its version holds
+            applied += 1
+        elif item.status == _STALE:
+            found = _CURRENT.search(why.reason or "")
+            outcome.stale.append((action, int(found[1]) if found else 0))
+        elif item.status in _PASSING and why.type != "cluster_block_exception":
+            again.append(action)
+            last = why
+        elif _is_the_documents(item.status, why):
+            outcome.refused.append(Refused(action, why))
+        else:
+            raise refusal(item.status, why, f"an item of /{door}/_bulk")
+    return outcome._replace(applied=applied), again, last
+
+
+def _is_the_documents(status: int, why: Reason) -> bool:
+    """Return whether other documents pass: it is the document that OpenSearch refuses."""
+    return status in {400, _TOO_LARGE} and "maximum shards open" not in (why.reason or "")

@@ -1,0 +1,198 @@
+"""Dead letters: documents that OpenSearch refuses, whole, in `<prefix>-dead`.
+
+A refused document neither stops the follower nor vanishes. It lies in an index whose mapping takes
+anything, with the reason; and because the version before it is no longer what the database has, its
+place in the table's index is empty, as of its seq. When a newer version of the key passes, or the
+row is deleted, the letter goes. Letters carry their seq as external version, as all does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from sinks.opensearch.bulk import Action, Refused, send
+from sinks.opensearch.client import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sinks.opensearch.client import Client
+
+log: Final = logging.getLogger("sinks.opensearch.sink")
+
+# So many a page when they are looked through.
+_PAGE: Final = 1_000
+_GONE: Final = (404,)
+_MAPPING: Final = {
+    "dynamic": False,
+    "properties": {
+        **{name: {"type": "keyword"} for name in ("follower", "table", "index", "id", "error")},
+        **{name: {"type": "long"} for name in ("generation", "seq", "bytes")},
+        "reason": {"type": "text"},
+        "refused_at": {"type": "date", "format": "epoch_millis"},
+        # The document as text: whatever is in it, this index takes it.
+        "document": {"type": "keyword", "index": False, "doc_values": False},
+    },
+}
+
+
+class Shelf(NamedTuple):
+    """Whose letters: a table as one generation has made it."""
+
+    generation: int
+    table: str
+
+
+class _Letter(msgspec.Struct):
+    generation: int
+    table: str
+    id: str
+    seq: int
+
+
+class _Hit(msgspec.Struct):
+    source: _Letter = msgspec.field(name="_source")
+    sort: list[Any] = []
+
+
+class _Text(msgspec.Struct):
+    document: str | None
+
+
+class _Found(msgspec.Struct):
+    name: str = msgspec.field(name="_id")
+    source: _Text | None = msgspec.field(name="_source", default=None)
+
+
+class _Documents(msgspec.Struct):
+    docs: list[_Found]
+
+
+class _Hits(msgspec.Struct):
+    hits: list[_Hit]
+
+
+class _Page(msgspec.Struct):
+    hits: _Hits
+
+
+class DeadLetters:
+    """The letters of a follower, known by shelf and `_id`."""
+
+    def __init__(self, client: Client, alias: str, follower: str) -> None:
+        self._client, self._alias, self._follower = client, alias, follower
+        self._known: defaultdict[Shelf, dict[bytes, int]] = defaultdict(dict)
+
+    def of(self, shelf: Shelf) -> Mapping[bytes, int]:
+        """Return the seqs of a shelf's letters, by `_id` as JSON."""
+        return self._known[shelf]
+
+    def learn(self) -> None:
+        """Find out which letters there are; before, none is known but this copy's own."""
+        self._known.clear()
+        for letter in self._stored():
+            shelf = Shelf(letter.generation, letter.table)
+            self._known[shelf][msgspec.json.encode(letter.id)] = letter.seq
+
+    def put(self, shelf: Shelf, index: str, refused: Sequence[Refused]) -> None:
+        """Keep what was refused, whole; a letter of the same row that is newer stays instead."""
+        self._prepare()
+        names = {self._name(shelf, each.action.id): each.action for each in refused}
+        outcome = send(self._client, self._alias, [self._letter(shelf, index, r) for r in refused])
+        late = {each.id for each, _ in outcome.stale}
+        # Larger than any request may be: without the document, which the log still has.
+        unfit = {each.action.id for each in outcome.refused}
+        shorter = [self._letter(shelf, index, each, whole=False) for each in refused]
+        outcome = send(self._client, self._alias, [each for each in shorter if each.id in unfit])
+        late |= {each.id for each, _ in outcome.stale}
+        for each in outcome.refused:
+            raise refusal(400, each.why, f"a letter in {self._alias}")
+        self._refresh()
+        for name in names.keys() - late:
+            self._known[shelf][names[name].id] = names[name].version
+        log.warning(
+            "%d documents of %s were refused and lie in %s: %s",
+            *(len(refused), shelf.table, self._alias),
+            ", ".join(sorted({each.why.type for each in refused})),
+        )
+
+    def take_back(self, shelf: Shelf, versions: Iterable[tuple[bytes, int]]) -> None:
+        """Drop the letters of these ids up to these versions."""
+        known = self._known[shelf]
+        gone = {id_: version for id_, version in versions if known.get(id_, version + 1) <= version}
+        if gone:
+            names = ((self._name(shelf, id_), version) for id_, version in gone.items())
+            actions = [Action(name, version, None, equal=True) for name, version in names]
+            send(self._client, self._alias, actions)
+            self._refresh()
+        for id_ in gone:
+            del known[id_]
+
+    def documents(self, shelf: Shelf, ids: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """Return the refused documents of those of the ids that have letters."""
+        names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._known[shelf]}
+        if not names:
+            return {}
+        body = {"ids": [msgspec.json.decode(name) for name in names]}
+        answer = self._client.call("POST", f"/{self._alias}/_mget", body)
+        return {
+            names[msgspec.json.encode(each.name)]: each.source.document.encode()
+            for each in msgspec.json.decode(answer.body, type=_Documents).docs
+            if each.source is not None and each.source.document is not None
+        }
+
+    def _prepare(self) -> None:
+        if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
+            settings = {"number_of_shards": 1, "auto_expand_replicas": "0-1"}
+            self._client.make_index(f"{self._alias}-1", settings, _MAPPING, self._alias)
+
+    def _refresh(self) -> None:
+        """Let who looks for letters find them."""
+        self._client.call("POST", f"/{self._alias}/_refresh")
+
+    def _stored(self) -> Iterable[_Letter]:
+        body: dict[str, Any] = {
+            "query": {"term": {"follower": self._follower}},
+            "size": _PAGE,
+            "_source": ["generation", "table", "id", "seq"],
+            "sort": ["generation", "table", "id"],
+        }
+        while True:
+            answer = self._client.call("POST", f"/{self._alias}/_search", body, fine=_GONE)
+            if answer.status in _GONE:
+                return
+            hits = msgspec.json.decode(answer.body, type=_Page).hits.hits
+            yield from (hit.source for hit in hits)
+            if len(hits) < _PAGE:
+                return
+            body["search_after"] = hits[-1].sort
+
+    def _letter(self, shelf: Shelf, index: str, refused: Refused, *, whole: bool = True) -> Action:
+        action, why = refused
+        document = action.document or b""
+        text = msgspec.json.encode(
+            {
+                "follower": self._follower,
+                "generation": shelf.generation,
+                "table": shelf.table,
+                "index": index,
+                "id": msgspec.json.decode(action.id),
+                "seq": action.version,
+                "error": why.type,
+                "reason": why.text() if whole else why.type,
+                "refused_at": int(time.time() * 1000),
+                "bytes": len(document),
+                "document": document.decode() if whole else None,
+            }
+        )
+        return Action(self._name(shelf, action.id), action.version, text)
+
+    def _name(self, shelf: Shelf, id_: bytes) -> bytes:
+        parts = [self._follower, *shelf, msgspec.json.decode(id_)]
+        return b'"%b"' % hashlib.sha256(msgspec.json.encode(parts)).hexdigest().encode()

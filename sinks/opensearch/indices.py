@@ -1,0 +1,299 @@
+"""The indices of one generation: made, filled from the one before, checked, put before readers.
+
+An index is written through an alias of its own, never by name, so that one that was deleted is
+missed and not made again by the next write with guessed fields. All of a generation share one alias
+more, by which they are found. Readers have the table's alias: it moves from an index to the next in
+one step with those of all other tables.
+
+Documents become visible by the refresh of a commit and not before (`refresh_interval: -1`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cdc.errors import ConfigError, StoreLostError
+from sinks.opensearch.bulk import Action, Refused
+from sinks.opensearch.client import Client, Reason, refusal
+from sinks.opensearch.mapping import Properties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from sinks.opensearch.record import Build, Place
+
+# For so long OpenSearch remembers the version of a deleted document, in its memory: a request of a
+# writer that is thought dead is not answered later than that.
+_GC_DELETES: Final = "2h"
+_GONE: Final = (404,)
+# A field, its `exact`, and room for what is added later.
+_FIELDS_A_COLUMN: Final = 3
+_FEWEST_FIELDS: Final = 1_000
+# The server reads a request's first line up to 4 KiB.
+_LINE_BYTES: Final = 3_000
+_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+# How many documents a page has where an index is read through, and how long the next is waited for.
+_PAGE: Final = 1_000
+_KEPT: Final = "5m"
+# Documents that the new fields refuse are set aside, some at a time.
+_MOST_ROUNDS: Final = 20
+
+
+class _Task(msgspec.Struct):
+    completed: bool
+    response: _Copied | None = None
+    error: Reason | None = None
+
+
+class _Copied(msgspec.Struct):
+    failures: list[_Failure] = []
+
+
+class _Failure(msgspec.Struct):
+    id: str
+    status: int
+    cause: Reason = Reason()
+
+
+class Document(msgspec.Struct):
+    id: str = msgspec.field(name="_id")
+    version: int = msgspec.field(name="_version", default=0)
+    source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw())
+
+
+class _Documents(msgspec.Struct):
+    docs: list[Document]
+
+
+class _Hits(msgspec.Struct):
+    hits: list[Document]
+
+
+class _Page(msgspec.Struct):
+    hits: _Hits
+    scroll_id: str = msgspec.field(name="_scroll_id")
+
+
+class Indices:
+    """Requests about indices; which there are to be is in the follower's record."""
+
+    def __init__(self, client: Client, group: str, settings: Mapping[str, object]) -> None:
+        self._client, self._group = client, group
+        self._settings = {f"index.{n.removeprefix('index.')}": v for n, v in _flat(settings)}
+        if self._settings.get("index.translog.durability", "request") != "request":
+            raise ConfigError(
+                "index.translog.durability: async loses documents that were acknowledged",
+                hint="leave it out of the follower's settings: a frontier is to be true of all "
+                "that is below it, also after a crash",
+            )
+
+    def name(self, generation: int) -> str:
+        """Return the alias of all indices of a generation."""
+        return f"{self._group}-g{generation}"
+
+    def make(self, place: Place, fields: Properties, *aliases: str) -> str:
+        """Make an index unless it is there; return its uuid."""
+        total = max(_FEWEST_FIELDS, _FIELDS_A_COLUMN * len(fields))
+        settings = {
+            "index.refresh_interval": "-1",
+            "index.gc_deletes": _GC_DELETES,
+            "index.mapping.total_fields.limit": total,
+            **self._settings,
+        }
+        self._client.make_index(place.index, settings, _mapping(fields), place.door, *aliases)
+        return self._uuids(f"/{place.index}").get(place.index, "")
+
+    def fields(self, place: Place) -> Properties:
+        """Return the fields that an index was given, as they were written."""
+        answer = self._client.call("GET", f"/{place.index}/_mapping")
+        found = msgspec.json.decode(answer.body, type=dict[str, Any])
+        meta = found[place.index]["mappings"].get("_meta", {})
+        given = meta.get("lockstep", {}).get("properties", "{}")
+        fields: Properties = msgspec.json.decode(given)
+        return fields
+
+    def widen(self, place: Place, fields: Properties) -> None:
+        """Add fields that no document has had so far."""
+        self._client.call("PUT", f"/{place.index}/_mapping", _mapping(fields))
+
+    def present(self) -> Mapping[str, str]:
+        """Return the indices of every generation, with the number of theirs."""
+        answer = self._client.call("GET", f"/_alias/{self._group}-g*", fine=_GONE)
+        if answer.status in _GONE:
+            return {}
+        found = msgspec.json.decode(answer.body, type=dict[str, dict[str, dict[str, Any]]])
+        ours = re.compile(re.escape(self._group) + r"-g(\d+)")
+        return {
+            index: match[1]
+            for index, said in found.items()
+            for alias in said["aliases"]
+            if (match := ours.fullmatch(alias))
+        }
+
+    def check(self, build: Build) -> None:
+        """Raise StoreLostError where an index is not the one that was made."""
+        if not build.tables:
+            return
+        found = self._uuids(f"/{self._group}-g*")
+        for name, table in build.tables.items():
+            for place in filter(None, (table.now, table.next)):
+                if place.uuid is not None and found.get(place.index) != place.uuid:
+                    raise StoreLostError(f"the index {place.index} of {name} is gone")
+
+    def _uuids(self, path: str) -> Mapping[str, str]:
+        answer = self._client.call(
+            "GET", f"{path}/_settings", fine=_GONE, filter_path="*.settings.index.uuid"
+        )
+        if answer.status in _GONE:
+            return {}
+        found = msgspec.json.decode(answer.body or "{}", type=dict[str, Any])
+        return {index: said["settings"]["index"]["uuid"] for index, said in found.items()}
+
+    def contents(self, place: Place) -> Iterator[Document]:
+        """Yield every document of an index, with its version."""
+        self.refresh([place.index])
+        body = {"size": _PAGE, "sort": ["_doc"], "version": True}
+        answer = self._client.call("POST", f"/{place.index}/_search", body, scroll=_KEPT)
+        try:
+            while found := (page := msgspec.json.decode(answer.body, type=_Page)).hits.hits:
+                yield from found
+                body = {"scroll_id": page.scroll_id, "scroll": _KEPT}
+                answer = self._client.call("POST", "/_search/scroll", body)
+        finally:
+            given = {"scroll_id": msgspec.json.decode(answer.body, type=_Page).scroll_id}
+            self._client.call("DELETE", "/_search/scroll", given, fine=_GONE)
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Make what was written visible to searches, in all of them at about one time."""
+        for some in _lines(names):
+            answer = self._client.call("POST", f"/{some}/_refresh")
+            shards = msgspec.json.decode(answer.body, type=dict[str, dict[str, Any]])["_shards"]
+            if shards["failed"]:
+                why = Reason("shards", f"{shards['failed']} of {shards['total']} shards failed")
+                raise refusal(503, why, "_refresh")
+
+    def show(self, moves: Iterable[tuple[str, str | None, Iterable[str]]]) -> None:
+        """Give each alias to one index, or none, and take it from others: all at once."""
+        actions = [
+            action
+            for alias, to, others in moves
+            for action in (
+                *({"remove": {"index": each, "alias": alias}} for each in others if each != to),
+                *([{"add": {"index": to, "alias": alias}}] if to else []),
+            )
+        ]
+        if actions:
+            self._client.call("POST", "/_aliases", {"actions": actions})
+
+    def shown(self, aliases: Iterable[str]) -> Mapping[str, list[str]]:
+        """Return the indices that have each of these aliases."""
+        held: dict[str, list[str]] = {alias: [] for alias in aliases}
+        for some in _lines(held):
+            answer = self._client.call("GET", f"/_alias/{some}", fine=_GONE)
+            said = msgspec.json.decode(answer.body, type=dict[str, Any])
+            for index, found in said.items():
+                if isinstance(found, dict):  # beside `error` and `status` where one is missing
+                    for alias in found["aliases"].keys() & held.keys():
+                        held[alias].append(index)
+        return held
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete indices that the record does not name; what another copy does first is done."""
+        for some in _lines(names):
+            self._client.call("DELETE", f"/{some}", fine=_GONE, ignore_unavailable="true")
+
+    # --- filling one from another ---
+
+    def fill(self, old: Place, new: Place) -> Iterator[list[Refused]]:
+        """Copy the documents with their versions; yield those that the new fields refuse.
+
+        They are left out, so that each is tried once. What is there already stays as it is.
+        """
+        self.refresh([old.index])
+        aside = list[str]()
+        for _ in range(_MOST_ROUNDS):
+            failures = self._copy(old, new, aside).failures
+            if not failures:
+                return
+            refused = [each for each in failures if each.status == 400]  # noqa: PLR2004
+            for each in failures:
+                if each not in refused:
+                    raise refusal(each.status, each.cause, f"_reindex into {new.index}")
+            aside += [each.id for each in refused]
+            yield self._whole(old, refused)
+        raise ConfigError(
+            f"the fields of {new.index} refuse {len(aside)} documents of {old.index} and more",
+            hint="the follower's `mappings` do not fit the table's values: correct them",
+        )
+
+    def _copy(self, old: Place, new: Place, aside: list[str]) -> _Copied:
+        query = {"bool": {"must_not": {"ids": {"values": aside}}}} if aside else {"match_all": {}}
+        body = {
+            "conflicts": "proceed",
+            "source": {"index": old.index, "query": query},
+            "dest": {"index": new.door, "version_type": "external"},
+        }
+        answer = self._client.call(
+            "POST", "/_reindex", body, wait_for_completion="false", require_alias="true"
+        )
+        task = msgspec.json.decode(answer.body, type=dict[str, str])["task"]
+        pause = _PAUSE_SECONDS
+        while True:
+            answer = self._client.call("GET", f"/_tasks/{task}", fine=_GONE)
+            if answer.status in _GONE:
+                raise refusal(503, Reason("task", "a node has gone"), f"_reindex {new.index}")
+            said = msgspec.json.decode(answer.body, type=_Task)
+            if said.completed:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        if said.error is not None or said.response is None:
+            raise refusal(503, said.error or Reason(), f"_reindex into {new.index}")
+        return said.response
+
+    def _whole(self, old: Place, failures: list[_Failure]) -> list[Refused]:
+        why = {msgspec.json.encode(each.id): each.cause for each in failures}
+        found = {msgspec.json.encode(each.id): each for each in self.documents(old, list(why))}
+        return [
+            Refused(Action(id_, each.version, bytes(each.source)), why[id_])
+            for id_, each in found.items()
+        ]
+
+    def documents(self, place: Place, ids: list[bytes]) -> list[Document]:
+        """Return the documents of some ids, written or visible, those that are there."""
+        body = b'{"ids":[%b]}' % b",".join(ids)
+        answer = self._client.call("POST", f"/{place.door}/_mget", msgspec.Raw(body))
+        found = msgspec.json.decode(answer.body, type=_Documents).docs
+        return [each for each in found if each.source]
+
+
+def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield settings by their whole names, however they are nested; but for those of analysis."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and name.rpartition(".")[2] != "analysis":
+            yield from ((f"{name}.{below}", each) for below, each in _flat(value))
+        else:
+            yield name, value
+
+
+def _mapping(fields: Properties) -> dict[str, Any]:
+    # What the fields were given as, as text: the server shows them with its defaults.
+    given = {"lockstep": {"properties": msgspec.json.encode(fields).decode()}}
+    return {"dynamic": False, "_meta": given, "properties": fields}
+
+
+def _lines(names: Iterable[str]) -> Iterator[str]:
+    """Yield names with commas between, as many as a request's first line takes."""
+    line = ""
+    for name in names:
+        if line and len(line) + len(name) > _LINE_BYTES:
+            yield line
+            line = ""
+        line = f"{line},{name}" if line else name
+    if line:
+        yield line

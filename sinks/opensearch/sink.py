@@ -1,0 +1,311 @@
+"""OpenSearch as a follower's store: an index for each table, behind an alias, a document a row.
+
+- A document is the row as the log has it, under its key (`opensearch_mapping`), and its seq is its
+  external version: OpenSearch drops what is late and remembers what was deleted.
+- Position, mark and the indices in use stand in one record (`opensearch_record`), changed by
+  compare-and-set. So nobody owns the store, and two copies only repeat each other's work.
+- Searches see a cut when it is committed: refresh, aliases, then the record.
+- A truncate, and a changed type, put a new index in the old one's place (`opensearch_tables`).
+- What OpenSearch refuses becomes a dead letter (`opensearch_dead`).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import msgspec
+
+from cdc.errors import StoreLostError, SwitchedError
+from sinks.contract import Applied, Changes, Standing, Version
+from sinks.opensearch.bulk import Action, send
+from sinks.opensearch.client import Client
+from sinks.opensearch.dead import DeadLetters, Shelf
+from sinks.opensearch.generations import drop, finish_switch, generations, switch
+from sinks.opensearch.indices import Indices
+from sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
+from sinks.opensearch.record import Build, Record, Records, from_record, new_build, to_record
+from sinks.opensearch.tables import OpenSearchOptions, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sinks.opensearch.record import Table
+
+# So often it is asked whether every index is still the one that was made.
+_CHECK_SECONDS: Final = 15.0
+_IDS_AT_ONCE: Final = 1_000
+
+
+class Aside(NamedTuple):
+    """A generation that is built beside the one that readers see; of some tables alone, if any."""
+
+    generation: int
+    tables: frozenset[str] | None = None
+
+
+class OpenSearchSink:
+    """The sink of one follower."""
+
+    whole_rows = True
+    parallel = True
+
+    def __init__(self, options: OpenSearchOptions, aside: Aside | None = None) -> None:
+        self.options, self._aside = options, aside
+        generation = aside.generation if aside else None
+        self._connect((generation, None, aside is not None))
+
+    def _connect(self, opened: tuple[int | None, str | None, bool]) -> None:
+        options = self.options
+        prefix, follower = index_part(options.prefix), options.follower
+        self._client = Client(options.url, options.user, options.password, options.ca_file)
+        ours = f"{prefix}-followers"
+        self._records = Records(self._client, ours, follower, options.pipeline, opened)
+        self._indices = Indices(self._client, f"{ours}-{follower}", options.settings)
+        self._dead = DeadLetters(self._client, f"{prefix}-dead", follower)
+        self._tables = Tables(options, self._client, self._records, self._indices, self._dead)
+        # Since the last commit: the tables of the cut, and the index that each was written to.
+        self._cut: set[str] = set()
+        self._written: dict[str, str] = {}
+        self._checked = 0.0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"options": self.options, "aside": self._aside, "opened": self._records.opened}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.options, self._aside = state["options"], state["aside"]  # type: ignore[assignment]
+        self._connect(state["opened"])  # type: ignore[arg-type]
+
+    # --- the contract ---
+
+    def open(self) -> Standing | None:
+        self._records.prepare()
+        present = self._indices.present()  # before the record is read, which names new ones first
+        record = self._records.load()
+        if record is None:
+            if present:
+                raise StoreLostError(
+                    f"{len(present)} indices of {self.options.follower} are there, and no record"
+                )
+            self._records.create(self._records.first(1))
+            record = self._records.known
+        record = finish_switch(self._records, self._indices, record)
+        generation, build = self._found(record)
+        self._records.take(generation, build)
+        self._check()
+        named = {place.index for place in self._records.known.places()}
+        # What a writer that died has left.
+        self._indices.delete(sorted(present.keys() - named))
+        if build.applied is None:
+            return None
+        return Standing(from_record(build.applied), build.reached)
+
+    def anew(self, generation: int) -> None:
+        self._records.prepare()
+        self._records.replace(self._records.first(generation))
+
+    def histories(self) -> frozenset[str]:
+        return frozenset()
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        refuse_keyless(versions)
+        if not versions:  # nothing will be written
+            return
+
+        def mark(record: Record) -> bool:
+            build = self._records.mine(record)
+            risen = reached > build.reached
+            build.reached = max(reached, build.reached)
+            return risen
+
+        self._records.change(mark)
+        if time.monotonic() > self._checked + _CHECK_SECONDS:
+            self._check()
+        with self._unless_moved():
+            self._tables.learn()
+            for version in {each.name: each for each in versions}.values():
+                if self._holds(version):
+                    self._cut.add(version.name)
+                    self._tables.follow(version)
+
+    def write(self, changes: Changes) -> int:
+        if not self._holds(changes.version):
+            return 0
+        with self._unless_moved():
+            table = self._tables.target(changes.version, changes.truncated)
+            return self._apply(changes, table)
+
+    def commit(self, applied: Applied) -> None:
+        build = self._records.build
+        with self._unless_moved():
+            self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
+        # Indices that are to take another's place: they hold all up to a frontier beyond which
+        # nobody has written.
+        due = build.tables if build.reached <= applied.seq else {}
+        moves = {name: table for name, table in due.items() if table.next is not None}
+        if self._records.known.generation == self._records.generation:
+            with self._unless_moved():
+                self._indices.show(
+                    (table.alias, table.target.index, [table.now.index]) for table in moves.values()
+                )
+
+        def advance(record: Record) -> bool:
+            build = self._records.mine(record)
+            self._refuse_other_targets(build)
+            for name, moved in moves.items():
+                table = build.tables[name]
+                if table.next is not None and moved.next == table.next:
+                    table.now, table.next = table.next, None
+            before = from_record(build.applied) if build.applied else None
+            if before is None or (applied.seq, applied.lsn) > (before.seq, before.lsn):
+                build.applied = to_record(applied)
+                build.reached = max(build.reached, applied.seq)
+                return True
+            return bool(moves)
+
+        self._records.change(advance)
+        self._indices.delete(sorted(table.now.index for table in moves.values()))
+        self._cut.clear()
+        self._written.clear()
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        table = self._tables.get(version.name)
+        if table is None:
+            return {}
+        self._tables.learn()
+        ids, documents = Ids(version.key), Documents(version.columns)
+        wanted = {ids.of(key): key for key in keys}
+        found = {}
+        for some in _some(list(wanted)):
+            for each in self._indices.documents(table.target, some):
+                key = wanted[msgspec.json.encode(each.id)]
+                found[key] = documents.row(bytes(each.source))
+        letters = self._dead.documents(Shelf(table.origin, version.name), wanted)
+        return found | {wanted[id_]: documents.row(each) for id_, each in letters.items()}
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- generations ---
+
+    def generations(self) -> Mapping[int, Applied | None]:
+        """Return every generation in the store, and the frontier that it stands at."""
+        return generations(self._records.load())
+
+    def current(self) -> int | None:
+        """Return the generation that readers see."""
+        record = self._records.load()
+        return record.generation if record else None
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        """Return a sink of a generation, which `open` makes; of some tables alone, if given."""
+        return type(self)(self.options, Aside(generation, tables))
+
+    def switch(self, generation: int) -> None:
+        """Let readers see a generation; the one before stays as it is."""
+        self._records.load()
+        switch(self._records, self._indices, generation)
+
+    def drop(self, generation: int) -> None:
+        """Delete what only that generation has."""
+        drop(self._records, self._indices, self._dead, generation)
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield key, seq and row of everything in a table, dead letters too, in any order."""
+        table = self._tables.get(version.name)
+        if table is None:
+            return
+        self._tables.learn()
+        ids, documents = Ids(version.key), Documents(version.columns)
+        for each in self._indices.contents(table.target):
+            row = documents.row(bytes(each.source))
+            yield key_of(version, row, ids, each.id), each.version, row
+        shelf = Shelf(table.origin, version.name)
+        seqs = self._dead.of(shelf)
+        for some in _some(list(seqs)):
+            for id_, document in self._dead.documents(shelf, some).items():
+                row = documents.row(document)
+                yield key_of(version, row, ids, msgspec.json.decode(id_)), seqs[id_], row
+
+    # --- within ---
+
+    def _found(self, record: Record) -> tuple[int, Build]:
+        """Return the generation that this copy is of, begun where it is missing."""
+        if self._aside is None:
+            return record.generation, record.builds[str(record.generation)]
+        generation, tables = self._aside
+
+        def add(found: Record) -> bool:
+            if found.build(generation):
+                return False
+            found.builds[str(generation)] = new_build(tables)
+            return True
+
+        return generation, self._records.change(add).builds[str(generation)]
+
+    def _holds(self, version: Version) -> bool:
+        """Return whether the table is this copy's to write: all are, but beside some."""
+        only = self._records.build.only
+        return only is None or version.name in only
+
+    def _check(self) -> None:
+        """Raise StoreLostError where an index is gone that the record, as it is now, names."""
+        while True:
+            try:
+                self._indices.check(self._records.build)
+            except StoreLostError:
+                if self._records.is_newest():
+                    raise
+            else:
+                self._checked = time.monotonic()
+                return
+
+    @contextmanager
+    def _unless_moved(self) -> Iterator[None]:
+        """Raise SwitchedError where what is gone is what another copy has replaced."""
+        try:
+            yield
+        except StoreLostError as error:
+            self._records.load()
+            self._check()
+            raise SwitchedError(
+                f"another copy of {self.options.follower} writes to other indices"
+            ) from error
+
+    def _refuse_other_targets(self, build: Build) -> None:
+        for name, index in self._written.items():
+            if build.tables[name].target.index != index:
+                raise SwitchedError(f"another copy of the follower writes {name} elsewhere")
+
+    def _apply(self, changes: Changes, table: Table) -> int:
+        version, place = changes.version, table.target
+        if version.name not in self._cut:  # in an executor, whose `begin` was the driver's
+            self._tables.learn()
+        shelf = Shelf(table.origin, version.name)
+        self._cut.add(version.name)
+        self._written[version.name] = place.index
+        ids, documents = Ids(version.key), Documents(version.columns)
+        actions = [
+            Action(
+                ids.of(change.key),
+                change.seq,
+                None if change.row is None else documents.document(change.row),
+            )
+            for change in changes.changes
+            if change.key is not None and change.seq > place.floor
+        ]
+        outcome = send(self._client, place.door, actions)
+        news = outcome.applied
+        if outcome.refused:
+            news += self._tables.bury(shelf, place, outcome.refused)
+        if self._dead.of(shelf):
+            refused = {each.action.id for each in outcome.refused}
+            passed = ((each.id, each.version) for each in actions if each.id not in refused)
+            self._dead.take_back(shelf, passed)
+        return news
+
+
+def _some(ids: list[bytes]) -> Iterable[list[bytes]]:
+    for at in range(0, len(ids), _IDS_AT_ONCE):
+        yield ids[at : at + _IDS_AT_ONCE]

@@ -1,0 +1,195 @@
+"""Which index each table of a generation is written to, as its versions and truncates come.
+
+- Columns that are new are new fields of the same index.
+- A field whose mapping changes takes another index: made aside, filled from the one before with the
+  documents' versions, and put in its place by the commit of the cut.
+- A truncate takes an empty one, and its seq is the floor below which nothing is written any more.
+
+The record names an index before it is made, and what is made is noted before it is written to: so
+any copy of the follower can go on where another has died.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sinks.opensearch.bulk import Action, Refused, send
+from sinks.opensearch.dead import DeadLetters, Shelf
+from sinks.opensearch.mapping import alias, digest, properties
+from sinks.opensearch.record import Place, Record, Records, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sinks.contract import Version
+    from sinks.opensearch.client import Client
+    from sinks.opensearch.indices import Indices
+
+
+@dataclass(frozen=True)
+class OpenSearchOptions:
+    """Where a follower writes, and how; by table, `schema.table`, what is said of some alone."""
+
+    url: str
+    pipeline: str
+    follower: str
+    prefix: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    mappings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+class Tables:
+    """The tables of the generation that `records` is of."""
+
+    def __init__(
+        self,
+        options: OpenSearchOptions,
+        client: Client,
+        records: Records,
+        indices: Indices,
+        dead: DeadLetters,
+    ) -> None:
+        self._options = options
+        self._client, self._records, self._indices, self.dead = client, records, indices, dead
+        self._fields: dict[str, dict[str, Any]] = {}  # by index
+        self._learnt = 0  # how many letters had been written when they were looked through last
+
+    def get(self, name: str) -> Table | None:
+        return self._records.build.tables.get(name)
+
+    def target(self, version: Version, truncated: int | None) -> Table:
+        """Return the table, ready to be written to."""
+        table = self.get(version.name) or self.follow(version)
+        if truncated is not None and truncated > table.target.floor:
+            table = self._replaced(version, floor=truncated)
+        return self._ready(version, table)
+
+    def follow(self, version: Version) -> Table:
+        """Give the table an index that its version's documents fit into."""
+        table = self._ready(version, self.get(version.name) or self._added(version))
+        place, wanted = table.target, self._properties(version)
+        if place.index not in self._fields:
+            self._fields[place.index] = self._indices.fields(place)
+        has = self._fields[place.index]
+        if any(has[name] != each for name, each in wanted.items() if name in has):
+            return self._replaced(version, floor=place.floor, filled=False)
+        if wanted.keys() - has.keys():
+            self._indices.widen(place, has | wanted)
+            self._fields[place.index] = has | wanted
+        return table
+
+    def _added(self, version: Version) -> Table:
+        public = self._options.aliases.get(version.name)
+        public = public or alias(self._options.prefix, version)
+
+        def add(record: Record) -> bool:
+            build = self._records.mine(record)
+            if version.name in build.tables:
+                return False
+            place = Place(self._name(public, version, 1))
+            build.tables[version.name] = Table(public, self._generation, place)
+            return True
+
+        return self._changed(add, version)
+
+    def _replaced(self, version: Version, *, floor: int, filled: bool = True) -> Table:
+        """Begin another index for the table: empty above a truncate's seq, or a copy."""
+        seen = self._records.build.tables[version.name].made
+
+        def replace(record: Record) -> bool:
+            table = self._records.mine(record).tables[version.name]
+            if table.made != seen:  # another copy has come to the same
+                return False
+            table.made += 1
+            name = self._name(table.alias, version, table.made)
+            table.next = Place(name, floor=floor, filled=filled)
+            return True
+
+        return self._ready(version, self._changed(replace, version))
+
+    def _ready(self, version: Version, table: Table) -> Table:
+        """Make the index that the record names, and fill it."""
+        place = table.target
+        if place.uuid is not None and place.filled:
+            return table
+        aliases = [self._indices.name(self._generation)]
+        if place is table.now and self._records.known.generation == self._generation:
+            aliases.append(table.alias)
+        made = self._indices.make(place, self._properties(version), *aliases)
+        if not place.filled:
+            self._fill(Shelf(table.origin, version.name), table.now, place)
+
+        def note(record: Record) -> bool:
+            target = self._records.mine(record).tables[version.name].target
+            if target.index != place.index or (target.uuid, target.filled) == (made, True):
+                return False
+            target.uuid, target.filled = made, True
+            return True
+
+        return self._changed(note, version)
+
+    def _changed(self, do: Callable[[Record], bool], version: Version) -> Table:
+        return self._records.mine(self._records.change(do)).tables[version.name]
+
+    def _fill(self, shelf: Shelf, old: Place, new: Place) -> None:
+        """Copy the documents; those that were refused so far are tried once more."""
+        for refused in self._indices.fill(old, new):
+            self.bury(shelf, new, refused)
+        seqs = self.dead.of(shelf)
+        letters = self.dead.documents(shelf, seqs)
+        tried = [Action(id_, seqs[id_], document) for id_, document in letters.items()]
+        unfit = {each.action.id for each in send(self._client, new.door, tried).refused}
+        passed = [(each.id, each.version) for each in tried if each.id not in unfit]
+        self.dead.take_back(shelf, passed)
+
+    def bury(self, shelf: Shelf, place: Place, refused: Sequence[Refused]) -> int:
+        """Make dead letters of documents; return how many were news.
+
+        The letters come first: whatever dies in between, none is missing.
+        """
+        self.dead.put(shelf, place.index, refused)
+
+        def count(record: Record) -> bool:
+            self._records.mine(record).letters += len(refused)
+            return True
+
+        self._learnt = self._records.mine(self._records.change(count)).letters
+        return self._empty(shelf, place, [(action.id, action.version) for action, _ in refused])
+
+    def _empty(self, shelf: Shelf, place: Place, letters: Sequence[tuple[bytes, int]]) -> int:
+        """Leave no document where a letter is; drop the letters that were late anyway."""
+        outcome = send(self._client, place.door, [Action(*each, None) for each in letters])
+        late = [(each.id, each.version) for each, there in outcome.stale if there > each.version]
+        self.dead.take_back(shelf, late)
+        return outcome.applied
+
+    def learn(self) -> None:
+        """Learn of the letters that other copies have written, if there are any.
+
+        What another copy did not know of when it wrote a newer document is mended here.
+        """
+        build = self._records.build
+        if build.letters == self._learnt:
+            return
+        self.dead.learn()
+        for name, table in build.tables.items():
+            shelf = Shelf(table.origin, name)
+            if table.target.uuid is not None and table.target.filled:
+                self._empty(shelf, table.target, list(self.dead.of(shelf).items()))
+        self._learnt = build.letters
+
+    def _name(self, public: str, version: Version, number: int) -> str:
+        return f"{public}-g{self._generation}-{digest(self._properties(version))}-{number}"
+
+    def _properties(self, version: Version) -> dict[str, Any]:
+        return properties(version, self._options.mappings.get(version.name, {}))
+
+    @property
+    def _generation(self) -> int:
+        assert self._records.generation is not None
+        return self._records.generation

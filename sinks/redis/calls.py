@@ -1,0 +1,155 @@
+"""A table's changes as calls of the scripts: which keys they touch, and with which arguments.
+
+Pure: what is made here is sent elsewhere. A change is an *operation* on its row's keys, which all
+lie in one hash slot; operations of one slot are gathered into calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from cdc.errors import ConfigError
+from sinks.contract import Change, Version
+from sinks.redis.names import Names
+from sinks.shapes import Shape, Shaper
+
+# A call holds so many changes, or so many bytes: a server does nothing else while it runs one, a
+# few milliseconds, and takes no argument list of more than a million.
+CHANGES_IN_A_CALL: Final = 500
+BYTES_IN_A_CALL: Final = 1 << 20
+
+# Slot, keys, arguments.
+Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
+
+
+class Layout(NamedTuple):
+    """How the rows of a table lie in one build, as the store itself remembers it."""
+
+    shape: Shape
+    form: str  # the scripts' word: `plain`, or the shape's form
+    moves: str  # "", or what holds a place: `place`, or the `claims` of members
+
+
+class Filling(NamedTuple):
+    """Which build a table's rows are written to, and whether readers see it."""
+
+    build: int
+    seen: bool
+
+
+class Laid:
+    """A version of a table, laid out in one build."""
+
+    def __init__(
+        self, names: Names, prefix: str, shape: Shape, version: Version, life_seconds: int
+    ) -> None:
+        self.names, self.version = names, version
+        self.shaper = Shaper(shape, version, prefix)
+        moves = "claims" if shape.collects else "place" if self.shaper.moves else ""
+        self.layout = Layout(shape, "plain" if self.shaper.plain else shape.form, moves)
+        self._life = b"%d" % life_seconds
+        if names.cluster and not self.shaper.slot_is_fixed:
+            raise ConfigError(
+                f"{version.name} has a key template by which a row moves between hash slots",
+                hint="put what its slot is to be told by into double braces, in front of the other "
+                "columns: text, as in `{{teams}}:{team_id}`, or columns of the primary key",
+            )
+
+    @property
+    def rows_can_go(self) -> str | None:
+        """Return what of the shape does not bear that keys are evicted one by one; None if all."""
+        if self.layout.moves == "claims":
+            return "a collection that was evicted would come back with some of its members"
+        if self.layout.moves:
+            return "a row that left its place could not be taken away from there"
+        return None
+
+    def operations(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
+        """Yield what each change does."""
+        if self.layout.form == "plain" and not self.names.cluster and filling.seen:
+            yield from self._plainly(filling, changes)
+            return
+        build, table = filling.build, self.version.name
+        plain, moves = self.layout.form == "plain", self.layout.moves
+        for change in changes:
+            assert change.key is not None
+            slot = self.slot(change.key)
+            values = b"" if filling.seen else self.names.aside(build, slot)
+            companion = self.names.companions(build, table, slot) + change.key
+            shaped = self.shaper.shaped(change)
+            version = b"%016x%d" % (change.seq, shaped is not None)
+            if plain:
+                place = shaped.place if shaped else self.shaper.place(change.key)
+                value = shaped.value[0] if shaped else b""
+                yield slot, (values + place, companion), (version, value)
+            elif shaped is None:
+                yield slot, (companion,), (version,)
+            else:
+                keys = [companion, values + shaped.place]
+                if moves:
+                    keys.append(self.names.holders(build, table, slot) + shaped.place)
+                parts = shaped.value
+                head = (version, shaped.place, shaped.kept, b"%d" % len(parts))
+                yield slot, tuple(keys), (*head, *parts)
+
+    def _plainly(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
+        """Do the same for whole rows at their keys in one server: the way that most rows go."""
+        place, companions = (
+            self.shaper.place,
+            self.names.companions(filling.build, self.version.name, 0),
+        )
+        for change in changes:
+            key, row = change.key, change.row
+            assert key is not None
+            keys = (place(key), companions + key)
+            if row is None or change.unchanged:
+                yield 0, keys, (b"%016x0" % change.seq, b"")
+            else:
+                yield 0, keys, (b"%016x1" % change.seq, row)
+
+    def slot(self, key: bytes) -> int:
+        """Return the hash slot of a row; 0 where there are none."""
+        return self.names.slot(self.shaper.anchor(key)) if self.names.cluster else 0
+
+    def group(self, filling: Filling, slot: int, floor: bytes, operations: int) -> list[bytes]:
+        """Return what stands in front of the arguments of so many operations of one slot."""
+        ttl = self.layout.shape.ttl_seconds
+        return [
+            self.layout.form.encode(),
+            b"%d" % operations,
+            floor,
+            b"" if ttl is None else b"%d" % ttl,
+            self._life,
+            b"" if filling.seen else self.names.aside(filling.build, slot),
+            self.names.holders(filling.build, self.version.name, slot),
+            self.layout.moves.encode(),
+        ]
+
+
+def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Operation]]]:
+    """Yield operations by slot, so many together as go into a call."""
+    waiting: defaultdict[int, list[Operation]] = defaultdict(list)
+    sizes: defaultdict[int, int] = defaultdict(int)
+    for each in operations:
+        slot = each[0]
+        mine = waiting[slot]
+        mine.append(each)
+        sizes[slot] += sum(map(len, each[2]))
+        if len(mine) >= CHANGES_IN_A_CALL or sizes[slot] >= BYTES_IN_A_CALL:
+            yield slot, mine
+            del waiting[slot], sizes[slot]
+    yield from waiting.items()
+
+
+def remembered(layout: Layout) -> bytes:
+    """Return a layout as the store keeps it."""
+    return msgspec.json.encode(layout)
+
+
+def layout_of(stored: bytes) -> Layout:
+    """Return a stored layout."""
+    return msgspec.json.decode(stored, type=Layout)

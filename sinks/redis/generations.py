@@ -1,0 +1,262 @@
+"""Generations in Redis: built beside one another, switched in place, dropped; a lost one cleared.
+
+A plain GET knows one name for a row, so a build that is to be seen must take the names of the one
+before it. Its values lie aside until then, in the same hash slots, and are renamed: first what only
+the old build has moves aside, then each value of the new one takes its place, the old one's moving
+aside in the same step. Every step can be repeated, and `current` says `1>2`, then `1>2+`, so that
+whoever opens the store next goes on with it; writers are kept out meanwhile, and readers are told
+by `applying`. Where both builds stand at one frontier every value that was right stays the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cdc.errors import ConfigError
+from sinks.redis.calls import Layout
+from sinks.redis.client import Call, Client, Script
+from sinks.redis.names import Names, slot_of
+from sinks.redis.rows import key_of
+from sinks.redis.state import (
+    ALL,
+    Fields,
+    build_of,
+    builds_of,
+    fields_of,
+    generations_of,
+    layouts_of,
+    stand_of,
+    stored_of,
+)
+from sinks.shapes import Placer, Shape
+
+_UNENDED: Final = b"f" * 16  # above every seq
+
+
+class Aside(NamedTuple):
+    """A generation that is worked on beside the one that readers see, maybe of some tables only."""
+
+    generation: int
+    tables: frozenset[str] | None = None
+
+
+# KEYS the follower's key. ARGV: `current` as it must be, and as it becomes; then fields and values.
+_TURN: Final = Script("""
+if redis.call('HGET', KEYS[1], 'current') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'current', ARGV[2])
+if ARGV[3] then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end
+return 1
+""")
+
+# KEYS: for each place where readers look, where the new build's value is, where the old one's goes.
+# ARGV: `old` moves away what the new build does not have, `new` gives its values their places.
+_MOVE: Final = Script("""
+local call = redis.call
+for at = 1, #KEYS, 3 do
+  local seen, new, old = KEYS[at], KEYS[at + 1], KEYS[at + 2]
+  local there = call('EXISTS', new) == 1
+  if ARGV[1] == 'old' then
+    if not there and call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
+  elseif there then
+    if call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
+    call('RENAME', new, seen)
+  end
+end
+return 1
+""")
+
+# KEYS companions. ARGV: where the row of each stands if its companion is plain.
+_CLEAR: Final = Script("""
+local call = redis.call
+for at = 1, #KEYS do
+  local kind = call('TYPE', KEYS[at]).ok
+  local place = ARGV[at]
+  if kind == 'hash' then place = call('HGET', KEYS[at], 'place') end
+  if place and kind ~= 'none' then call('DEL', place) end
+  call('DEL', KEYS[at])
+end
+return 1
+""")
+
+
+def switch(client: Client, names: Names, prefix: str, generation: int) -> None:
+    """Let readers see a generation; do nothing where they do."""
+    fields = fields_of(client, names)
+    current = fields.get(b"current", b"")
+    if b">" in current:
+        fields = finish_switch(client, names, prefix, fields)
+        current = fields[b"current"]
+    if current == b"%d" % generation:
+        return
+    if b"%d:applied" % generation not in fields:
+        raise ConfigError(
+            f"generation {generation} of the follower is not built",
+            hint="build it first: `cdc rebuild` does",
+        )
+    under_way = b"%b>%d" % (current, generation)
+    _turn(client, names, current, under_way, [b"applying", _UNENDED])
+    finish_switch(client, names, prefix, fields_of(client, names))
+
+
+def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> Fields:
+    """Go on with a switch that is under way, and return what the follower's key then says."""
+    current = fields[b"current"]
+    old, new = (int(each) for each in current.rstrip(b"+").split(b">"))
+    olds, news = builds_of(fields, old), builds_of(fields, new)
+    whole = ALL in news
+    tables = {
+        table
+        for build in {*olds.values(), *news.values()}
+        for table in layouts_of(fields, build)
+        if whole or table in news
+    }
+    pairs = [(table, build_of(olds, table), build_of(news, table)) for table in sorted(tables)]
+    if not current.endswith(b"+"):
+        for table, before, after in pairs:
+            _move(client, names, prefix, fields, _Move(b"old", table, before, before, after))
+        _turn(client, names, current, current + b"+", [])
+        current += b"+"
+    for table, before, after in pairs:
+        _move(client, names, prefix, fields, _Move(b"new", table, after, before, after))
+    _turn(client, names, current, b"%d" % new, _switched(fields, old, new, whole=whole))
+    return fields_of(client, names)
+
+
+def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]:
+    """Return what the follower's key says from then on.
+
+    Where only some tables were built anew, all of it stands at the older of both frontiers, and
+    rows may be there up to the newest that either has reached.
+    """
+    stood = generations_of(fields)
+    applied, before = stood[new], stood[old]
+    reached = int(fields.get(b"%d:reached" % new, b"0"), 16)
+    builds = builds_of(fields, new)
+    assert applied is not None
+    if not whole:
+        builds = builds_of(fields, old) | builds
+        reached = max(reached, int(fields.get(b"%d:reached" % old, b"0"), 16))
+        if before is not None and stand_of(before) < stand_of(applied):
+            applied = before._replace(generation=applied.generation)
+    return [
+        *(b"generation", b"%d" % new),
+        *(b"%d:builds" % new, msgspec.json.encode(builds)),
+        *(b"%d:applied" % new, stored_of(applied)),
+        *(b"%d:stand" % new, stand_of(applied)),
+        *(b"%d:reached" % new, b"%016x" % reached),
+        *(b"seq", b"%d" % applied.seq),
+        *(b"lsn", str(applied.lsn).encode()),
+        *(b"committed_at_us", b"%d" % applied.committed_at_us),
+        *(b"applying", b"%016x" % reached if reached > applied.seq else b""),
+    ]
+
+
+def _turn(client: Client, names: Names, was: bytes, becomes: bytes, more: list[bytes]) -> None:
+    """Take one step of a switch; another copy may have taken it before."""
+    slot = slot_of(names.main) if names.cluster else 0
+    client.run(_TURN, [Call(slot, (names.main,), (was, becomes, *more))])
+
+
+class _Move(NamedTuple):
+    """One table's part of a switch."""
+
+    whose: bytes
+    table: str
+    build: int  # whose places are gone through
+    before: int
+    after: int
+
+
+def _move(client: Client, names: Names, prefix: str, fields: Fields, move: _Move) -> None:
+    layout = layouts_of(fields, move.build).get(move.table)
+    if layout is None or move.before == move.after:
+        return
+    for places in _places(client, names, prefix, layout, move):
+        by_slot: defaultdict[int, list[bytes]] = defaultdict(list)
+        for place in places:
+            slot = names.slot(place)
+            by_slot[slot] += [
+                place,
+                names.aside(move.after, slot) + place,
+                names.aside(move.before, slot) + place,
+            ]
+        client.run(_MOVE, (Call(slot, keys, (move.whose,)) for slot, keys in by_slot.items()))
+
+
+def _places(
+    client: Client, names: Names, prefix: str, layout: Layout, move: _Move
+) -> Iterator[list[bytes]]:
+    """Yield the places of a table's rows in a build, some twice."""
+    table = move.table
+    if layout.moves:
+        mark = b"%b>" % table.encode()
+        for found in client.scan(names.pattern(move.build, table, b">")):
+            yield [name.partition(mark)[2] for name in found]
+        return
+    place = Placer(layout.shape, prefix, table).place
+    for found in client.scan(names.pattern(move.build, table)):
+        keys = [key for key in (key_of(name, table) for name in found) if key is not None]
+        if layout.form == "plain":
+            yield [place(key) for key in keys]
+        else:
+            slots = [names.slot(name) for name in found]
+            stored = client.ask_all([(b"HGET", name, b"place") for name in found], slots)
+            yield [each for each in stored if each is not None]
+
+
+def drop(client: Client, names: Names, generation: int) -> None:
+    """Delete what only that generation has."""
+    fields = fields_of(client, names)
+    if not fields:
+        return
+    if b"%d" % generation in fields[b"current"].rstrip(b"+").split(b">"):
+        raise ConfigError(
+            f"generation {generation} is what readers see", hint="switch to another one first"
+        )
+    others = {
+        build
+        for other in generations_of(fields)
+        if other != generation
+        for build in builds_of(fields, other).values()
+    }
+    builds = set(builds_of(fields, generation).values()) - others
+    for build in builds:
+        for found in client.scan(names.pattern(build, None)):
+            slots = [names.slot(name) for name in found]
+            client.ask_all([(b"UNLINK", name) for name in found], slots)
+    marks = [b"%d:" % generation, *(b"%b:%d:" % (k, b) for b in builds for k in _OF_BUILDS)]
+    gone = [name for name in fields if name.startswith(tuple(marks))]
+    if gone:
+        client.ask("HDEL", names.main, *gone)
+
+
+_OF_BUILDS: Final = (b"layout", b"floor")
+
+
+def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:
+    """Delete what is left of a follower whose store was lost, and its own key."""
+    fields = fields_of(client, names)
+    seen = set(builds_of(fields, int(fields[b"generation"])).values()) if fields else None
+    for found in client.scan(names.every()):
+        by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
+        others = []
+        for name in found:
+            parsed = names.parsed(name)
+            if parsed is None or (seen is not None and parsed.build not in seen):
+                others.append(name)
+                continue
+            layout = layouts_of(fields, parsed.build).get(parsed.table)
+            shape = layout.shape if layout else shapes.get(parsed.table, Shape())
+            place = Placer(shape, prefix, parsed.table).place(parsed.key)
+            by_slot[names.slot(name)].append((name, place))
+        calls = (
+            Call(slot, [name for name, _ in mine], [place for _, place in mine])
+            for slot, mine in by_slot.items()
+        )
+        client.run(_CLEAR, calls)
+        client.ask_all([(b"UNLINK", name) for name in others], [names.slot(n) for n in others])
+    client.ask("DEL", names.main)

@@ -1,0 +1,60 @@
+"""What the servers may throw away, and whether a cluster has lost some of what it had."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from cdc.errors import StoreLostError
+from sinks.redis.client import Client
+from sinks.redis.names import SLOTS, Names
+
+Evicts = Literal["", "volatile", "allkeys"]
+_STEP: Final = 128
+_AGAIN: Final = "the follower builds it anew from the log"
+
+
+def evicts(client: Client) -> Evicts:
+    """Return which keys the servers may evict: none, those with a TTL, all."""
+    found: Evicts = ""
+    for memory in client.info("memory"):
+        policy = str(memory.get("maxmemory_policy", "noeviction"))
+        if memory.get("maxmemory") and policy.startswith("allkeys"):
+            return "allkeys"
+        if memory.get("maxmemory") and policy.startswith("volatile"):
+            found = "volatile"
+    return found
+
+
+# --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
+
+
+def mark_slots(client: Client, names: Names, token: bytes) -> None:
+    """Put a sentinel into every slot of a cluster."""
+    if names.cluster:
+        slots = range(SLOTS)
+        client.ask_all([(b"SET", names.sentinel(slot), token) for slot in slots], slots)
+
+
+def check_slots(client: Client, names: Names, token: bytes) -> None:
+    """Raise StoreLostError where a server of a cluster has lost its sentinels.
+
+    Of some slots of each: servers are lost whole, and whoever writes to a slot looks at its own.
+    """
+    found = _sentinels(client, names)
+    lost = sum(each != token for each in found)
+    if lost:
+        raise StoreLostError(
+            f"the Redis cluster has lost the data of {lost} of {len(found)} hash slots looked at",
+            hint=_AGAIN,
+        )
+
+
+def refuse_orphans(client: Client, names: Names) -> None:
+    """Raise StoreLostError where a cluster has the follower's data but not its own key."""
+    if any(_sentinels(client, names)):
+        raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_AGAIN)
+
+
+def _sentinels(client: Client, names: Names) -> list[bytes | None]:
+    slots = sorted({*range(0, SLOTS, _STEP), *client.first_slots()}) if names.cluster else []
+    return client.ask_all([(b"GET", names.sentinel(slot)) for slot in slots], slots)

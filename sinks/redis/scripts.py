@@ -1,0 +1,264 @@
+"""What runs inside Redis: compare-and-set by seq, many keys a call, nothing in between.
+
+Versions are compared as text of fixed width in lower-case hexadecimal, since Lua's numbers are
+doubles: sixteen digits of the seq, then `1` where the row stands somewhere and `0` where it does
+not (deleted, or hidden). Digits alone, so that no locale orders them otherwise.
+
+Every call names its guard: the follower's own key or, in a cluster, the slot's sentinel. Without it
+or with another token in it, this is not the data that was opened: `LOST`. With another generation
+that readers see: `SWITCHED`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# KEYS: the guard. ARGV: its field (in a cluster ""), the token, `current` as it must be.
+_GUARDED: Final = """
+local call, sub = redis.call, string.sub
+local KEYS, ARGV = KEYS, ARGV
+local main = KEYS[1]
+if ARGV[1] == '' then
+  if call('GET', main) ~= ARGV[2] then return redis.error_reply('LOST') end
+else
+  local found = call('HMGET', main, ARGV[1], 'current')
+  if found[1] ~= ARGV[2] then return redis.error_reply('LOST') end
+  if found[2] ~= ARGV[3] then return redis.error_reply('SWITCHED') end
+end
+"""
+
+# Then: generation, what is believed to be applied, the seq that the cut reaches.
+BEGIN: Final = f"""{_GUARDED}
+local g = ARGV[4]
+local stored = call('HMGET', main, g .. ':stand', g .. ':reached')
+if (stored[1] or '') < ARGV[5] then return redis.error_reply('OLDER') end
+if (stored[2] or '') < ARGV[6] then call('HSET', main, g .. ':reached', ARGV[6]) end
+return stored[1]
+"""
+
+# Then: generation, seq up to which rows are being written outside one call.
+ANNOUNCE: Final = f"""{_GUARDED}
+if call('HGET', main, 'generation') ~= ARGV[4] then return 0 end
+if (call('HGET', main, 'applying') or '') < ARGV[5] then call('HSET', main, 'applying', ARGV[5]) end
+return 1
+"""
+
+# Then: the field of a table's floor, and its truncate's seq.
+FLOOR: Final = f"""{_GUARDED}
+local floor = call('HGET', main, ARGV[4])
+if not floor or floor < ARGV[5] then call('HSET', main, ARGV[4], ARGV[5]) end
+return 1
+"""
+
+# Then: the field of a table's layout, and the layout; returns the one that is there.
+REMEMBER: Final = f"""{_GUARDED}
+call('HSETNX', main, ARGV[4], ARGV[5])
+return call('HGET', main, ARGV[4])
+"""
+
+# Rows without a TTL are stored some hundred at once, which takes the server two thirds of the time
+# of one after another; no call has more changes than Lua's stack can take.
+_PLAIN: Final = """
+local function plain(count)
+  local companions = {}
+  for at = 1, count do companions[at] = KEYS[k + 2 * at] end
+  local stored = call('MGET', unpack(companions))
+  local pairs, many = {}, 0
+  for at = 1, count do
+    local version = ARGV[a + 1]
+    if version > floor and (not stored[at] or stored[at] < version) then
+      local value, companion = KEYS[k + 1], companions[at]
+      news = news + 1
+      if sub(version, 17) == '0' then
+        call('DEL', value)
+        call('SET', companion, version, 'EX', life)
+      elseif ttl == '' then
+        pairs[many + 1], pairs[many + 2] = value, ARGV[a + 2]
+        pairs[many + 3], pairs[many + 4] = companion, version
+        many = many + 4
+      else
+        call('SET', value, ARGV[a + 2], 'EX', ttl)
+        call('SET', companion, version, 'EX', ttl + life)
+      end
+    end
+    k, a = k + 2, a + 2
+  end
+  if many > 0 then call('MSET', unpack(pairs)) end
+end
+"""
+
+# A row that can come to another place than it stood at. Where the rows of a table do, the place has
+# a holder: the version of the row that is there, which alone may take it away again.
+_PLACED: Final = """
+local function leave(place, version)
+  if moves ~= '' then
+    if call('GET', holders .. place) ~= version then return end
+    call('DEL', holders .. place)
+  end
+  call('DEL', values .. place)
+end
+
+local function arrive(form, value, holder, version, first, last)
+  if moves ~= '' then
+    local held = call('GET', holder)
+    if held and held > version then return end
+    call('SET', holder, version)
+    if ttl ~= '' then call('EXPIRE', holder, ttl) end
+  end
+  if form == 'hash' then
+    call('DEL', value)
+    for at = first, last, 2000 do
+      call('HSET', value, unpack(ARGV, at, math.min(at + 1999, last)))
+    end
+  else
+    call('SET', value, ARGV[first])
+  end
+  if ttl ~= '' then call('EXPIRE', value, ttl) end
+end
+
+local function placed(count, form)
+  for _ = 1, count do
+    local companion, version = KEYS[k + 1], ARGV[a + 1]
+    local value, holder, place, kept, first, last
+    k, a = k + 1, a + 1
+    local stands = sub(version, 17) == '1'
+    if stands then
+      value, k = KEYS[k + 1], k + 1
+      if moves ~= '' then holder, k = KEYS[k + 1], k + 1 end
+      place, kept, first = ARGV[a + 1], ARGV[a + 2], a + 4
+      last = a + 3 + ARGV[a + 3]
+      a = last
+    end
+    local stored = call('HMGET', companion, 'seq', 'place', 'claim')
+    if version > floor and (not stored[1] or stored[1] < version) then
+      news = news + 1
+      local claim = ''
+      if moves == 'claims' then
+        if stands then
+          claim = ARGV[first] .. '\\0' .. version .. (form == 'zset' and ARGV[last] or '')
+          join(form, value, holder, claim, ARGV[first])
+        end
+        if stored[2] then part(form, values .. stored[2], holders .. stored[2], stored[3]) end
+      else
+        if stored[2] and stored[2] ~= place then leave(stored[2], stored[1]) end
+        if stands then arrive(form, value, holder, version, first, last) end
+      end
+      if stands then
+        call('HSET', companion, 'seq', version, 'place', place, 'kept', kept, 'claim', claim)
+        if ttl == '' then call('PERSIST', companion)
+        else call('EXPIRE', companion, ttl + life) end
+      else
+        call('HDEL', companion, 'place', 'kept', 'claim')
+        call('HSET', companion, 'seq', version)
+        call('EXPIRE', companion, life)
+      end
+    end
+  end
+end
+"""
+
+# A collection's holder has its members' claims, `member NUL version score` in the order of their
+# bytes: the last of a member is the newest of the rows that are that member, and tells its score.
+_CLAIMS: Final = """
+local function newest(holder, member)
+  local found = call('ZREVRANGEBYLEX', holder, '(' .. member .. '\\1', '[' .. member .. '\\0',
+    'LIMIT', 0, 1)[1]
+  return found and sub(found, #member + 19)
+end
+
+local function join(form, collection, holder, claim, member)
+  call('ZADD', holder, 0, claim)
+  if form == 'set' then call('SADD', collection, member)
+  else call('ZADD', collection, newest(holder, member), member) end
+end
+
+local function part(form, collection, holder, claim)
+  local member = sub(claim, 1, string.find(claim, '\\0', 1, true) - 1)
+  call('ZREM', holder, claim)
+  local score = newest(holder, member)
+  if form == 'set' then
+    if not score then call('SREM', collection, member) end
+  elseif score then call('ZADD', collection, score, member)
+  else call('ZREM', collection, member) end
+end
+"""
+
+# `commit`: generation, where it stands (seq and LSN), the same as JSON, and as readers read it.
+_COMMIT: Final = """
+local function commit()
+  local g, stand, seq = ARGV[a + 1], ARGV[a + 2], sub(ARGV[a + 2], 1, 16)
+  local seen = call('HGET', main, 'generation') == g
+  if (call('HGET', main, g .. ':stand') or '') <= stand then
+    call('HSET', main, g .. ':stand', stand, g .. ':applied', ARGV[a + 3])
+    if seen then
+      call('HSET', main, 'seq', ARGV[a + 4], 'lsn', ARGV[a + 5], 'committed_at_us', ARGV[a + 6])
+    end
+  end
+  if (call('HGET', main, g .. ':reached') or '') < seq then
+    call('HSET', main, g .. ':reached', seq)
+  end
+  if seen and (call('HGET', main, 'applying') or '') <= seq then
+    call('HSET', main, 'applying', '')
+  end
+  a = a + 6
+end
+"""
+
+# Then groups, as `sinks.redis.calls` writes them. `plain` takes two keys a change (value,
+# companion) and two arguments (version, row). Other forms take the companion, the value's key where
+# the row stands somewhere, and the place's holder where rows move; the version, and where it stands
+# the place, what is kept, the number of parts of the value, and these.
+APPLY: Final = f"""{_GUARDED}
+local k, a, news = 1, 3, 0
+local floor, ttl, life, values, holders, moves
+{_PLAIN}{_CLAIMS}{_PLACED}{_COMMIT}
+while ARGV[a + 1] do
+  local form = ARGV[a + 1]
+  a = a + 1
+  if form == 'commit' then commit()
+  elseif form == 'applying' then
+    if (call('HGET', main, 'applying') or '') < ARGV[a + 1] then
+      call('HSET', main, 'applying', ARGV[a + 1])
+    end
+    a = a + 1
+  else
+    local count = tonumber(ARGV[a + 1])
+    floor, ttl, life = ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
+    values, holders, moves = ARGV[a + 5], ARGV[a + 6], ARGV[a + 7]
+    if ARGV[1] ~= '' then floor = call('HGET', main, floor) or '' end
+    a = a + 7
+    if form == 'plain' then plain(count) else placed(count, form) end
+  end
+end
+return news
+"""
+
+# KEYS: guard, then companions. Then: floor, form, prefixes of values and holders, moves; places of
+# plain rows in the companions' order.
+TAKE: Final = f"""{_GUARDED}
+local k, a, news = 1, 3, 0
+local floor, form, values, holders, moves = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local ttl, life = '', ''
+{_CLAIMS}{_PLACED}
+local gone = 0
+for at = 2, #KEYS do
+  if form == 'plain' then
+    local stored = call('GET', KEYS[at])
+    if stored and stored < floor then
+      if sub(stored, 17) == '1' then gone = gone + 1 end
+      call('DEL', KEYS[at], values .. ARGV[at + 7])
+    end
+  else
+    local stored = call('HMGET', KEYS[at], 'seq', 'place', 'claim')
+    if stored[1] and stored[1] < floor then
+      if stored[2] then
+        gone = gone + 1
+        if moves == 'claims' then part(form, values .. stored[2], holders .. stored[2], stored[3])
+        else leave(stored[2], stored[1]) end
+      end
+      call('DEL', KEYS[at])
+    end
+  end
+end
+return gone
+"""

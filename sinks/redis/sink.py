@@ -1,0 +1,374 @@
+"""The Redis sink: plain values that any client can GET, written if and only if they are newer.
+
+Beside each value stands a companion with its seq, and one key of the follower's own holds the
+applied frontier (`sinks.redis.state`). A cut that is small enough is gathered and goes, with its
+frontier, in one call of a script: readers see all of it or nothing. A larger one is written as it
+comes, and `applying` says so meanwhile. In a cluster every cut is written so.
+
+Whatever a crash leaves is a state that this server once had, since it runs one command after
+another: the frontier and the rows are lost together. A restart in the middle of a cut that several
+processes write could lose what one of them has written; so a cut is only ended on the servers on
+which it was begun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple, Self
+
+from cdc.errors import ConfigError, InvariantError, StoreLostError, UnavailableError
+from sinks.contract import Applied, Changes, Standing, Version
+from sinks.redis.calls import Laid, Operation, gathered, remembered
+from sinks.redis.client import Call, Client, Script
+from sinks.redis.generations import Aside, clear, drop, finish_switch, switch
+from sinks.redis.health import check_slots, evicts, mark_slots, refuse_orphans
+from sinks.redis.names import Names, slot_of
+from sinks.redis.rows import key_of, stored_rows, takes
+from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, REMEMBER, TAKE
+from sinks.redis.state import (
+    ALL,
+    Fields,
+    State,
+    create,
+    fields_of,
+    floor_field,
+    generations_of,
+    layout_field,
+    stand_of,
+    state_of,
+    stored_of,
+)
+from sinks.shapes import Shape
+
+# What goes in one call with its frontier: the server answers nobody else for some ten milliseconds.
+SMALL_CHANGES: Final = 3_000
+SMALL_BYTES: Final = 4 << 20
+
+_APPLY, _BEGIN, _ANNOUNCE = Script(APPLY), Script(BEGIN), Script(ANNOUNCE)
+_FLOOR, _REMEMBER, _TAKE = Script(FLOOR), Script(REMEMBER), Script(TAKE)
+
+
+class Settings(NamedTuple):
+    """What the configuration says of a follower in Redis."""
+
+    url: str
+    prefix: str
+    follower: str
+    cluster: bool = False
+    shapes: Mapping[str, Shape] = {}
+    tombstone_seconds: int = 24 * 3600
+    answer_seconds: float = 60.0  # a server that forks to save stands still for seconds
+
+
+@dataclasses.dataclass
+class Cut:
+    """The cut that is being written."""
+
+    reached: int
+    servers: list[str]  # the run of each server, by which a restart shows
+    # What is not sent yet; None once the cut is written as it comes.
+    gathered: list[tuple[Laid, list[Operation]]] | None
+    changes: int = 0
+    bytes: int = 0
+    announced: bool = False
+
+
+class RedisSink:
+    """One follower's keys, those of the generation that readers see or of another."""
+
+    whole_rows = True
+    parallel = True
+
+    def __init__(self, settings: Settings, aside: Aside | None = None) -> None:
+        self._settings, self._aside = settings, aside
+        self._names = Names(settings.prefix, settings.follower, cluster=settings.cluster)
+        self._client = self._connect()
+        self._laid: dict[int, Laid] = {}
+        self._known: set[tuple[int, str]] = set()  # builds' tables whose layout the store knows
+        self._state: State | None = None
+        self._cut: Cut | None = None
+        self._evicts = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave connections and what is not sent behind: a copy writes what it is given at once."""
+        cut = self._cut and dataclasses.replace(self._cut, gathered=None)
+        return self.__dict__ | {"_client": None, "_laid": {}, "_cut": cut}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._client = self._connect()
+
+    def _connect(self) -> Client:
+        settings = self._settings
+        seconds = settings.answer_seconds
+        return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
+
+    def open(self) -> Standing | None:
+        self._cut, self._known = None, set()
+        self._evicts = evicts(self._client)
+        fields = fields_of(self._client, self._names)
+        if not fields:
+            refuse_orphans(self._client, self._names)
+        if b">" in fields.get(b"current", b""):
+            fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
+        fields = self._made(fields)
+        self._state = state_of(fields, self._generation(fields))
+        check_slots(self._client, self._names, self._state.sentinel)
+        return self._state.standing
+
+    def _made(self, fields: Fields) -> Fields:
+        generation = self._generation(fields)
+        if b"%d:token" % generation in fields:
+            return fields
+        tables = self._aside.tables if self._aside else None
+        builds = dict.fromkeys(tables or (ALL,), generation)
+        fresh = not fields
+        fields = create(self._client, self._names, generation, builds)
+        if fresh:
+            mark_slots(self._client, self._names, fields[b"sentinel"])
+        return fields
+
+    def _generation(self, fields: Fields) -> int:
+        return self._aside.generation if self._aside else int(fields.get(b"generation", b"1"))
+
+    def anew(self, generation: int) -> None:
+        self._cut = self._state = None
+        clear(self._client, self._names, self._settings.prefix, self._settings.shapes)
+        fields = create(self._client, self._names, generation, {ALL: generation})
+        mark_slots(self._client, self._names, fields[b"sentinel"])
+
+    def histories(self) -> frozenset[str]:
+        return frozenset()
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        state = self._opened()
+        for version in versions:
+            self._lay(version)
+        if self._aside is not None:  # it stays with its generation, whichever readers see
+            self._state = state = self._again(state)
+        stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
+        state.stand = max(state.stand, stored or b"")
+        servers = self._client.runs()
+        self._cut = Cut(reached, servers, None if self._settings.cluster else [])
+
+    def _again(self, state: State) -> State:
+        """Return the state of the same generation as it is by now."""
+        fields = fields_of(self._client, self._names)
+        if fields.get(b"%d:token" % state.generation) != state.token:
+            raise StoreLostError("the generation that was built is gone", hint="build it again")
+        again = state_of(fields, state.generation)
+        return dataclasses.replace(again, stand=max(again.stand, state.stand))
+
+    def write(self, changes: Changes) -> int:
+        cut, laid = self._begun(), self._lay(changes.version)
+        if changes.truncated is not None:
+            self._send_gathered(cut)
+            self._truncate(cut, laid, changes.truncated)
+        operations = self._operations(changes, laid)
+        cut.changes += len(changes.changes)
+        if cut.gathered is None or cut.changes > SMALL_CHANGES:
+            self._send_gathered(cut)
+            return self._send(cut, laid, operations)
+        mine = list(operations)
+        cut.bytes += sum(len(part) for each in mine for part in each[2])
+        if cut.bytes > SMALL_BYTES:
+            self._send_gathered(cut)
+            return self._send(cut, laid, mine)
+        cut.gathered.append((laid, mine))
+        return self._news(laid, mine)
+
+    def commit(self, applied: Applied) -> None:
+        cut, state = self._begun(), self._opened()
+        # Asked on the connection that commits: a restart behind the answer breaks it.
+        if self._client.runs() != cut.servers:
+            raise UnavailableError(
+                "Redis was started again, or another server took over, while a cut was written",
+                hint="the follower writes the cut again; `appendfsync always` loses no writes",
+            )
+        keys, arguments = [self._names.main], self._guard()
+        # Whole in one call; where an error ends it half-way, `applying` stays.
+        if cut.gathered and state.generation == int(state.current):
+            arguments += [b"applying", b"%016x" % cut.reached]
+        for laid, operations in cut.gathered or ():
+            filling = state.filling(laid.version.name)
+            floor = floor_field(filling.build, laid.version.name)
+            for _, mine in gathered(operations):
+                arguments += laid.group(filling, 0, floor, len(mine))
+                for _, touched, given in mine:
+                    keys += touched
+                    arguments += given
+        stand = stand_of(applied)
+        seen = (b"%d" % applied.seq, str(applied.lsn).encode(), b"%d" % applied.committed_at_us)
+        mark = b"%d" % state.generation
+        arguments += [b"commit", mark, stand, stored_of(applied), *seen]
+        self._client.run(_APPLY, [Call(self._main_slot, keys, arguments)])
+        state.stand, self._cut = max(state.stand, stand), None
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        laid = self._lay(version)
+        if self._cut is not None:
+            self._send_gathered(self._cut)
+        found = stored_rows(self._client, laid, self._opened().filling(version.name), keys)
+        return {key: row for key, (_, row) in found.items()}
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- generations ---
+
+    def generations(self) -> Mapping[int, Applied | None]:
+        """Return every generation in the store and its applied frontier."""
+        return generations_of(fields_of(self._client, self._names))
+
+    def current(self) -> int | None:
+        """Return the generation that readers see."""
+        fields = fields_of(self._client, self._names)
+        return int(fields[b"generation"]) if fields else None
+
+    def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
+        """Return a sink of a generation, which `open` makes; of some tables alone, if given."""
+        return type(self)(self._settings, Aside(generation, tables))
+
+    def switch(self, generation: int) -> None:
+        """Let readers see a generation, whose values take the names of the one before."""
+        switch(self._client, self._names, self._settings.prefix, generation)
+
+    def drop(self, generation: int) -> None:
+        """Delete what only that generation has."""
+        drop(self._client, self._names, generation)
+
+    def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield each row's key, seq and stored value as JSON."""
+        laid, filling = self._lay(version), self._opened().filling(version.name)
+        pattern = self._names.pattern(filling.build, version.name)
+        for names in self._client.scan(pattern):
+            keys = [key for key in (key_of(name, version.name) for name in names) if key]
+            for key, (seq, row) in stored_rows(self._client, laid, filling, keys).items():
+                yield key, seq, row
+
+    # --- what the above is made of ---
+
+    def _opened(self) -> State:
+        if self._state is None:
+            raise InvariantError("a Redis sink is used that was not opened")
+        return self._state
+
+    def _begun(self) -> Cut:
+        if self._cut is None:
+            raise InvariantError("a Redis sink is written to outside a cut")
+        return self._cut
+
+    @property
+    def _main_slot(self) -> int:
+        return slot_of(self._names.main) if self._settings.cluster else 0
+
+    def _guard(self) -> list[bytes]:
+        state = self._opened()
+        return [b"%d:token" % state.generation, state.token, state.current]
+
+    def _main(self, script: Script, *arguments: bytes) -> Any:  # noqa: ANN401 - the script's
+        call = Call(self._main_slot, (self._names.main,), (*self._guard(), *arguments))
+        (answer,) = self._client.run(script, [call])
+        return answer
+
+    def _lay(self, version: Version) -> Laid:
+        """Return how a table is laid out, which its build has to have been from its beginning."""
+        laid = self._laid.get(version.schema_id)
+        if laid is None or laid.version != version:
+            settings = self._settings
+            shape = settings.shapes.get(version.name, Shape())
+            life = settings.tombstone_seconds
+            laid = Laid(self._names, settings.prefix, shape, version, life)
+            self._refuse_eviction(laid)
+            self._laid[version.schema_id] = laid
+        build = self._opened().filling(version.name).build
+        if (build, version.name) not in self._known:
+            layout = remembered(laid.layout)
+            stored = self._main(_REMEMBER, layout_field(build, version.name), layout)
+            if stored != layout:
+                raise ConfigError(
+                    f"{version.name} has another shape or key than when it was filled",
+                    hint=f"set the old one again, or `cdc rebuild {self._settings.follower}`",
+                )
+            self._known.add((build, version.name))
+        return laid
+
+    def _refuse_eviction(self, laid: Laid) -> None:
+        bears_not = laid.rows_can_go
+        mortal = laid.layout.shape.ttl_seconds is not None
+        if bears_not and (self._evicts == "allkeys" or (self._evicts == "volatile" and mortal)):
+            raise ConfigError(
+                f"{laid.version.name} can't stand in a Redis that evicts keys: {bears_not}",
+                hint="set `maxmemory-policy noeviction`, or take a form that is no collection, and "
+                "a key of the primary key's columns",
+            )
+
+    def _operations(self, changes: Changes, laid: Laid) -> Iterator[Operation]:
+        """Yield what the changes do, each by the version of its table."""
+        filling = self._opened().filling(changes.version.name)
+        if len(changes.versions) == 1:
+            yield from laid.operations(filling, changes.changes)
+            return
+        by_id = {version.schema_id: self._lay(version) for version in changes.versions}
+        for schema_id, each in groupby(changes.changes, lambda change: change.schema_id):
+            yield from by_id[schema_id].operations(filling, each)
+
+    def _news(self, laid: Laid, operations: Sequence[Operation]) -> int:
+        """Return how many of a server's operations will find an older row, or none."""
+        filling = self._opened().filling(laid.version.name)
+        plain = laid.layout.form == "plain"
+        field = floor_field(filling.build, laid.version.name)
+        asked = [(b"HGET", self._names.main, field)] + [
+            (b"GET", keys[1]) if plain else (b"HGET", keys[0], b"seq") for _, keys, _ in operations
+        ]
+        floor, *stored = self._client.ask_all(asked, [0] * len(asked))
+        return sum(
+            given[0] > max(floor or b"", seq or b"")
+            for (_, _, given), seq in zip(operations, stored, strict=True)
+        )
+
+    def _send_gathered(self, cut: Cut) -> None:
+        """Go on with a cut that was gathered by writing it as it comes."""
+        gathered_so_far, cut.gathered = cut.gathered or [], None
+        for laid, operations in gathered_so_far:
+            self._send(cut, laid, operations)
+
+    def _send(self, cut: Cut, laid: Laid, operations: Iterable[Operation]) -> int:
+        """Apply operations, many keys a call; return how many were news."""
+        self._announce(cut)
+        state = self._opened()
+        filling = state.filling(laid.version.name)
+        floor = field = floor_field(filling.build, laid.version.name)
+        guard = self._guard()
+        if self._settings.cluster:
+            floor = self._client.ask("HGET", self._names.main, field) or b""
+            guard = [b"", state.sentinel, b""]
+
+        def calls() -> Iterator[Call]:
+            for slot, mine in gathered(operations):
+                keys = [self._names.sentinel(slot) if self._settings.cluster else self._names.main]
+                arguments = guard + laid.group(filling, slot, floor, len(mine))
+                for _, touched, given in mine:
+                    keys += touched
+                    arguments += given
+                yield Call(slot, keys, arguments)
+
+        return sum(self._client.run(_APPLY, calls()))
+
+    def _announce(self, cut: Cut) -> None:
+        if not cut.announced:
+            state = self._opened()
+            self._main(_ANNOUNCE, b"%d" % state.generation, b"%016x" % cut.reached)
+            cut.announced = True
+
+    def _truncate(self, cut: Cut, laid: Laid, seq: int) -> None:
+        """Keep late rows out, then take those away that are there."""
+        self._announce(cut)
+        state, table = self._opened(), laid.version.name
+        filling, floor = state.filling(table), b"%016xf" % seq
+        self._main(_FLOOR, floor_field(filling.build, table), floor)
+        guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
+        for names in self._client.scan(self._names.pattern(filling.build, table)):
+            self._client.run(_TAKE, takes(laid, filling, guard, floor, names))

@@ -1,0 +1,150 @@
+"""The follower's own key in Redis: the frontier that readers ask for, and what each generation is.
+
+A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applied frontier, and
+`applying`, which is empty unless rows of a later seq may be there already. For us, by generation
+`1:…`: `token` (another in each one that is begun, so that no copy goes on in data that is not its
+own), `builds`, `stand` and `applied`, `reached`; and by build and table `layout:` and `floor:`.
+`current` is the generation, and while it is being switched where from and where to: `1>2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cdc.events import LSN
+from sinks.contract import Applied, Standing
+from sinks.redis.calls import Filling, Layout, layout_of
+from sinks.redis.client import Call, Client, Script
+from sinks.redis.names import Names, slot_of
+
+Fields = dict[bytes, bytes]
+ALL: Final = "*"  # of builds: that of every table that is not named
+
+# KEYS the follower's key. ARGV: generation, token, builds, the sentinels' token.
+_CREATE: Final = Script("""
+local call, main, g = redis.call, KEYS[1], ARGV[1]
+if call('HSETNX', main, g .. ':token', ARGV[2]) == 1 then
+  call('HSET', main, g .. ':builds', ARGV[3])
+end
+if call('HSETNX', main, 'current', g) == 1 then
+  call('HSET', main, 'generation', g, 'applying', '', 'sentinel', ARGV[4])
+end
+return call('HGETALL', main)
+""")
+
+
+@dataclasses.dataclass
+class State:
+    """What a sink knows of its generation since it opened it."""
+
+    generation: int
+    token: bytes
+    current: bytes
+    sentinel: bytes
+    builds: dict[str, int]
+    seen: dict[str, int]  # the builds of the generation that readers see
+    stand: bytes  # the applied frontier, as the scripts compare it
+    standing: Standing | None
+
+    def filling(self, table: str) -> Filling:
+        """Return where a table's rows are written."""
+        seen = build_of(self.seen, table)
+        build = self.builds.get(table, self.builds.get(ALL, seen))
+        return Filling(build, build == seen)
+
+
+def build_of(builds: Mapping[str, int], table: str) -> int:
+    return builds.get(table, builds.get(ALL, 0))
+
+
+def fields_of(client: Client, names: Names) -> Fields:
+    """Return the whole key."""
+    return pairs(client.ask("HGETALL", names.main))
+
+
+def pairs(answer: Any) -> Fields:  # noqa: ANN401 - the client makes a dict of it, a script does not
+    """Return a hash as a dict."""
+    if isinstance(answer, dict):
+        return answer
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+def create(client: Client, names: Names, generation: int, builds: Mapping[str, int]) -> Fields:
+    """Make a generation where it is missing; readers see it where they saw none."""
+    arguments = (
+        b"%d" % generation,
+        secrets.token_hex(8).encode(),
+        msgspec.json.encode(dict(builds)),
+        secrets.token_hex(8).encode(),
+    )
+    slot = slot_of(names.main) if names.cluster else 0
+    (answer,) = client.run(_CREATE, [Call(slot, (names.main,), arguments)])
+    return pairs(answer)
+
+
+def state_of(fields: Fields, generation: int) -> State:
+    """Return the state of a generation that is there."""
+    mark = b"%d:" % generation
+    applied = fields.get(mark + b"applied")
+    reached = int(fields.get(mark + b"reached", b"0"), 16)
+    return State(
+        generation,
+        fields[mark + b"token"],
+        fields[b"current"],
+        fields[b"sentinel"],
+        builds_of(fields, generation),
+        builds_of(fields, int(fields[b"generation"])),
+        fields.get(mark + b"stand", b""),
+        None if applied is None else Standing(_applied(applied), reached),
+    )
+
+
+def builds_of(fields: Fields, generation: int) -> dict[str, int]:
+    return msgspec.json.decode(fields.get(b"%d:builds" % generation, b"{}"), type=dict[str, int])
+
+
+def generations_of(fields: Fields) -> dict[int, Applied | None]:
+    """Return every generation with its applied frontier."""
+    found = [int(name.partition(b":")[0]) for name in fields if name.endswith(b":token")]
+    stored = {number: fields.get(b"%d:applied" % number) for number in sorted(found)}
+    return {number: None if each is None else _applied(each) for number, each in stored.items()}
+
+
+def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
+    """Return how a build's tables lie, by table."""
+    mark = layout_field(build, "")
+    return {
+        name[len(mark) :].decode(): layout_of(stored)
+        for name, stored in fields.items()
+        if name.startswith(mark)
+    }
+
+
+def layout_field(build: int, table: str) -> bytes:
+    return b"layout:%d:%b" % (build, table.encode())
+
+
+def floor_field(build: int, table: str) -> bytes:
+    return b"floor:%d:%b" % (build, table.encode())
+
+
+def stand_of(applied: Applied) -> bytes:
+    """Return a frontier as text that is ordered as frontiers are."""
+    return b"%016x%016x" % (applied.seq, applied.lsn)
+
+
+def stored_of(applied: Applied) -> bytes:
+    """Return a frontier as JSON."""
+    ends = {topic: tuple(each) for topic, each in applied.ends.items()}
+    return msgspec.json.encode(applied._replace(lsn=int(applied.lsn), ends=ends)._asdict())  # type: ignore[arg-type]
+
+
+def _applied(stored: bytes) -> Applied:
+    fields = msgspec.json.decode(stored)
+    ends = {topic: tuple(each) for topic, each in fields["ends"].items()}
+    return Applied(**fields | {"lsn": LSN(fields["lsn"]), "ends": ends})
