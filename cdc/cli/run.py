@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from typing import TYPE_CHECKING
 
 import click
@@ -33,5 +34,7 @@ def run(config: Config, log_format: str) -> int:
     from cdc import daemon  # noqa: PLC0415 - heavy, and not for --help
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
+    # A crash below Python would end the daemon without a word.
+    faulthandler.enable()
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
     return daemon.run(config, click.get_current_context().params["config_path"])

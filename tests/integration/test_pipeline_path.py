@@ -344,3 +344,14 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
     assert len(tries) == rows
     assert max(map(len, tries.values())) == 2, "nothing was sent before the kill"
     assert all(len(set(each)) == 1 for each in tries.values())
+
+
+# --- the end ---
+
+
+def test_a_crash_below_python_tells_where(line: PipelineUnderTest) -> None:
+    """Else a broken library would end the daemon without a word."""
+    line.daemon.process.send_signal(signal.SIGSEGV)
+    assert line.daemon.wait_exit() == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in line.daemon.log
+    assert "pipeline.py" in line.daemon.log
