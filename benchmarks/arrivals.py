@@ -2,7 +2,8 @@
 
 The commit's time is Postgres' own, from the event; it is taken just before the commit record is
 flushed, so the flush is in the figure. The arrival is this process' clock as the client hands the
-event over, read_committed. Both clocks are the machine's one.
+event over, read_committed. Both clocks are the machine's one. Whoever collects must do nothing else
+meanwhile: what comes while nobody asks is late by as much, and `away_ms` tells.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from benchmarks.contents import row_id
 from benchmarks.failure import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from confluent_kafka import Message
 
 _POLL_SECONDS = 0.05
 _STRAGGLER_SECONDS = 30.0
+# Taken at once where more has come: a backlog must not cost the machine a look around for each.
+_BATCH = 1000
+# Slow changes that were committed closer together than this are of one cause.
+_APART_US = 100_000
 _COPIED = b'"op":"r"'
 # Narrow where the aims lie, wide where the peer as installed is.
 _BOUNDS_MS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), 50, 75, 100, 250, 500, 1000)
@@ -41,6 +48,16 @@ class Percentiles:
     histogram: dict[str, int]  # events by the bound in milliseconds that they stay below
 
 
+@dataclass(frozen=True)
+class Slow:
+    """Changes in a row that were slow: when the first was committed, and for how long others."""
+
+    at_s: float
+    for_s: float
+    changes: int
+    max_ms: float
+
+
 class Arrivals:
     """A read_committed consumer of one topic that notes when what arrived."""
 
@@ -49,6 +66,7 @@ class Arrivals:
         self.copied = 0  # rows of a snapshot, which are no change
         self._committed_us = array("q")
         self._arrived_us = array("q")
+        self._away_ns = self._asked_ns = 0
         self._topic = topic
         self._consumer = Consumer(
             {
@@ -75,26 +93,37 @@ class Arrivals:
     def collect(self, go_on: Callable[[], bool]) -> None:
         """Note arrivals for as long as `go_on` says."""
         while go_on():
-            message = self._consumer.poll(_POLL_SECONDS)
-            if message is None:
-                continue
+            if self._asked_ns:
+                self._away_ns = max(self._away_ns, time.monotonic_ns() - self._asked_ns)
+            first = self._consumer.poll(_POLL_SECONDS)
+            messages = [first, *self._consumer.consume(_BATCH, 0)] if first else []
+            self._asked_ns = time.monotonic_ns()
             arrived_us = time.time_ns() // 1000
-            if message.error():
-                raise KafkaException(message.error())
-            value = message.value()
-            assert value is not None
-            if _COPIED in value:
-                self.copied += 1
-                continue
-            number = row_id(message.key())
-            if number in self._seen:
-                raise BenchmarkError(
-                    f"row {number} arrived twice in topic {self._topic}",
-                    hint="the figure would not count: look for a replay in the subject's log",
-                )
-            self._seen.add(number)
-            self._committed_us.append(orjson.loads(value)["source"]["ts_us"])
-            self._arrived_us.append(arrived_us)
+            for message in messages:
+                self._note(message, arrived_us)
+
+    def _note(self, message: Message, arrived_us: int) -> None:
+        if error := message.error():
+            raise KafkaException(error)
+        value = message.value()
+        assert value is not None
+        if _COPIED in value:
+            self.copied += 1
+            return
+        number = row_id(message.key())
+        if number in self._seen:
+            raise BenchmarkError(
+                f"row {number} arrived twice in topic {self._topic}",
+                hint="the figure would not count: look for a replay in the subject's log",
+            )
+        self._seen.add(number)
+        self._committed_us.append(orjson.loads(value)["source"]["ts_us"])
+        self._arrived_us.append(arrived_us)
+
+    def away_ms(self) -> float:
+        """Return the longest time for which nobody asked for arrivals, since the last call."""
+        away_ns, self._away_ns = self._away_ns, 0
+        return round(away_ns / 1e6, 1)
 
     def collect_all(self, rows: int) -> None:
         """Note arrivals until all rows are here."""
@@ -108,14 +137,36 @@ class Arrivals:
 
     def percentiles(self, from_us: int, to_us: int) -> Percentiles:
         """Return the percentiles over the rows that were committed within the window."""
-        pairs = zip(self._committed_us, self._arrived_us, strict=True)
         return percentiles(
-            [
-                (arrived - committed) / 1000
-                for committed, arrived in pairs
-                if from_us <= committed < to_us
-            ]
+            [(arrived - committed) / 1000 for committed, arrived in self._within(from_us, to_us)]
         )
+
+    def slowest(self, from_us: int, to_us: int, over_ms: float) -> list[Slow]:
+        """Return when changes of the window took longer than that."""
+        return slowest(self._within(from_us, to_us), from_us, over_ms)
+
+    def _within(self, from_us: int, to_us: int) -> list[tuple[int, int]]:
+        pairs = zip(self._committed_us, self._arrived_us, strict=True)
+        return [pair for pair in pairs if from_us <= pair[0] < to_us]
+
+
+def slowest(pairs: Iterable[tuple[int, int]], from_us: int, over_ms: float) -> list[Slow]:
+    """Return the stretches in which changes, by commit and arrival, took longer than `over_ms`."""
+    late = sorted(pair for pair in pairs if pair[1] - pair[0] > over_ms * 1000)
+    stretches: list[list[tuple[int, int]]] = []
+    for pair in late:
+        if not stretches or pair[0] - stretches[-1][-1][0] > _APART_US:
+            stretches.append([])
+        stretches[-1].append(pair)
+    return [
+        Slow(
+            at_s=round((stretch[0][0] - from_us) / 1e6, 2),
+            for_s=round((stretch[-1][0] - stretch[0][0]) / 1e6, 2),
+            changes=len(stretch),
+            max_ms=round(max(arrived - committed for committed, arrived in stretch) / 1000, 1),
+        )
+        for stretch in stretches
+    ]
 
 
 def percentiles(latencies_ms: list[float]) -> Percentiles:

@@ -48,6 +48,18 @@ def family_cpu_seconds(pid: int) -> float:
     return own + sum(cpu_seconds(int(child)) for child in children)
 
 
+def thread_cpu_seconds(pid: int) -> dict[str, float]:
+    """Return the CPU seconds of a daemon's loop, of librdkafka's threads, and of all others."""
+    seconds = {"loop": 0.0, "librdkafka": 0.0, "workers": 0.0}
+    for task in (_PROC / str(pid) / "task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # gone between two looks
+            line = (task / "stat").read_text()
+            is_kafka = line.split("(", 1)[1].startswith("rdk:")
+            name = "loop" if task.name == str(pid) else "librdkafka" if is_kafka else "workers"
+            seconds[name] += parse_cpu_seconds(line)
+    return seconds
+
+
 def peak_rss_mb(pid: int) -> float:
     """Return the most memory that the process has held resident, in MB (10^6 bytes)."""
     try:

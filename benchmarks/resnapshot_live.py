@@ -2,13 +2,15 @@
 
 A million rows, of before the log; single-row commits into the same table at 1,000 a second, first
 alone, then beside `cdc snapshot`. The figure is rows of the snapshot a second, in the log, as a
-read_committed consumer gets them; beside it the stream's latency before and meanwhile. The floor is
-the server's own COPY of the same rows, in the key's order, to nowhere. There is no peer in the run.
+read_committed consumer gets them; beside it the stream's latency before and meanwhile, when it was
+worst, and who used the CPU. The floor is the server's own COPY of the same rows, in the key's
+order, to nowhere. There is no peer in the run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -25,6 +27,8 @@ from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import psycopg
 
     from benchmarks.options import Options
@@ -40,6 +44,9 @@ _FIRST_ID = 100_000_000
 _RUN = "resnapshot"
 _SETTLE_SECONDS = 20.0
 _LOAD_GRACE_SECONDS = 60.0
+# When changes were slower than this is told, of the worst stretches.
+_SLOW_MS = 100.0
+_SLOWEST = 5
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -99,64 +106,106 @@ def _measured(
             program.check()
             progress.say(f"{arrivals.events:,} changes and {arrivals.copied:,} rows arrived")
 
-        started = time.monotonic()
-        half = started + options.warm_up_seconds / 2
-
         def until(deadline: float) -> bool:
             said()
             return time.monotonic() < deadline
 
+        def going_on() -> bool:
+            said()
+            return load.running()
+
+        started = time.monotonic()
+        half = started + options.warm_up_seconds / 2
         arrivals.collect(lambda: until(half))
         alone_from_us = time.time_ns() // 1000
         arrivals.collect(lambda: until(started + options.warm_up_seconds))
-        from_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid)
-        foreign = measure.Foreign(
-            lambda: (
-                measure.total_cpu_seconds([program.pid, load.pid, up.kafka_pid])
-                + measure.family_cpu_seconds(up.postgres_pid)
-                + time.process_time()
-            )
-        )
-        began_at = time.monotonic()
-        _ask(up)
-
-        def wanting() -> bool:
-            said()
-            return arrivals.copied < count and load.running()
-
-        arrivals.collect(wanting)
-        seconds = time.monotonic() - began_at
-        to_us, cpu = time.time_ns() // 1000, measure.cpu_seconds(program.pid) - cpu
-        foreign_cores = foreign.cores()
-        if arrivals.copied < count:
-            raise BenchmarkError(
-                f"{arrivals.copied:,} of {count:,} rows came while the load ran",
-                hint="give it more --seconds, or fewer --rows",
-            )
+        arrivals.away_ms()
+        from_us = time.time_ns() // 1000
+        cpu = _Cpu(program, load, up)
+        shown = _read_again(arrivals, up, count, going_on)
+        to_us = time.time_ns() // 1000
+        shown |= cpu.shown(count + options.rate * shown["seconds"])
+        shown["reader_away_ms_max"] = arrivals.away_ms()
         arrivals.collect(load.running)
         load.wait(_LOAD_GRACE_SECONDS)
         committed = json.loads(load.output())
         arrivals.collect_all(committed["committed"])
-    changes = arrivals.percentiles(from_us, to_us)
-    return {
-        "rows_per_second": count / seconds,
-        "seconds": round(seconds, 2),
-        "meanwhile": changes,
+    slow = arrivals.slowest(from_us, to_us, _SLOW_MS)
+    worst = sorted(slow, key=lambda each: -each.max_ms)[:_SLOWEST]
+    return shown | {
+        "meanwhile": arrivals.percentiles(from_us, to_us),
         "alone": arrivals.percentiles(alone_from_us, from_us),
-        "cpu_s_per_million": cpu / (count + changes.events) * 1e6,
-        "cores": round(cpu / seconds, 3),
+        "slowest": [asdict(each) for each in sorted(worst, key=lambda each: each.at_s)],
         "peak_rss_mb": measure.peak_rss_mb(program.pid),
         "late_ms_max": committed["late_ms_max"],
-        "foreign_cores": foreign_cores,
     }
 
 
-def _ask(up: Servers) -> None:
-    """Ask as a person does; the rows of the load are left out, for each may arrive but once."""
+def _read_again(
+    arrivals: Arrivals, up: Servers, count: int, go_on: Callable[[], bool]
+) -> dict[str, Any]:
+    """Ask as a person does, and note arrivals until all rows are here; return when what happened.
+
+    The rows of the load are left out, for each may arrive but once.
+    """
     config = str(config_path(up.place, _RUN))
     command = [*CDC, "snapshot", "public.bench", "--where", f"id >= {_FIRST_ID}", "-c", config]
+    began_at = time.monotonic()
+    at: dict[str, float] = {}
+
+    def note(name: str) -> None:
+        at.setdefault(name, round(time.monotonic() - began_at, 2))
+
     with Program("the command", command, up.place.folder / "command.log") as asking:
+
+        def wanting() -> bool:
+            if "command_s" not in at and not asking.running():
+                note("command_s")
+            if arrivals.copied:
+                note("first_row_s")
+            return arrivals.copied < count and go_on()
+
+        arrivals.collect(wanting)
+        seconds = time.monotonic() - began_at
         asking.wait(_LOAD_GRACE_SECONDS)
+    if arrivals.copied < count:
+        raise BenchmarkError(
+            f"{arrivals.copied:,} of {count:,} rows came while the load ran",
+            hint="give it more --seconds, or fewer --rows",
+        )
+    return {"rows_per_second": count / seconds, "seconds": round(seconds, 2), **at}
+
+
+class _Cpu:
+    """CPU seconds of all that takes part, from now on: two cores are soon shared out."""
+
+    def __init__(self, program: Program, load: Program, up: Servers) -> None:
+        self._program, self._load, self._up = program, load, up
+        self._before, self._began_at = self._now(), time.monotonic()
+        self._foreign = measure.Foreign(lambda: sum(self._now().values()))
+
+    def _now(self) -> dict[str, float]:
+        threads = measure.thread_cpu_seconds(self._program.pid)
+        return {
+            **{f"daemon_{name}": seconds for name, seconds in threads.items()},
+            "postgres": measure.family_cpu_seconds(self._up.postgres_pid),
+            "broker": measure.cpu_seconds(self._up.kafka_pid),
+            "load": measure.cpu_seconds(self._load.pid),
+            "reader": time.process_time(),
+            "command": sum(os.times()[2:4]),  # once it has ended
+        }
+
+    def shown(self, events: float) -> dict[str, Any]:
+        """Return what was used, by whom; the daemon's also by so many events."""
+        seconds = time.monotonic() - self._began_at
+        used = {name: cpu - self._before[name] for name, cpu in self._now().items()}
+        ours = sum(cpu for name, cpu in used.items() if name.startswith("daemon_"))
+        return {
+            "cpu_s_per_million": ours / events * 1e6,
+            "cores": round(ours / seconds, 3),
+            "cpu_s": {name: round(cpu, 2) for name, cpu in used.items()},
+            "foreign_cores": self._foreign.cores(),
+        }
 
 
 def _result(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import commit_reader, measure, raw_reader
-from benchmarks.arrivals import percentiles
+from benchmarks.arrivals import Slow, percentiles, slowest
 from benchmarks.contents import row_id
 from benchmarks.failure import BenchmarkError
 
@@ -31,6 +31,12 @@ def test_own_cpu_seconds_grow_with_work() -> None:
     while measure.cpu_seconds(os.getpid()) == before:
         assert time.monotonic() < deadline
     assert measure.family_cpu_seconds(os.getpid()) >= before
+
+
+def test_a_processs_cpu_is_shared_out_among_its_threads() -> None:
+    threads = measure.thread_cpu_seconds(os.getpid())
+    assert threads["loop"] > 0  # this one, which imported all of this
+    assert sum(threads.values()) <= measure.cpu_seconds(os.getpid()) + 0.05
 
 
 def test_a_process_that_is_gone_has_used_nothing() -> None:
@@ -96,6 +102,19 @@ def test_percentiles_are_latencies_that_were_measured() -> None:
 def test_the_histogram_holds_every_latency_below_its_bound() -> None:
     shown = percentiles([0.5, 9.99, 10.0, 11.0, 999.0, 1000.0, 5000.0])
     assert shown.histogram == {"<1": 1, "<10": 1, "<12": 2, "<1000": 1, ">=1000": 2}
+
+
+def test_slow_changes_are_told_by_the_stretch_in_which_they_were_committed() -> None:
+    """A reader that is away from 1.0 to 1.5 s makes late what was committed then, and no other."""
+    ms = 1_000
+    commits = range(7_000 * ms, 10_000 * ms, 10 * ms)
+    away = (8_000 * ms, 8_500 * ms)
+    pairs = [(at, away[1] if away[0] <= at < away[1] else at + 5 * ms) for at in commits]
+    pairs.append((9_995 * ms, 10_995 * ms))
+    assert slowest(reversed(pairs), 7_000 * ms, 100.0) == [
+        Slow(at_s=1.0, for_s=0.39, changes=40, max_ms=500.0),
+        Slow(at_s=3.0, for_s=0.0, changes=1, max_ms=1000.0),
+    ]
 
 
 def test_an_empty_window_has_no_percentiles() -> None:
