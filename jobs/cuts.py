@@ -65,11 +65,6 @@ class Start(NamedTuple):
         }
 
 
-def _applied(text: str) -> Applied:
-    told: dict[str, Any] = msgspec.json.decode(text)
-    return Applied(**{**told, "lsn": LSN.parse(told["lsn"])})
-
-
 class CutSource(DataSource):
     """Options: as `Start.options` gives them."""
 
@@ -91,7 +86,7 @@ class CutReader(SimpleDataSourceStreamReader):
         self._config = load(Path(options["config"]))
         follower = self._config.followers[options["follower"]]
         self._pace = Path(options["pace"])
-        self._applied = _applied(options["applied"])
+        self._applied = Applied.told(msgspec.json.decode(options["applied"]))
         self._cutter = Cutter(
             self._applied,
             Chosen(self._config, follower).follows,

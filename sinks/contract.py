@@ -6,7 +6,7 @@ has them (docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cdc.events import LSN
 
@@ -85,6 +85,14 @@ class Applied(NamedTuple):
     committed_at_us: int
     place: int
     ends: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def told(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the frontier that a JSON object tells; its LSN may be a number or a text."""
+        lsn = fields["lsn"]
+        ends = {topic: tuple(offsets) for topic, offsets in fields["ends"].items()}
+        parsed = LSN.parse(lsn) if isinstance(lsn, str) else LSN(lsn)
+        return cls(**{**fields, "lsn": parsed, "ends": ends})
 
 
 class Standing(NamedTuple):

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.errors import StoreLostError, SwitchedError
-from cdc.events import LSN
 from sinks.contract import Applied
 from sinks.delta import lake, layout
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deltalake import DeltaTable
+
+    from cdc.events import LSN
 
 NAME: Final = "_frontiers"
 _TYPES: Final[dict[str, object]] = {
@@ -262,7 +263,7 @@ def rows(table: DeltaTable, where: str) -> list[Row]:
     return [
         Row(
             each["generation"],
-            _applied(json.loads(each["applied"])),
+            Applied.told(json.loads(each["applied"])),
             dict(each["versions"]),
             each["is_whole"],
         )
@@ -301,8 +302,3 @@ def as_columns(row: Row) -> dict[str, object]:
         "versions": list(row.versions.items()),
         "is_whole": row.is_whole,
     }
-
-
-def _applied(said: dict[str, Any]) -> Applied:
-    ends = {topic: tuple(offsets) for topic, offsets in said["ends"].items()}
-    return Applied(**(said | {"lsn": LSN(said["lsn"]), "ends": ends}))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cdc.errors import ConfigError
 from sinks.contract import Applied
 from sinks.opensearch.dead import DeadLetters, Shelf
-from sinks.opensearch.record import Build, Record, Records, from_record
+from sinks.opensearch.record import Build, Record, Records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,8 @@ def generations(record: Record | None) -> Mapping[int, Applied | None]:
     """Return every generation, and the frontier that it stands at."""
     builds = record.builds if record else {}
     return {
-        int(n): from_record(build.applied) if build.applied else None for n, build in builds.items()
+        int(n): Applied.told(build.applied) if build.applied else None
+        for n, build in builds.items()
     }
 
 

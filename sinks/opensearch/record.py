@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from cdc.events import LSN
-from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sinks.contract import Applied
     from sinks.opensearch.client import Client
 
 FORMAT: Final = 1
@@ -273,11 +272,5 @@ class Records:
 
 
 def to_record(applied: Applied) -> dict[str, Any]:
-    """Return a frontier as the record holds it."""
+    """Return a frontier as the record holds it; `Applied.told` is the way back."""
     return {**applied._asdict(), "lsn": str(applied.lsn)}
-
-
-def from_record(found: dict[str, Any]) -> Applied:
-    """Return the frontier that `to_record` was given."""
-    ends = {topic: tuple(each) for topic, each in found["ends"].items()}
-    return Applied(**{**found, "lsn": LSN.parse(found["lsn"]), "ends": ends})

@@ -25,7 +25,7 @@ from sinks.opensearch.dead import DeadLetters, Shelf
 from sinks.opensearch.generations import drop, finish_switch, generations, switch
 from sinks.opensearch.indices import Indices
 from sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
-from sinks.opensearch.record import Build, Record, Records, from_record, new_build, to_record
+from sinks.opensearch.record import Build, Record, Records, new_build, to_record
 from sinks.opensearch.tables import OpenSearchOptions, Tables
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class OpenSearchSink:
         self._indices.delete(sorted(present.keys() - named))
         if build.applied is None:
             return None
-        return Standing(from_record(build.applied), build.reached)
+        return Standing(Applied.told(build.applied), build.reached)
 
     def anew(self, generation: int) -> None:
         self._records.prepare()
@@ -157,7 +157,7 @@ class OpenSearchSink:
                 table = build.tables[name]
                 if table.next is not None and moved.next == table.next:
                     table.now, table.next = table.next, None
-            before = from_record(build.applied) if build.applied else None
+            before = Applied.told(build.applied) if build.applied else None
             if before is None or (applied.seq, applied.lsn) > (before.seq, before.lsn):
                 build.applied = to_record(applied)
                 build.reached = max(build.reached, applied.seq)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from cdc.events import LSN
 from sinks.contract import Applied, Standing
 from sinks.redis.calls import Filling, Layout, layout_of
 from sinks.redis.client import Call, Client, Script
@@ -100,7 +99,7 @@ def state_of(fields: Fields, generation: int) -> State:
         builds_of(fields, generation),
         builds_of(fields, int(fields[b"generation"])),
         fields.get(mark + b"stand", b""),
-        None if applied is None else Standing(_applied(applied), reached),
+        None if applied is None else Standing(_frontier(applied), reached),
     )
 
 
@@ -112,7 +111,7 @@ def generations_of(fields: Fields) -> dict[int, Applied | None]:
     """Return every generation with its applied frontier."""
     found = [int(name.partition(b":")[0]) for name in fields if name.endswith(b":token")]
     stored = {number: fields.get(b"%d:applied" % number) for number in sorted(found)}
-    return {number: None if each is None else _applied(each) for number, each in stored.items()}
+    return {number: None if each is None else _frontier(each) for number, each in stored.items()}
 
 
 def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
@@ -144,7 +143,5 @@ def stored_of(applied: Applied) -> bytes:
     return msgspec.json.encode(applied._replace(lsn=int(applied.lsn), ends=ends)._asdict())  # type: ignore[arg-type]
 
 
-def _applied(stored: bytes) -> Applied:
-    fields = msgspec.json.decode(stored)
-    ends = {topic: tuple(each) for topic, each in fields["ends"].items()}
-    return Applied(**fields | {"lsn": LSN(fields["lsn"]), "ends": ends})
+def _frontier(stored: bytes) -> Applied:
+    return Applied.told(msgspec.json.decode(stored))
