@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from cdc.errors import ConfigError
 from cdc.events import LSN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class Column(NamedTuple):
@@ -194,7 +195,8 @@ class Generations(Sink, Protocol):
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
         """Return a sink of that generation, current or aside; `open` makes it where it is missing.
 
-        Of `tables` alone where given: the others are those of the current generation.
+        Of `tables` alone where given: the others are those of the current generation, and `write`
+        leaves them alone. `open` raises ConfigError for one aside that was begun for other tables.
         """
         ...
 
@@ -213,3 +215,15 @@ class Generations(Sink, Protocol):
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield each row's key, its seq and what is stored of it as JSON, in any order."""
         ...
+
+
+def expect_tables(
+    generation: int, begun: Iterable[str] | None, asked: frozenset[str] | None
+) -> None:
+    """Raise unless a generation aside was begun for the tables that it is opened for; None: all."""
+    if (None if begun is None else frozenset(begun)) != asked:
+        told = "all tables" if begun is None else f"{', '.join(sorted(begun))} alone"
+        raise ConfigError(
+            f"generation {generation} was begun for {told}",
+            hint="rebuild it as it was begun, or delete it: `cdc rebuild NAME --drop-old`",
+        )

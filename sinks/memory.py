@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import Applied, Change, Changes, Standing
+from sinks.contract import Applied, Change, Changes, Standing, expect_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +79,7 @@ class MemorySink:
         if self._aside is not None and self._aside[0] != store.generation:
             number, only = self._aside
             store = store.aside.setdefault(number, Memory(generation=number, only=only))
+            expect_tables(number, store.only, only)
         if store.lost:
             raise StoreLostError(f"the store {self._name} was flushed", hint="")
         self._build = store.build

@@ -94,8 +94,8 @@ class Frontiers:
         self._take(table)
         return True
 
-    def open(self, generation: int) -> None:
-        """Take what is there; make the table where it is missing, for a first generation."""
+    def open(self, generation: int, tables: frozenset[str] | None = None) -> None:
+        """Take what is there; make the table where it is missing, of some `tables` if given."""
         if self.find():
             return
         table = lake.made(
@@ -104,6 +104,7 @@ class Frontiers:
             self._storage,
             properties={},
             facts=self._owner,
+            about=None if tables is None else json.dumps(sorted(tables)),
         )
         self._take(table)
         if self.generation != generation:
@@ -208,6 +209,13 @@ class Frontiers:
             table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
             table.create_checkpoint()
             table.cleanup_metadata()
+
+    @property
+    def tables(self) -> list[str] | None:
+        """The tables that it was made for; None: all."""
+        about = self.table.metadata().description
+        found: list[str] | None = json.loads(about) if about else None
+        return found
 
     @property
     def table(self) -> DeltaTable:

@@ -10,6 +10,7 @@ what a follower of the old generation brings late.
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Final
 
 from deltalake.fs import DeltaStorageHandler
@@ -168,6 +169,8 @@ def _numbers(settings: Settings) -> list[int]:
 def _delete(settings: Settings, generation: int) -> None:
     with lake.translated(settings.path):
         _files(settings).delete_dir(f"{_ASIDE}/{generation}")
+    # Of a file system's folders that leaves the empty ones, which would be listed for ever.
+    shutil.rmtree(_aside(settings, generation).removeprefix("file://"), ignore_errors=True)
 
 
 def _files(settings: Settings) -> PyFileSystem:

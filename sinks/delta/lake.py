@@ -96,6 +96,7 @@ def made(
     properties: Mapping[str, str],
     facts: Mapping[str, object],
     partition: Sequence[str] = (),
+    about: str | None = None,
 ) -> DeltaTable:
     """Make a table; return the one that another copy has made meanwhile."""
     with translated(path):
@@ -103,6 +104,7 @@ def made(
             return DeltaTable.create(
                 path,
                 Schema.from_json(json.dumps(schema)),
+                description=about,
                 configuration=dict(properties),
                 storage_options=dict(storage),
                 partition_by=list(partition) or None,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from cdc.events import LSN
-from sinks.contract import Applied, Change, Changes, Standing
+from sinks.contract import Applied, Change, Changes, Standing, expect_tables
 from sinks.delta import generations, lake, layout, merge, vectors
 from sinks.delta import json as delta_json
 from sinks.delta import keys as delta_keys
@@ -119,7 +119,9 @@ class DeltaSink:
         if self._past is not None:
             return Standing(self._past.applied, self._past.applied.seq)
         self._frontiers = Frontiers(self._root, mine.storage, mine.owner)
-        self._frontiers.open(self._asked or 1)
+        self._frontiers.open(self._asked or 1, self._tables)
+        if self._asked and self._root != mine.path.rstrip("/"):
+            expect_tables(self._asked, self._frontiers.tables, self._tables)
         generations.clear(mine, self._frontiers.generation, self._root)
         newest, reached = self._frontiers.newest, self._frontiers.reached
         if newest is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 
 from cdc.errors import StoreLostError, SwitchedError
-from sinks.contract import Applied, Changes, Standing, Version
+from sinks.contract import Applied, Changes, Standing, Version, expect_tables
 from sinks.opensearch.bulk import Action, send
 from sinks.opensearch.client import Client
 from sinks.opensearch.dead import DeadLetters, Shelf
@@ -242,7 +242,11 @@ class OpenSearchSink:
             found.builds[str(generation)] = new_build(tables)
             return True
 
-        return generation, self._records.change(add).builds[str(generation)]
+        record = self._records.change(add)
+        build = record.builds[str(generation)]
+        if record.generation != generation:
+            expect_tables(generation, build.only, tables)
+        return generation, build
 
     def _holds(self, version: Version) -> bool:
         """Return whether the table is this copy's to write: all are, but beside some."""

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
 from cdc.errors import ConfigError, InvariantError, StoreLostError, UnavailableError
-from sinks.contract import Applied, Changes, Standing, Version
+from sinks.contract import Applied, Changes, Standing, Version, expect_tables
 from sinks.redis.calls import Laid, Operation, gathered, remembered
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.generations import Aside, clear, drop, finish_switch, switch
@@ -31,6 +31,7 @@ from sinks.redis.state import (
     ALL,
     Fields,
     State,
+    builds_of,
     create,
     fields_of,
     floor_field,
@@ -120,9 +121,12 @@ class RedisSink:
 
     def _made(self, fields: Fields) -> Fields:
         generation = self._generation(fields)
-        if b"%d:token" % generation in fields:
-            return fields
         tables = self._aside.tables if self._aside else None
+        if b"%d:token" % generation in fields:
+            if self._aside:
+                begun = builds_of(fields, generation)
+                expect_tables(generation, None if ALL in begun else begun, tables)
+            return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields
         fields = create(self._client, self._names, generation, builds)
@@ -145,7 +149,8 @@ class RedisSink:
     def begin(self, reached: int, versions: Sequence[Version]) -> None:
         state = self._opened()
         for version in versions:
-            self._lay(version)
+            if state.holds(version.name):
+                self._lay(version)
         if self._aside is not None:  # it stays with its generation, whichever readers see
             self._state = state = self._again(state)
         stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
@@ -162,7 +167,10 @@ class RedisSink:
         return dataclasses.replace(again, stand=max(again.stand, state.stand))
 
     def write(self, changes: Changes) -> int:
-        cut, laid = self._begun(), self._lay(changes.version)
+        cut = self._begun()
+        if not self._opened().holds(changes.version.name):
+            return 0
+        laid = self._lay(changes.version)
         if changes.truncated is not None:
             self._send_gathered(cut)
             self._truncate(cut, laid, changes.truncated)

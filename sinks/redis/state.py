@@ -50,6 +50,10 @@ class State:
     stand: bytes  # the applied frontier, as the scripts compare it
     standing: Standing | None
 
+    def holds(self, table: str) -> bool:
+        """Return whether the generation has the table; one of some tables leaves the rest alone."""
+        return ALL in self.builds or table in self.builds
+
     def filling(self, table: str) -> Filling:
         """Return where a table's rows are written."""
         seen = build_of(self.seen, table)
