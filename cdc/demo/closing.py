@@ -24,7 +24,9 @@ def closing_lines(outcome: Outcome) -> list[str]:
         count = len(proof.findings)
         lines.append(f"demo: the log does NOT equal the database, {count} findings:")
         return [*lines, *(f"  {finding}" for finding in proof.findings)]
-    return [*lines, f"demo: {_summary(outcome, proof)}", *_follower_lines(outcome)]
+    lines += [f"demo: {_summary(outcome, proof)}"]
+    lines += [f"demo: not in the log: {each}" for each in proof.beside]
+    return [*lines, *_follower_lines(outcome)]
 
 
 def _follower_lines(outcome: Outcome) -> list[str]:
@@ -85,6 +87,7 @@ def closing_json(outcome: Outcome) -> str:
             "rows": proof.rows,
             "seq": proof.seq,
             "frontier": str(proof.frontier.lsn) if proof.frontier else None,
+            "beside": proof.beside,
             "findings": proof.findings,
         }
     if outcome.followers:

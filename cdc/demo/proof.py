@@ -4,6 +4,9 @@ The moment must be quiet: nobody writes to the published tables while this runs.
 has committed by then is waited for, so a proof tells a log that lags for good as much as one that
 is wrong. Both sides are read by paths that share no code with the daemon's encoders: `cdc.log.fold`
 and `cdc.demo.database`. Findings name tables, columns and key hashes, never values.
+
+Of a table that the initial snapshot took past the log (`snapshot: direct`, or `none`) the log holds
+what has changed since: that much is compared, and how much is not there is told as such.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ Key = tuple[tuple[str, Any], ...]
 
 
 class Proof(NamedTuple):
-    """The outcome: `findings` is empty if and only if the log equals the database."""
+    """The outcome: `findings` is empty if and only if the log equals the database.
+
+    Or what the log was to hold of it: `beside` tells of the rows that are elsewhere.
+    """
 
     equal: bool
     tables: int
@@ -48,6 +54,7 @@ class Proof(NamedTuple):
     seq: int
     frontier: Frontier | None
     findings: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
 
 def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
@@ -60,24 +67,46 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
     for sentence in folded.findings:
         findings.add(sentence)
     states = dict(folded.tables)
-    rows = 0
+    rows, beside = 0, list[str]()
     with database.snapshot(config) as connection:
         published = database.published(connection, config.publication)
         for table in published:
             topic = names.data_topic(config.prefix, table.schema, table.table)
-            state = states.pop(topic, TableState(topic, table.schema, table.table))
-            rows += compare(state, table, connection, findings)
+            past = past_the_log(config, *table[:2])
+            state = states.pop(topic, TableState(topic, *table[:2], whole=past is None))
+            count = compare(state, table, connection, findings)
+            rows += count
+            if not state.whole and count > len(state):
+                beside.append(f"{table.name}, {count - len(state)} of {count} rows ({past})")
     if not published:
         findings.add(f"the publication {config.publication} holds no table")
     for state in states.values():
         findings.add(f"the log holds {state.name}, which the publication does not")
     told = findings.told()
-    return Proof(not told, len(published), rows, folded.events, folded.seq, folded.frontier, told)
+    return Proof(
+        equal=not told,
+        tables=len(published),
+        rows=rows,
+        events=folded.events,
+        seq=folded.seq,
+        frontier=folded.frontier,
+        findings=told,
+        beside=tuple(beside),
+    )
+
+
+def past_the_log(config: Config, schema: str, table: str) -> str | None:
+    """Return where the rows went that the table began with; None where that is the log."""
+    kind = config.selection.of((schema, table)).snapshot
+    if config.snapshot.mode == "never" or kind == "log":
+        return None
+    to = "straight into Delta Lake" if kind == "direct" else "nowhere"
+    return f"snapshot: {kind}, {to}"
 
 
 def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings) -> Folded:
     """Fold the log up to `end`; a finding when for so long nothing comes and it is not there."""
-    fold = Fold()
+    fold = Fold(whole=lambda *table: past_the_log(config, *table) is None)
     tail = Tail(config)
     try:
         events, deadline = -1, 0.0
@@ -165,14 +194,20 @@ def _compare_keyed(
         if other is None:
             missing.append(_named(name))
         elif canonical(other) != canonical(row):
-            for column in table.columns:
-                if not _same(row[column], other.get(column)):
-                    differ.setdefault(column, []).append(_named(name))
-    _tell(findings, table, f"rows of the database are missing from {place}", missing)
+            for column in _differing(table, row, other, whole=state.whole):
+                differ.setdefault(column, []).append(_named(name))
+    if state.whole:
+        _tell(findings, table, f"rows of the database are missing from {place}", missing)
     _tell(findings, table, f"rows of {place} are not in the database", [_named(k) for k in logged])
     for column, keys in differ.items():
         _tell(findings, table, f"rows differ in column {column}", keys)
     return count
+
+
+def _differing(table: database.Table, row: Row, other: Row, *, whole: bool) -> list[str]:
+    """Return the columns that differ; of a state that is not `whole` some may be unknown."""
+    known = [name for name in table.columns if whole or name in other]
+    return [name for name in known if not _same(row[name], other.get(name))]
 
 
 def _key_columns(key: bytes, row: Row, table: database.Table) -> Row:
@@ -195,11 +230,11 @@ def _compare_keyless(
     if state.rows:
         findings.add(f"{table.name}: {len(state.rows)} rows stand in {place} under a key")
     stored = Counter(canonical(row) for row in database.rows(connection, table))
-    for what, more in (
-        (f"rows of the database are missing from {place}", stored - state.keyless),
-        (f"rows of {place} are not in the database", state.keyless - stored),
-    ):
-        _tell(findings, table, what, [key_hash(row) for row in more.elements()])
+    more = {f"rows of {place} are not in the database": state.keyless - stored}
+    if state.whole:
+        more[f"rows of the database are missing from {place}"] = stored - state.keyless
+    for what, those in more.items():
+        _tell(findings, table, what, [key_hash(row) for row in those.elements()])
     return stored.total()
 
 

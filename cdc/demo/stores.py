@@ -21,7 +21,7 @@ import orjson
 
 from cdc.config.stores import follows
 from cdc.demo import database
-from cdc.demo.proof import compare
+from cdc.demo.proof import compare, past_the_log
 from cdc.errors import UnavailableError
 from cdc.log import names
 from cdc.log.fold import TableState, canonical
@@ -112,7 +112,9 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
         for table in database.published(connection, config.publication, forms):
             if not follows(follower, table.schema, table.table):
                 continue
-            state = TableState(name, table.schema, table.table)
+            # What is not in the log is in no other store than Delta Lake.
+            whole = follower.delta is not None or past_the_log(config, *table[:2]) is None
+            state = TableState(name, *table[:2], whole=whole)
             for row in read(table):
                 if table.key:
                     state.rows[orjson.dumps({each: row.get(each) for each in table.key})] = row

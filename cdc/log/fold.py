@@ -9,8 +9,8 @@ returns the tables and every broken promise as a sentence:
   has rules of its own: `cdc.log.fold_snapshot`);
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone follows each delete of a key at once, and stands nowhere else;
-- rows are created once, changed and deleted only while they exist, unless a live snapshot of their
-  table comes behind: then the log did not hold the table before;
+- rows are created once, changed and deleted only while they exist, unless the log did not hold the
+  table before: a live snapshot of it comes behind, or an initial one left its rows out (`whole`);
 - each cut between two frontiers holds the events it counts, and whole source transactions only;
 - the last frontier is the newest commit;
 - an event that points to a dead letter differs from it in nothing but the values it leaves out, and
@@ -24,38 +24,24 @@ hashes, never row values. Nothing here reads a file, a socket or the clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cdc.errors import CDCError
 from cdc.events import LSN, Frontier, Position
 from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
-from cdc.log.fold_events import Event, Row
+from cdc.log.fold_events import Arrival, Event, Row
 from cdc.log.fold_snapshot import SnapshotEvents
 from cdc.log.fold_tables import TableState, canonical, key_hash
 from cdc.log.letters import Letters, Pointer
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Fold", "Folded", "TableState", "canonical", "key_hash"]
 
 _START = Position(0, LSN(0), 0)
-
-
-class _Arrival(NamedTuple):
-    """An event with its place in the log, while it waits for its turn in `seq` order."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    event: Event
-
-    def says(self, what: str) -> str:
-        """Return the sentence on this event."""
-        return (
-            f"{self.topic}/{self.partition} offset {self.offset}, seq {self.event.source.seq}, op"
-            f" {self.event.op}, key {key_hash(self.key)} {what}"
-        )
 
 
 class Folded(NamedTuple):
@@ -78,9 +64,14 @@ class _Partition:
 
 
 class Fold:
-    """Takes records one by one; `finish` tells the outcome. `first_seq` is where the log begins."""
+    """Takes records one by one; `finish` tells the outcome. `first_seq` is where the log begins.
 
-    def __init__(self, *, first_seq: int = 1) -> None:
+    `whole` tells by schema and name which tables have all their rows in it.
+    """
+
+    def __init__(
+        self, *, first_seq: int = 1, whole: Callable[[str, str], bool] = lambda *_: True
+    ) -> None:
         self.findings = Findings()
         self.tables: dict[str, TableState] = {}
         self.events = 0
@@ -88,12 +79,13 @@ class Fold:
         self._decode = msgspec.json.Decoder(Event).decode
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._homes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
+        self._whole_table = whole
         self._first_seq = first_seq
         self._next_seq = first_seq
-        self._waiting: dict[int, _Arrival] = {}
+        self._waiting: dict[int, Arrival] = {}
         self._letters = Letters()
         self._snapshot = SnapshotEvents()
-        self._snapshot_dead: list[_Arrival] = []  # whose letters have not come yet
+        self._snapshot_dead: list[Arrival] = []  # whose letters have not come yet
         # Of the event applied last; a row that a key change has just deleted lends its TOAST.
         self._position = _START
         self._op = ""
@@ -127,7 +119,7 @@ class Fold:
         except msgspec.MsgspecError as error:
             self.findings.add(f"{here} is not a change event: {error}")
             return
-        self._check_arrival(home, here, _Arrival(topic, partition, offset, key, event))
+        self._check_arrival(home, here, Arrival(topic, partition, offset, key, event))
 
     def add_letter(self, key: bytes | None, value: bytes | None) -> None:
         """Take one record of the topic of dead letters, in the order of its topic."""
@@ -183,7 +175,7 @@ class Fold:
             )
             home.deleted = None
 
-    def _check_arrival(self, home: _Partition, here: str, arrival: _Arrival) -> None:
+    def _check_arrival(self, home: _Partition, here: str, arrival: Arrival) -> None:
         key, event = arrival.key, arrival.event
         seq = event.source.seq
         if seq <= home.newest_seq and not event.initial:
@@ -202,7 +194,7 @@ class Fold:
             self._waiting[seq] = arrival
             self._apply_in_turn()
 
-    def _check_key(self, here: str, arrival: _Arrival, key: bytes) -> None:
+    def _check_key(self, here: str, arrival: Arrival, key: bytes) -> None:
         """Check the key's order within its epoch: a new one may give it another partition."""
         place = (arrival.topic, arrival.event.source.epoch, key)
         partition, seq = arrival.partition, arrival.event.source.seq
@@ -218,7 +210,7 @@ class Fold:
 
     # -- an initial snapshot: each event as it arrives ---------------------------------------
 
-    def _apply_initial(self, arrival: _Arrival) -> None:
+    def _apply_initial(self, arrival: Arrival) -> None:
         """Apply an event of the initial snapshot, once it is whole."""
         event = arrival.event
         if event.source.dead and event.source.dead.id not in self._letters:
@@ -264,7 +256,7 @@ class Fold:
                 self.findings.add(f"seq {missing} is missing from the log")
             self._apply(self._waiting.pop(seq))
 
-    def _apply(self, arrival: _Arrival) -> None:
+    def _apply(self, arrival: Arrival) -> None:
         if arrival.event.source.dead:
             arrival = arrival._replace(event=self._whole(arrival, arrival.event.source.dead))
         event = arrival.event
@@ -276,13 +268,14 @@ class Fold:
         self._last_seq = event.source.seq
         self._next_seq = event.source.seq + 1
 
-    def _change(self, arrival: _Arrival, event: Event) -> None:
+    def _change(self, arrival: Arrival, event: Event) -> None:
         table = self._table(arrival, event)
         table.events += 1
         moved, self._moved = self._moved, None
         if event.op == "t":
             table.rows.clear()
             table.keyless.clear()
+            table.whole = True
         elif event.op not in {"c", "u", "d", "r"}:
             self._tell(arrival, f"has the unknown op {event.op!r}")
         elif arrival.key is None:
@@ -290,7 +283,7 @@ class Fold:
         else:
             self._apply_keyed(table, arrival, arrival.key, moved)
 
-    def _whole(self, arrival: _Arrival, dead: Pointer) -> Event:
+    def _whole(self, arrival: Arrival, dead: Pointer) -> Event:
         """Return the event from its dead letter; the pointer where that is not to be had."""
         pointing = arrival.event
         try:
@@ -308,7 +301,7 @@ class Fold:
         begins = last.commit_lsn - (last.ordinal == 0)
         self._ends.add(self._last_seq, last.epoch, LSN(begins))
 
-    def _check_position(self, arrival: _Arrival, event: Event) -> None:
+    def _check_position(self, arrival: Arrival, event: Event) -> None:
         source = event.source
         # One transaction's events follow each other, so the text is parsed once for all of them.
         if source.commit_lsn != self._lsn[0]:
@@ -333,18 +326,19 @@ class Fold:
             self._moved = None
         self._position = position
 
-    def _table(self, arrival: _Arrival, event: Event) -> TableState:
+    def _table(self, arrival: Arrival, event: Event) -> TableState:
         table = self.tables.get(arrival.topic)
         source = event.source
         if table is None:
-            table = TableState(arrival.topic, source.schema, source.table)
+            whole = self._whole_table(source.schema, source.table)
+            table = TableState(arrival.topic, source.schema, source.table, whole=whole)
             self.tables[arrival.topic] = table
         elif (table.schema, table.table) != (source.schema, source.table):
             self._tell(arrival, f"is of {source.schema}.{source.table}, not of {table.name}")
         return table
 
     def _apply_keyed(
-        self, table: TableState, arrival: _Arrival, key: bytes, moved: Row | None
+        self, table: TableState, arrival: Arrival, key: bytes, moved: Row | None
     ) -> None:
         event = arrival.event
         row = table.rows.get(key)
@@ -362,14 +356,14 @@ class Fold:
         if event.op == "r" and not event.initial:
             table.doubts = Findings()
 
-    def _apply_keyless(self, table: TableState, arrival: _Arrival, event: Event) -> None:
+    def _apply_keyless(self, table: TableState, arrival: Arrival, event: Event) -> None:
         if event.op in {"u", "d"}:
             if event.before is None:
                 self._tell(arrival, "changes a keyless row without telling the old one")
                 return
             old = canonical(event.before)
             if table.keyless[old] == 0:
-                self._tell(arrival, "changes or deletes a keyless row that is not there")
+                self._doubt(table, arrival, "changes or deletes a keyless row that is not there")
             elif table.keyless[old] == 1:
                 del table.keyless[old]
             else:
@@ -378,7 +372,7 @@ class Fold:
             table.keyless[canonical(self._complete(table, arrival, event, event.before))] += 1
 
     def _complete(
-        self, table: TableState, arrival: _Arrival, event: Event, earlier: Row | None
+        self, table: TableState, arrival: Arrival, event: Event, earlier: Row | None
     ) -> Row:
         """Return the new row with its unchanged columns taken from the `earlier` one."""
         if event.after is None:
@@ -388,13 +382,15 @@ class Fold:
             if earlier is None or column not in earlier:
                 what = f"leaves column {column} unchanged, but no value was told yet"
                 self._doubt(table, arrival, what)
+                event.after.pop(column, None)  # unknown
             else:
                 event.after[column] = earlier[column]
         return event.after
 
-    def _tell(self, arrival: _Arrival, what: str) -> None:
+    def _tell(self, arrival: Arrival, what: str) -> None:
         self.findings.add(arrival.says(what))
 
-    def _doubt(self, table: TableState, arrival: _Arrival, what: str) -> None:
-        """Tell it in the end, unless a live snapshot reads the table behind this."""
-        table.doubts.add(arrival.says(what))
+    def _doubt(self, table: TableState, arrival: Arrival, what: str) -> None:
+        """Tell it in the end, unless the log did not hold the table before."""
+        if table.whole:
+            table.doubts.add(arrival.says(what))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from cdc.log.fold_tables import key_hash
 from cdc.log.letters import Pointer
 
 Row = dict[str, Any]
@@ -46,3 +47,20 @@ class Event(msgspec.Struct, gc=False):
 
 def _left(row: Row | None, columns: tuple[str, ...]) -> Row | None:
     return row and {name: value for name, value in row.items() if name not in columns}
+
+
+class Arrival(NamedTuple):
+    """An event with its place in the log, while it waits for its turn in `seq` order."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    event: Event
+
+    def says(self, what: str) -> str:
+        """Return the sentence on this event."""
+        return (
+            f"{self.topic}/{self.partition} offset {self.offset}, seq {self.event.source.seq}, op"
+            f" {self.event.op}, key {key_hash(self.key)} {what}"
+        )

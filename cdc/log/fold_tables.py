@@ -25,6 +25,9 @@ class TableState:
     rows: dict[bytes, Row] = field(default_factory=dict)
     keyless: Counter[bytes] = field(default_factory=Counter)
     events: int = 0
+    # Whether the log holds all its rows; else those that it began with are elsewhere, until a
+    # truncate.
+    whole: bool = True
     # What would be wrong if the log had held the table from its first row on.
     doubts: Findings = field(default_factory=Findings)
 

@@ -13,8 +13,10 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
 
-from cdc.config import Config, Log, Source
+from cdc.config import Config, Log, Source, TableRule
+from cdc.config.delta import Delta
 from cdc.demo.proof import prove
 from cdc.events import LSN
 from cdc.log import records, topics
@@ -162,6 +164,17 @@ def test_a_wrong_value_a_second_copy_and_a_lost_row_are_found(
     assert "public.t: 1 rows differ in column c7" in told
     assert "public.t: 1 rows of the database are missing from the log" in told
     assert "visible twice" in told
+
+
+def test_rows_that_went_past_the_log_are_told_by_name(writer: Writer, row: dict[str, Any]) -> None:
+    """Copied straight into Delta Lake: they are not missing, and the rest is proved."""
+    writer.database.execute("INSERT INTO t (id) VALUES (2), (3)")
+    writer.publish({"id": 1}, row, 1)
+    writer.cut(LSN(0x200), 1)
+    rule = TableRule(snapshot="direct")
+    direct = replace(writer.config, tables={"public.t": rule}, delta=Delta(path="/lake"))
+    (told,) = converge(direct, wait_seconds=20).beside
+    assert told == "public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)"
 
 
 def test_a_log_that_stays_behind_is_a_finding(writer: Writer, row: dict[str, Any]) -> None:

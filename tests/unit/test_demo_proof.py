@@ -103,6 +103,21 @@ def test_keyless_rows_are_compared_as_a_multiset(compared: Callable[..., list[st
     assert "1 rows of the database are missing from the log" in told
 
 
+def test_of_a_table_past_the_log_what_is_there_must_be_right(
+    compared: Callable[..., list[str]],
+) -> None:
+    """Rows and columns that no change has told may be missing; a wrong value is wrong."""
+    state, rest = keyed({"id": 1, "n": "a"}), keyless({"url": "/"})
+    state.whole = rest.whole = False
+    stored = [{"id": 1, "n": "a", "bio": "long"}, {"id": 2, "n": "b", "bio": None}]
+    assert compared(state, stored) == []
+    assert compared(rest, [{"url": "/"}, {"url": "/"}], ()) == []
+    (told,) = compared(state, [{"id": 1, "n": "c"}])
+    assert "1 rows differ in column n" in told
+    (told,) = compared(state, [{"id": 2, "n": "b"}])
+    assert "1 rows of the log are not in the database" in told
+
+
 def test_findings_hold_no_values(compared: Callable[..., list[str]]) -> None:
     told = compared(keyed({"id": 1, "n": "secret"}), [{"id": 1, "n": "hidden"}])
     assert not any("secret" in each or "hidden" in each for each in told)

@@ -310,3 +310,19 @@ def test_a_pointer_that_differs_from_its_letter_elsewhere_is_told() -> None:
             fold.add_letter(*letter)
         fold.add(T, 0, 0, parts.key, parts.value.replace(old, new))
         assert any("more than what it leaves out" in each for each in findings(fold)), new
+
+
+def test_what_began_elsewhere_is_folded_as_far_as_the_log_tells_it() -> None:
+    """Of a table copied past the log unknown columns are left out; a truncate makes it whole."""
+    fold, update = Fold(whole=lambda *_: False), {"id": 1, "n": 2, "bio": "?"}
+    fold.add(T, 0, 0, b"1", event("u", 1, update, unchanged=["bio"]))
+    fold.add(T, 0, 1, b"2", event("d", 2, before={"id": 2}))
+    fold.add(T, 0, 2, b"2", None)
+    fold.add(T, 0, 3, None, event("d", 3, before={"url": "/"}))
+    assert fold.tables[T].rows == {b"1": {"id": 1, "n": 2}}
+    assert not fold.tables[T].whole
+    fold.add(T, 0, 4, None, event("t", 4))
+    assert findings(fold) == []
+    assert fold.tables[T].whole
+    fold.add(T, 0, 5, b"3", event("u", 5, {"id": 3}))
+    assert any("updates a row that is not there" in each for each in findings(fold))
