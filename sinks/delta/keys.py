@@ -32,12 +32,17 @@ def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Ar
 
 def identities(one: pa.Table, other: pa.Table, key: Sequence[str]) -> tuple[pa.Array, pa.Array]:
     """Return what tells the rows of two tables apart, comparable with each other."""
-    as_text = any(each[name].null_count for each in (one, other) for name in key)
+    as_text = needs_text(one, key) or needs_text(other, key)
     return told(one, key, as_text=as_text), told(other, key, as_text=as_text)
 
 
+def needs_text(rows: pa.Table, key: Sequence[str]) -> bool:
+    """Return whether a key is NULL, does not fit its column, or is an array."""
+    return any(rows[name].null_count or pa.types.is_list(rows[name].type) for name in key)
+
+
 def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
-    """Return what tells rows apart; `as_text` also where a key is NULL or does not fit."""
+    """Return what tells rows apart; `as_text` where one of them needs it."""
     if len(key) > 1 or as_text or pa.types.is_floating(table.schema.field(key[0]).type):
         return _texts(table, key)
     return _flat(table[key[0]])
@@ -55,6 +60,9 @@ def _text(table: pa.Table, name: str) -> pa.Array:
         # The one type that may hold the separator.
         size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
         text = pc.binary_join_element_wise(size, values, pa.scalar(b":", pa.binary()))
+    elif pa.types.is_list(values.type):
+        shown = [None if each is None else repr(each).encode() for each in values.to_pylist()]
+        text = pa.array(shown, pa.binary())
     else:
         text = values.cast(pa.string()).cast(pa.binary())
     marked = pc.binary_join_element_wise(_scalar(b"v"), text, _scalar(b""))

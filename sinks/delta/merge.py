@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.delta import history, keyless, lake, layout
@@ -15,7 +16,6 @@ from sinks.delta import work as delta_work
 from sinks.delta.lake import quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
 
     from sinks.delta.lake import Commit
@@ -49,8 +49,9 @@ def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
         on,
         source_alias="s",
         target_alias="t",
-        # The batch is whole in memory, so that its keys tell which files to read.
-        streamed_exec=False,
+        # The batch is whole in memory, so that its keys tell which files to read. Those that are
+        # arrays can't: delta-rs has no literals of them.
+        streamed_exec=any(pa.types.is_list(batch.rows[name].type) for name in work.key),
         commit_properties=commit.properties,
     )
     if pc.any(batch.deleted).as_py():

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.delta import actions as delta_actions
+from sinks.delta import keys as delta_keys
 from sinks.delta import lake
 from sinks.delta import work as delta_work
 from sinks.delta.actions import Files
@@ -84,7 +85,7 @@ class Vectors:
         if uri not in self._known or self._known[uri][0] != known:
             self._known[uri] = known, Positions(work.key)
         positions = self._known[uri][1]
-        as_text = any(work.batch.rows[name].null_count for name in work.key)
+        as_text = delta_keys.needs_text(work.batch.rows, work.key)
         positions.follow(table, as_text=as_text)
         return positions
 

@@ -29,6 +29,7 @@ TABLES = {
     "plain": Version(1, "public", "plain", "shop.public.plain", ("id",), BIG, VALUES),
     # A key of two columns, of which one may be NULL or out of the calendar.
     "odd": Version(2, "public", "odd", "shop.public.odd", ("at", "id"), BIG, VALUES),
+    "array": Version(3, "public", "array", "shop.public.array", ("many",), BIG, VALUES),
 }
 WIDER = (*BIG[:4], Column("n", "numeric", 1700, (12 << 16 | 2) + 4, nullable=True),
          Column("later", "int8", 20, -1, nullable=True))  # fmt: skip
@@ -62,7 +63,9 @@ class Play:
 
     def row(self) -> Row:
         chance = self.chance
-        many = chance.choice([None, [1, None], [[1], [2]], [], "[0:1]={1,2}"])
+        # As a key the table tells more dimensions by its text, and the model by its lists.
+        grid = [2] if "many" in self.version.key else [[1], [2]]
+        many = chance.choice([None, [1, None], grid, [], "[0:1]={1,2}"])
         row: Row = {
             "id": chance.randint(1, 20),
             "at": chance.choice(ODD_DAYS),
@@ -84,7 +87,8 @@ class Play:
         unchanged: tuple[str, ...] = ()
         told = dict(row)
         if key in self.model and chance.random() < 0.5:
-            unchanged = tuple(chance.sample(["body", "many"], chance.randint(1, 2)))
+            large = [name for name in ("body", "many") if name not in self.version.key]
+            unchanged = tuple(chance.sample(large, chance.randint(1, len(large))))
             for name in unchanged:
                 row[name] = self.model[key][name]
                 told[name] = "__debezium_unavailable_value"
