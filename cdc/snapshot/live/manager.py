@@ -339,12 +339,12 @@ class Live:
             )
             return
         job.key = chunk.key
-        masks = {column.name: column.mask for column in version.columns}
-        job.secret = any(masks[name] for name in chunk.key)
+        job.secret = any(each.mask for each in version.columns if each.name in chunk.key)
         job.flights.remove(flight)
         rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
         job.is_published(flight, rows, last_key(chunk))
-        self._governor.sent(self._sequencer.transaction_lsn, flight.marked_at)
+        at = self._sequencer.transaction_lsn
+        self._governor.sent(at, flight.marked_at, len(chunk.rows), chunk.bytes)
         if job.over:
             self._end(job, "done")
 
