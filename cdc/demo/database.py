@@ -28,7 +28,8 @@ _MS_PRECISION: Final = 3  # timestamps of up to three digits are milliseconds
 _PLAIN: Final = "to_json({0})"
 _TEXT: Final = "to_json({0}::text)"
 # Postgres' own text of any type: unlike a cast it keeps the blanks of char(n).
-_OUTPUT: Final = "CASE WHEN {0} IS NOT NULL THEN to_json(concat({0})) END"
+# A row value with a NULL in it is neither NULL nor NOT NULL, so it is asked otherwise.
+_OUTPUT: Final = "CASE WHEN {0} IS DISTINCT FROM NULL THEN to_json(concat({0})) END"
 # Outside these years, and at infinity, the log holds Postgres' own text.
 _FORMED: Final = (
     "CASE WHEN isfinite({0}) AND extract(year FROM {0}) BETWEEN 1 AND 9999"
