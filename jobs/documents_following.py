@@ -239,17 +239,14 @@ class DocumentsFollowing:
             standing = self._sink.open()
         except StoreLostError as error:
             generation += 1
-            run.stands(beginning(self._config, generation))
+            run.stands(Applied.beginning(self._config.pipeline, generation))
             run.to("rebuilding", error)
             self._sink.anew(generation)
             standing = self._sink.open()
         run.to("following" if standing else "catching_up")
-        return standing.applied if standing else beginning(self._config, generation)
-
-
-def beginning(config: Config, generation: int) -> Applied:
-    """Return the frontier of a store that has nothing yet."""
-    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
+        if standing is None:
+            return Applied.beginning(self._config.pipeline, generation)
+        return standing.applied
 
 
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:

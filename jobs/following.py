@@ -33,7 +33,7 @@ from jobs.driving import translated
 from jobs.large import Large
 from jobs.letters import CutLetters
 from jobs.reduce import Bounds
-from jobs.running import Run, beginning, expect_pipeline, with_remedy
+from jobs.running import Run, expect_pipeline, with_remedy
 from jobs.schemas import Schemas
 from sinks.contract import Applied, Standing
 
@@ -102,7 +102,7 @@ class Following:
                 expect_frontier(self._config, standing.applied)
             except GapError as error:
                 # What it holds is nothing of this log: nobody may take its LSN for one of this.
-                run.stands(beginning(self._config, standing.applied.generation))
+                run.stands(Applied.beginning(self._config.pipeline, standing.applied.generation))
                 raise with_remedy(error, self._name, "where the store stands") from error
             run.stands(standing.applied)
             if self._reached(standing.applied):
@@ -126,12 +126,12 @@ class Following:
             standing = self._sink.open()
         except StoreLostError as error:
             generation += 1
-            run.stands(beginning(self._config, generation))
+            run.stands(Applied.beginning(self._config.pipeline, generation))
             run.to("rebuilding", error)
             log.warning("%s: %s; building generation %d", self._name, error.what, generation)
             self._sink.anew(generation)
             standing = self._sink.open()
-        return standing or Standing(beginning(self._config, generation), 0)
+        return standing or Standing(Applied.beginning(self._config.pipeline, generation), 0)
 
     def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
         batches = Batches(self._config, self._name, self._sink, run, standing, scratch)

@@ -23,7 +23,7 @@ from cdc.log import names, reader, records
 from cdc.log.followers import FollowerRecord, Reports
 from cdc.log.ranges import Range, RangeReader
 from jobs.chosen import Chosen
-from jobs.documents_following import DocumentsFollower, DocumentsFollowing, beginning
+from jobs.documents_following import DocumentsFollower, DocumentsFollowing
 from jobs.following import Following
 from jobs.running import Run
 from jobs.schemas import version
@@ -237,7 +237,7 @@ def _run(
 ) -> Applied:
     """Follow up to where the session ends; tell how far it is of `seq`, and raise what ended it."""
     run = Run(config, name, kind(config.followers[name]), session, quiet=True)
-    run.stands(beginning(config, generation))
+    run.stands(Applied.beginning(config.pipeline, generation))
     going = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
     going.start()
     try:

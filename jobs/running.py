@@ -185,7 +185,7 @@ class Run:
         """Return what an earlier job said last: until the store has been asked nothing is newer."""
         known = self._known
         if known is None:
-            return beginning(self.config, 0)
+            return Applied.beginning(self.config.pipeline, 0)
         return Applied(
             known.pipeline,
             known.generation,
@@ -262,8 +262,3 @@ def expect_pipeline(config: Config, applied: Applied) -> None:
             f"the store follows the pipeline {applied.pipeline}",
             hint="give each pipeline's follower a prefix or a path of its own",
         )
-
-
-def beginning(config: Config, generation: int) -> Applied:
-    """Return the frontier of a store that has nothing yet: the log's beginning."""
-    return Applied(config.pipeline, generation, 0, LSN(0), 0, 0, 0, {})

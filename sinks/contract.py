@@ -88,6 +88,11 @@ class Applied(NamedTuple):
     ends: Mapping[str, Sequence[int]]
 
     @classmethod
+    def beginning(cls, pipeline: str, generation: int) -> Self:
+        """Return the frontier of a store that has nothing yet: the log's beginning."""
+        return cls(pipeline, generation, 0, LSN(0), 0, 0, 0, {})
+
+    @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Self:
         """Return the frontier that a JSON object tells; its LSN may be a number or a text."""
         lsn = fields["lsn"]

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
-from cdc.events import LSN
 from sinks.contract import Applied, Change, Changes, Standing, expect_tables
 from sinks.delta import generations, lake, layout, merge, vectors
 from sinks.delta import json as delta_json
@@ -125,7 +124,8 @@ class DeltaSink:
         generations.clear(mine, self._frontiers.generation, self._root)
         newest, reached = self._frontiers.newest, self._frontiers.reached
         if newest is None:
-            return Standing(self._nothing(), reached) if reached else None
+            nothing = Applied.beginning(mine.pipeline, self._frontiers.generation)
+            return Standing(nothing, reached) if reached else None
         found = self._every(self._standing, list(newest.versions.items()))
         return Standing(newest.applied, max(reached, *found, 0))
 
@@ -135,10 +135,6 @@ class DeltaSink:
         if not mirror.find() or mirror.table.version() < version:
             raise StoreLostError(f"the mirror {mirror.path} is not what it was")
         return mirror.seq
-
-    def _nothing(self) -> Applied:
-        generation = self._frontiers.generation
-        return Applied(self._settings.pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
     def anew(self, generation: int) -> None:
         self._frontiers.anew(generation)
