@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import ConfigError, GapError, StoreLostError
+from cdc.errors import ConfigError, GapError
 from cdc.events import LSN
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
 from jobs import canaries
 from jobs.documents import SCHEMA, Kind, Tables, tree
 from jobs.documents_mirror import MirrorTables, Place
-from jobs.running import expect_pipeline
+from jobs.running import opened
 from jobs.schemas import version
-from sinks.contract import Applied
 from sinks.delta import frontiers as delta_frontiers
 from sinks.delta import lake as delta_lake
 from sinks.delta import layout as delta_layout
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
     from jobs.running import Run
-    from sinks.contract import Changes, Sink, Version
+    from sinks.contract import Applied, Changes, Sink, Version
 
 
 # How soon a new frontier of the mirror is seen.
@@ -196,9 +195,9 @@ class DocumentsFollowing:
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
         with closing(self._sink):
-            applied = self._open(run)
-            expect_pipeline(self._config, applied)
+            applied = opened(run, self._sink).applied
             run.stands(applied)
+            run.to("following" if applied.seq else "catching_up")
             every = self._config.followers[self._name].every_seconds
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
@@ -231,22 +230,6 @@ class DocumentsFollowing:
         except GapError:
             return None  # retention has taken them; it is a report and no more
         return canaries.newest(self._config, found or {})
-
-    def _open(self, run: Run) -> Applied:
-        """Return where the store stands; a lost one begins its next generation."""
-        generation = run.applied.generation if run.applied else 1
-        try:
-            standing = self._sink.open()
-        except StoreLostError as error:
-            generation += 1
-            run.stands(Applied.beginning(self._config.pipeline, generation))
-            run.to("rebuilding", error)
-            self._sink.anew(generation)
-            standing = self._sink.open()
-        run.to("following" if standing else "catching_up")
-        if standing is None:
-            return Applied.beginning(self._config.pipeline, generation)
-        return standing.applied
 
 
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:

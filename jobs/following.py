@@ -8,7 +8,6 @@ each session asks it, and gives Spark a checkpoint directory that is new.
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 import threading
@@ -22,18 +21,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import expr
 
 from cdc import failpoints
-from cdc.errors import CDCError, Exit, GapError, StoppedError, StoreLostError
+from cdc.errors import CDCError, Exit, GapError, StoppedError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.ranges import Range, RangeReader
 from cdc.log.tailing import record_at
 from jobs import canaries, cuts
-from jobs.applying import Applying, TornError
+from jobs.applying import Applying
 from jobs.driving import translated
 from jobs.large import Large
 from jobs.letters import CutLetters
 from jobs.reduce import Bounds
-from jobs.running import Run, expect_pipeline, with_remedy
+from jobs.running import Run, opened, with_remedy
 from jobs.schemas import Schemas
 from sinks.contract import Applied, Standing
 
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from jobs.cutting import Cut, Part
     from jobs.reduce import Events
     from sinks.contract import Sink
-
-log = logging.getLogger("jobs.follow")
 
 # Cuts up to this are read, reduced and written in the driver: with the least latency.
 _SMALL_EVENTS: Final = 20_000
@@ -96,8 +93,7 @@ class Following:
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
         with closing(self._sink):
-            standing = self._open(run)
-            expect_pipeline(self._config, standing.applied)
+            standing = opened(run, self._sink)
             try:
                 expect_frontier(self._config, standing.applied)
             except GapError as error:
@@ -116,22 +112,6 @@ class Following:
                 raise SparkGoneError from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-
-    def _open(self, run: Run) -> Standing:
-        """Return where the store stands; a lost one begins its next generation."""
-        generation = run.applied.generation if run.applied else 1
-        try:
-            if isinstance(run.error, TornError):
-                raise run.error
-            standing = self._sink.open()
-        except StoreLostError as error:
-            generation += 1
-            run.stands(Applied.beginning(self._config.pipeline, generation))
-            run.to("rebuilding", error)
-            log.warning("%s: %s; building generation %d", self._name, error.what, generation)
-            self._sink.anew(generation)
-            standing = self._sink.open()
-        return standing or Standing(Applied.beginning(self._config.pipeline, generation), 0)
 
     def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
         batches = Batches(self._config, self._name, self._sink, run, standing, scratch)

@@ -28,13 +28,15 @@ from cdc.errors import (
 )
 from cdc.events import LSN
 from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports, read
-from sinks.contract import Applied
+from jobs.applying import TornError
+from sinks.contract import Applied, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
     from cdc.log.followers import FollowerState
+    from sinks.contract import Sink
 
 log = logging.getLogger("jobs.follow")
 
@@ -255,10 +257,28 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
     )
 
 
-def expect_pipeline(config: Config, applied: Applied) -> None:
-    """Raise ConfigError where the store follows another pipeline."""
-    if applied.pipeline != config.pipeline:
+def opened(run: Run, sink: Sink) -> Standing:
+    """Return where the store stands; a lost one begins its next generation.
+
+    Raises ConfigError where it follows another pipeline.
+    """
+    pipeline = run.config.pipeline
+    generation = run.applied.generation if run.applied else 1
+    try:
+        if isinstance(run.error, TornError):
+            raise run.error
+        standing = sink.open()
+    except StoreLostError as error:
+        generation += 1
+        run.stands(Applied.beginning(pipeline, generation))
+        run.to("rebuilding", error)
+        log.warning("%s: %s; building generation %d", run.name, error.what, generation)
+        sink.anew(generation)
+        standing = sink.open()
+    standing = standing or Standing(Applied.beginning(pipeline, generation), 0)
+    if standing.applied.pipeline != pipeline:
         raise ConfigError(
-            f"the store follows the pipeline {applied.pipeline}",
+            f"the store follows the pipeline {standing.applied.pipeline}",
             hint="give each pipeline's follower a prefix or a path of its own",
         )
+    return standing
