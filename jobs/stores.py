@@ -46,27 +46,6 @@ def _redis(config: Config, name: str, follower: Follower) -> Sink:
     )
 
 
-# By the name of the field of `Follower` that is set: a function of the configuration, the
-# follower's name and its section.
-_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Sink]]] = {"redis": _redis}
-
-
-def kind(follower: Follower) -> str:
-    """Return which store it is: delta, redis, opensearch."""
-    for name in ("delta", "redis", "opensearch"):
-        if getattr(follower, name) is not None:
-            return name
-    raise ConfigError("a follower names no store", hint="give it one of delta, redis, opensearch")
-
-
-def sink(config: Config, name: str, follower: Follower) -> Sink:
-    """Return the follower's sink."""
-    store = kind(follower)
-    if store not in _MAKERS:
-        raise ConfigError(f"there is no sink for {store}", hint="take another store")
-    return _MAKERS[store](config, name, follower)
-
-
 def _delta(config: Config, name: str, follower: Follower) -> Sink:
     from sinks.delta.sink import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
 
@@ -111,9 +90,6 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
     return config.selection.of((schema, table)).snapshot == "direct"
 
 
-_MAKERS["delta"] = _delta
-
-
 def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
     # Of the extra `opensearch`.
     from sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
@@ -137,4 +113,23 @@ def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
     )
 
 
-_MAKERS["opensearch"] = _opensearch
+# By the name of the field of `Follower` that is set: a function of the configuration, the
+# follower's name and its section.
+_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Sink]]] = {
+    "delta": _delta,
+    "redis": _redis,
+    "opensearch": _opensearch,
+}
+
+
+def kind(follower: Follower) -> str:
+    """Return which store it is: delta, redis, opensearch."""
+    for name in _MAKERS:
+        if getattr(follower, name) is not None:
+            return name
+    raise ConfigError("a follower names no store", hint=f"give it one of {', '.join(_MAKERS)}")
+
+
+def sink(config: Config, name: str, follower: Follower) -> Sink:
+    """Return the follower's sink."""
+    return _MAKERS[kind(follower)](config, name, follower)
