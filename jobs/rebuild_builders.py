@@ -81,8 +81,9 @@ class LogBuilder:
             raise ConfigError(
                 f'there is no log of pipeline "{self._config.pipeline}"', hint="`cdc setup`"
             )
-        lost = _lost(self._config, [each for each in resume[0].partitions if follows(each)])
-        wanted = sorted(tables or follower.tables) if lost else self._direct(resume[0].partitions)
+        topics = resume[0].partitions
+        lost = _lost(self._config, {each: topics[each] for each in topics if follows(each)})
+        wanted = sorted(tables or follower.tables) if lost else self._direct(topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if not wanted:
@@ -149,7 +150,7 @@ class LogBuilder:
             found = tail[-1][0] if tail else None
         else:
             found = None
-            for record in _frontiers(self._config):
+            for _, record in _placed(self._config):
                 if record.lsn <= until:
                     found = record
         if found is None:
@@ -338,21 +339,19 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
     )
 
 
-def _lost(config: Config, topics: Sequence[str]) -> list[str]:
-    """Return the topics that do not begin at their beginning any more, the frontiers' too."""
+def _lost(config: Config, topics: Mapping[str, int]) -> list[str]:
+    """Return the topics that do not begin at their beginning any more, the frontiers' too.
+
+    `topics` says how many partitions each has.
+    """
     frontiers = names.frontier_topic(config.prefix)
-    resume = reader.read_resume(config)
-    counts = resume[0].partitions if resume else {}
-    parts = [(topic, number) for topic in topics for number in range(counts[topic])]
+    parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
     held = reader.offsets(config, [(frontiers, 0), *parts])
     return sorted({topic for (topic, _), (first, _) in held.items() if first})
 
 
-def _frontiers(config: Config) -> Iterator[FrontierRecord]:
-    return (record for _, record in _placed(config))
-
-
 def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:
+    """Yield the frontiers that the log has, each with its offset."""
     topic = names.frontier_topic(config.prefix)
     for message in reader.read_if_there(config, topic):
         value = message.value() or b""
