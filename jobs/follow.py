@@ -7,10 +7,7 @@ be killed at any time and started anywhere, also twice.
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cdc.cli.options import with_config
-from cdc.errors import CDCError, ConfigError, Exit
+from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
+from jobs import app
 from jobs.running import Run
 
 if TYPE_CHECKING:
@@ -36,8 +34,9 @@ _TURN_SECONDS: Final = 0.2
 
 
 @click.command(
+    "follow",
     epilog='\b\nExample:\n  spark-submit --jars "$(cdc spark jars)" jobs/follow.py -c cdc.yaml\n'
-    "  python jobs/follow.py --followers cache,search"
+    "  python jobs/follow.py --followers cache,search",
 )
 @with_config
 @click.option("--followers", default="", help="Their names, separated by commas. Default: all.")
@@ -52,22 +51,11 @@ _TURN_SECONDS: Final = 0.2
 )  # fmt: skip
 def main(
     config: Config, followers: str, until: LSN | None, checkpoint: Path | None, *, once: bool
-) -> None:
+) -> Exit:
     """Keep the configured stores equal to the source: from the log, frontier by frontier."""
-    path = Path(click.get_current_context().params["config_path"]).absolute()
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    path = app.begin(config)
     until = _end(config) if once else until
-    _leave(follow(config, path, chosen(config, followers), until, checkpoint))
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread that waits for a server must not keep the process: all is where it belongs.
-    os._exit(code)
+    return follow(config, path, chosen(config, followers), until, checkpoint)
 
 
 def chosen(config: Config, names: str) -> list[str]:
@@ -99,7 +87,7 @@ def follow(
         signal.signal(each, told)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    spark = _session(config, names)
+    spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
     runs = [_run(spark, config, path, name, until, folder) for name in names]
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
     for thread in threads:
@@ -114,16 +102,6 @@ def follow(
         spark.stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
-
-
-def _session(config: Config, names: list[str]) -> SparkSession:
-    from cdc.local import spark as files  # noqa: PLC0415 - only where there is no spark-submit
-    from cdc.local.progress import Progress  # noqa: PLC0415 - as above
-    from jobs.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
-
-    delta = any(config.followers[name].delta is not None for name in names)
-    jars = () if submitted() else files.jars(Progress())
-    return session(f"lockstep followers of {config.pipeline}", delta=delta, jars=jars)
 
 
 def _run(
@@ -156,17 +134,5 @@ def _end(config: Config) -> LSN:
     return tail[-1][0].lsn if tail else LSN(0)
 
 
-def run() -> None:
-    """Run the command; leave the process with the code that its outcome has."""
-    try:
-        main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        _leave(Exit.USAGE)
-    except CDCError as error:
-        click.echo(f"follow: {error.what}\nwhat to do: {error.hint}", err=True)
-        _leave(error.exit_code)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

@@ -7,31 +7,28 @@ switch.
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
-from cdc.errors import CDCError, ConfigError, Exit
+from cdc.errors import ConfigError
 from cdc.events import LSN
+from jobs import app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
+    from pathlib import Path
 
     from cdc.config import Config
     from jobs.rebuilding import Outcome, Rebuild
     from sinks.contract import Generations
 
 
-@click.command(epilog="\b\nExample:\n  python jobs/rebuild.py cache --config lockstep.yaml")
+@click.command(
+    "rebuild", epilog="\b\nExample:\n  python jobs/rebuild.py cache --config lockstep.yaml"
+)
 @with_config
 @click.argument("follower")
 @click.option("--table", "tables", multiple=True, help="Only this one, `schema.table`.")
@@ -48,11 +45,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Build a follower anew, beside what there is; see `cdc rebuild`."""
-    path = Path(click.get_current_context().params["config_path"]).absolute()
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    path = app.begin(config)
     rebuild = _rebuild(config, path, follower)
     if drop_old:
         gone = rebuild.drop_old()
@@ -79,29 +72,14 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
             f"there is no follower {name}",
             hint=f"the section followers has {', '.join(config.followers) or 'none'}",
         )
+    session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
     sink = cast("Generations", stores.sink(config, name, follower))
     builder = (
         MirrorBuilder(config, name, _tell)
         if follower.documents
-        else LogBuilder(config, path, name, _session(config, name), _tell)
+        else LogBuilder(config, path, name, cache(session), _tell)
     )
     return Rebuild(sink, builder, _tell, partial(switching, config, name))
-
-
-def _session(config: Config, name: str) -> Callable[[], SparkSession]:
-    """Return what starts the session, once."""
-
-    @cache
-    def start() -> SparkSession:
-        from cdc.local import spark as files  # noqa: PLC0415 - only without spark-submit
-        from cdc.local.progress import Progress  # noqa: PLC0415 - as above
-        from jobs.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
-
-        jars = () if submitted() else files.jars(Progress())
-        delta = config.followers[name].delta is not None
-        return session(f"lockstep rebuild of {name}", delta=delta, jars=jars)
-
-    return start
 
 
 def _tell(what: str) -> None:
@@ -138,22 +116,5 @@ def _words(follower: str, outcome: Outcome, *, is_still: bool) -> str:
     )
 
 
-def run() -> None:
-    """Run the command; leave the process with the code that its outcome has."""
-    code = int(Exit.OK)
-    try:
-        main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = Exit.USAGE
-    except CDCError as error:
-        click.echo(f"rebuild: {error.what}\nwhat to do: {error.hint}", err=True)
-        code = error.exit_code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of the JVM's or of a client's must not keep the process.
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

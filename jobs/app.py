@@ -1,0 +1,56 @@
+"""The frame of an app that runs followers: its logs, its session, and how the process ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from cdc.errors import CDCError, Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+
+
+def begin(config: Config) -> Path:
+    """Log as configured; return the configuration's file."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    return Path(click.get_current_context().params["config_path"]).absolute()
+
+
+def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
+    """Start the session that these followers need."""
+    from cdc.local import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.local.progress import Progress  # noqa: PLC0415 - as above
+    from jobs.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+
+    delta = any(config.followers[name].delta is not None for name in followers)
+    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run an app's command; leave the process with the code that it returns, or its error has."""
+    try:
+        code = command.main(standalone_mode=False) or Exit.OK
+    except click.ClickException as error:
+        error.show()
+        code = Exit.USAGE
+    except CDCError as error:
+        click.echo(f"{command.name}: {error.what}\nwhat to do: {error.hint}", err=True)
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that wait for a server, the JVM or a client must not keep the process: all is where
+    # it belongs.
+    os._exit(code)
