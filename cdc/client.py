@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
-from cdc.control.findings import listed, size
+from cdc.config.followers import named
+from cdc.control.findings import size
 from cdc.errors import BehindError, ConfigError, Exit
 from cdc.events import LSN
 from cdc.log import reader
@@ -76,7 +77,7 @@ class Client:
 
     def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
         """Return the newest reports, of all followers or of these; who never ran has none."""
-        names = self._named(followers)
+        names = named(self._config.followers, followers)
         with self._turn:
             newest = self._readings.refresh()
             return {name: newest[name] for name in names if name in newest}
@@ -93,7 +94,7 @@ class Client:
         has not in time, and at once where one has halted that far from it; UnavailableError when
         the brokers do not answer in time.
         """
-        wanted, names = self._lsn(lsn), self._named(followers)
+        wanted, names = self._lsn(lsn), named(self._config.followers, followers)
         began = time.monotonic()
         with self._turn:
             newest = dict(self._readings.refresh(max(timeout, _LEAST_SECONDS)))
@@ -116,17 +117,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _named(self, followers: Iterable[str] | None) -> list[str]:
-        known = list(self._config.followers)
-        names = known if followers is None else list(dict.fromkeys(followers))
-        unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise ConfigError(
-                f"there is no follower {listed(unknown)}" if unknown else "there is no follower",
-                hint=f"followers names {listed(known)}" if known else "name some under `followers`",
-            )
-        return names
 
     def _lsn(self, given: Token | LSN | str) -> LSN:
         if isinstance(given, str):

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cdc.cli.options import with_config
-from cdc.errors import ConfigError, Exit
+from cdc.config.followers import named
+from cdc.errors import Exit
 from cdc.events import LSN
 from jobs import app
 from jobs.running import Run
@@ -55,23 +56,8 @@ def main(
     """Keep the configured stores equal to the source: from the log, frontier by frontier."""
     path = app.begin(config)
     until = _end(config) if once else until
-    return follow(config, path, chosen(config, followers), until, checkpoint)
-
-
-def chosen(config: Config, names: str) -> list[str]:
-    """Return the followers that are named, all where none is; raise ConfigError for others."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(config.followers)
-    unknown = [name for name in wanted if name not in config.followers]
-    if unknown or not wanted:
-        raise ConfigError(
-            f"there is no follower {', '.join(unknown)}" if unknown else "there are no followers",
-            hint="the section followers has "
-            + (
-                ", ".join(config.followers)
-                or "none: say there which stores follow, see docs/CONFIG.md"
-            ),
-        )
-    return wanted
+    wanted = [name.strip() for name in followers.split(",") if name.strip()]
+    return follow(config, path, named(config.followers, wanted or None), until, checkpoint)
 
 
 def follow(

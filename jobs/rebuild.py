@@ -14,7 +14,7 @@ import click
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
-from cdc.errors import ConfigError
+from cdc.config.followers import named
 from cdc.events import LSN
 from jobs import app
 
@@ -66,12 +66,8 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
     from jobs.rebuild_builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
     from jobs.rebuilding import Rebuild  # noqa: PLC0415 - as above
 
-    follower = config.followers.get(name)
-    if follower is None:
-        raise ConfigError(
-            f"there is no follower {name}",
-            hint=f"the section followers has {', '.join(config.followers) or 'none'}",
-        )
+    named(config.followers, [name])
+    follower = config.followers[name]
     session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
     sink = cast("Generations", stores.sink(config, name, follower))
     builder = (

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 Names = tuple[str, ...]
 
@@ -221,3 +226,17 @@ class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_events_per_second: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Not more in a second, on average.")
     ] = None
+
+
+def named(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> list[str]:
+    """Return the names that are wanted, each once, all for None; ConfigError where one has none."""
+    names = list(dict.fromkeys(followers if wanted is None else wanted))
+    unknown = [name for name in names if name not in followers]
+    if unknown or not names:
+        raise ConfigError(
+            f"there is no follower {', '.join(unknown)}".rstrip(),
+            hint=f"the section followers has {', '.join(followers)}"
+            if followers
+            else "say in the section followers which stores follow, see docs/CONFIG.md",
+        )
+    return names

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, load, read, show
+from cdc.config.followers import Follower, named
 from cdc.errors import ConfigError
 
 HEAD = """\
@@ -155,6 +156,20 @@ def test_a_wrong_follower_is_refused_with_its_place(path: Path, written: str, sa
     assert says in caught.value.what
     assert "lockstep.yaml:" in caught.value.what
     assert "hunter2" not in caught.value.what
+
+
+def test_a_follower_is_named_or_all_are() -> None:
+    known = {"cache": Follower(), "search": Follower()}
+    assert named(known, None) == ["cache", "search"]
+    assert named(known, ["search", "cache", "search"]) == ["search", "cache"]
+    for followers, wanted, says, hint in (
+        (known, ["x", "cache", "y"], "there is no follower x, y", "has cache, search"),
+        (known, [], "there is no follower", "has cache, search"),
+        ({}, None, "there is no follower", "which stores follow"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            named(followers, wanted)
+        assert (caught.value.what, hint in caught.value.hint) == (says, True)
 
 
 def test_a_mirror_needs_a_path_somewhere(path: Path) -> None:
