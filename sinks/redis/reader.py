@@ -6,26 +6,17 @@ client of the `redis` package, of one server or a cluster, and knows nothing els
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from cdc.errors import UnavailableError
 from cdc.events import LSN
+from sinks import as_of
+from sinks.as_of import AsOf
 
 T = TypeVar("T")
 
-_FIELDS: Final = ("generation", "seq", "lsn", "committed_at_us", "applying")
 _PAUSE_SECONDS: Final = 0.005
-
-
-class AsOf(NamedTuple, Generic[T]):
-    """What was read, and the frontier at which the database was so."""
-
-    found: T
-    seq: int
-    lsn: LSN
-    committed_at_us: int
 
 
 class RedisReader:
@@ -51,25 +42,18 @@ class RedisReader:
 
         Raises UnavailableError where no state stood still for so long.
         """
-        deadline = time.monotonic() + seconds
-        while True:
-            before = self._frontier()
-            if before is not None:
-                found = work(self._client)
-                if self._frontier() == before:
-                    return AsOf(found, *before[1:])
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{self._main} was at no frontier for {seconds:g} s",
-                    hint="it is being written to: wait, read less at once, or read without asking",
-                )
-            time.sleep(_PAUSE_SECONDS)
+        error = UnavailableError(
+            f"{self._main} was at no frontier for {seconds:g} s",
+            hint="it is being written to: wait, read less at once, or read without asking",
+        )
+        waiting = as_of.Waiting(seconds, _PAUSE_SECONDS, error)
+        return as_of.read(self.mark, lambda: work(self._client), waiting)
 
-    def _frontier(self) -> tuple[int, int, LSN, int] | None:
-        """Return the generation and the frontier; None where rows are on their way to the next."""
-        stored = self._client.hmget(self._main, *_FIELDS)
+    def mark(self) -> as_of.Mark | None:
+        """Return where the store stands; None where rows are on their way to the next frontier."""
+        stored = self._client.hmget(self._main, *as_of.FIELDS)
         texts = [each.decode() if isinstance(each, bytes) else each for each in stored]
         generation, seq, lsn, committed_at_us, applying = texts
         if seq is None or applying:
             return None
-        return int(generation), int(seq), LSN.parse(lsn), int(committed_at_us)
+        return as_of.Mark(int(generation), int(seq), LSN.parse(lsn), int(committed_at_us))

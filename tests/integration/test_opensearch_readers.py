@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from random import Random
 from typing import Final, NamedTuple
 
 import pytest
+from opensearchpy import OpenSearch
 
 from cdc.errors import SwitchedError, UnavailableError
 from sinks.contract import Change, Changes, Version
+from sinks.opensearch.reader import OpenSearchReader
 from sinks.opensearch.sink import OpenSearchSink
-from tests.contract.under_test import USERS, applied, change, row
+from tests.contract.under_test import USERS, applied, apply, change, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 
 ACCOUNTS: Final = tuple(USERS._replace(table=f"t{n}", schema_id=20 + n) for n in range(2))
@@ -122,24 +125,62 @@ def amounts_now(store: OpenSearchStore) -> tuple[Amounts, ...]:
     return tuple({n: int(float(r["amount"])) for n, r in rows.items()} for rows in found)
 
 
-def test_readers_of_two_writers_see_states_that_the_database_had(
-    opensearch_store: OpenSearchStore,
+@pytest.fixture
+def client(opensearch_url: str) -> Iterator[OpenSearch]:
+    """Return an application's own client."""
+    with OpenSearch(opensearch_url) as client:
+        yield client
+
+
+def test_a_reader_waits_for_a_frontier_and_tells_it(
+    opensearch_store: OpenSearchStore, client: OpenSearch
 ) -> None:
-    """By the protocol of docs/FOLLOWERS.md; the writers' cuts end at different frontiers."""
+    """A search that a cut came in between of is made again."""
+    sink = opensearch_store.sink()
+    opened(sink)
+    reader = OpenSearchReader(client, opensearch_store.prefix, "search")
+    asked = list[str]()
+
+    def found(searching: OpenSearch) -> list[int]:
+        if not asked:
+            apply(sink, 2, Changes((USERS,), [change(USERS, 2, row(USERS, 2, 2), 2)]))
+        asked.append("")
+        alias = f"{opensearch_store.prefix}-{USERS.name}"
+        return sorted(hit["_source"]["id"] for hit in searching.search(index=alias)["hits"]["hits"])
+
+    with pytest.raises(UnavailableError, match="no frontier"):
+        reader.read(found, seconds=0.05)  # nothing is applied yet
+    apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
+    at = applied(2)
+    assert reader.read(found) == ([1, 2], at.seq, at.lsn, at.committed_at_us)
+    assert len(asked) == 2
+    sink.begin(3, [USERS])
+    with pytest.raises(UnavailableError, match="no frontier"):
+        reader.read(found, seconds=0.05)
+    assert len(asked) == 2
+    sink.close()
+
+
+def test_readers_of_two_writers_see_states_that_the_database_had(
+    opensearch_store: OpenSearchStore, client: OpenSearch
+) -> None:
+    """The writers' cuts end at different frontiers."""
     history = transfers(Random(5))
     states = {each.seq: each.held for each in history}
+    reader = OpenSearchReader(client, opensearch_store.prefix, "search")
+    first = opensearch_store.sink()
+    opened(first)
+    first.close()
     writers = [Writer(opensearch_store, history, many) for many in (1, 3)]
     states_read = set()
     while any(writer.is_alive() for writer in writers):
         writers[0].looked.set()
-        before = opensearch_store.record_or_none()
-        if before is None or before["seq"] is None or before["applying"]:
+        try:
+            read = reader.read(lambda _: amounts_now(opensearch_store), seconds=0.5)
+        except UnavailableError:
             continue
-        seen = amounts_now(opensearch_store)
-        after = opensearch_store.record()
-        if after["applying"] is None and after["seq"] == before["seq"]:
-            assert seen == states[before["seq"]], before["seq"]
-            states_read.add(before["seq"])
+        assert read.found == states[read.seq], read.seq
+        states_read.add(read.seq)
     assert [writer.error for writer in writers] == [None, None]
     assert states_read
     assert opensearch_store.record()["seq"] == history[-1].seq

@@ -82,7 +82,7 @@ def test_something_else_at_a_key_stops_the_follower_by_the_tables_name_alone(
     with pytest.raises(ConfigError, match="something else") as caught:
         apply(sink, 1, users(0, 1, 1))
     assert "mine" not in str(caught.value)
-    assert RedisReader(redis_client, "shop", "cache")._frontier() is None
+    assert RedisReader(redis_client, "shop", "cache").mark() is None
     with pytest.raises(ConfigError, match="another shape"):
         open_sink(settings).begin(2, [USERS])
 
