@@ -96,10 +96,13 @@ class Applying:
         self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
         failpoints.reach("follow_begun")
         for table in tables:
-            for changes in table.first:
-                self._sink.write(changes)
-            self._sink.write(table.changes)
+            self.write_table(table)
             yield table
+
+    def write_table(self, table: Table) -> None:
+        """Write a table of a cut that has begun."""
+        for changes in (*table.first, table.changes):
+            self._sink.write(changes)
 
 
 def _groups(reduced: Reduced, name: str, *, torn: bool) -> Iterator[list[Change]]:

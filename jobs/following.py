@@ -307,7 +307,7 @@ class Batches:
                 topic,
                 partitions,
                 Bounds(cut.above, cut.seq),
-                name=".".join(names.table_of(self._config.prefix, topic)),
+                name=names.table_name(self._config.prefix, topic),
                 letter=letters.whole,
                 one_epoch=cut.from_epoch in (0, cut.epoch),
                 torn=cut.above < self._torn,

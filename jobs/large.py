@@ -171,7 +171,7 @@ class Large:
                 source = parsed(value.encode()).source
                 Bounds(cut.above, cut.seq).check(source.seq)
                 ids.add(source.schema_id)
-        name = ".".join(names.table_of(self._config.prefix, topic))
+        name = names.table_name(self._config.prefix, topic)
         in_order = (
             any(row.loose or row.dead or row.moved for row in rows)
             or name in self._histories
@@ -231,13 +231,12 @@ class Large:
                 topic,
                 [piece],
                 Bounds(cut.above, cut.seq),
-                name=".".join(names.table_of(self._config.prefix, topic)),
+                name=names.table_name(self._config.prefix, topic),
                 letter=letters.whole,
                 one_epoch=False,
                 torn=torn,
             )
-            for changes in (*table.first, table.changes):
-                self._sink.write(changes)
+            self._applying.write_table(table)
 
 
 def pieces(

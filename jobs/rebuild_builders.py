@@ -162,13 +162,12 @@ class LogBuilder:
 
     def _direct(self, topics: Mapping[str, int]) -> list[str]:
         """Return the followed tables whose rows went into Delta past the log."""
-        tables = [names.table_of(self._config.prefix, topic) for topic in topics]
+        prefix, selection = self._config.prefix, self._config.selection
         follows = Chosen(self._config, self._config.followers[self._name]).follows
         return [
-            f"{schema}.{table}"
-            for schema, table in tables
-            if self._config.selection.of((schema, table)).snapshot == "direct"
-            and follows(names.data_topic(self._config.prefix, schema, table))
+            names.table_name(prefix, topic)
+            for topic in topics
+            if follows(topic) and selection.of(names.table_of(prefix, topic)).snapshot == "direct"
         ]
 
     def _begin_here(self, sink: Generations, generation: int) -> None:

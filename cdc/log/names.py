@@ -61,6 +61,11 @@ def table_of(prefix: str, topic: str) -> tuple[str, str]:
         ) from error
 
 
+def table_name(prefix: str, topic: str) -> str:
+    """Return `schema.table`, as the configuration writes it, of a data topic; or raise likewise."""
+    return ".".join(table_of(prefix, topic))
+
+
 def resume_topic(prefix: str) -> str:
     """Return the topic of the resume records."""
     return f"{prefix}.cdc.resume"
