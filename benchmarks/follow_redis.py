@@ -10,31 +10,24 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
-from benchmarks import backlog, measure, result, rows, servers, slots
+from benchmarks import follow_server
 from benchmarks.failure import BenchmarkError
-from benchmarks.follow_run import FOLLOWER, P50_LIMIT_MS, P99_LIMIT_MS, RATE, Followed, FollowRun
-from benchmarks.latency import POSTGRES
-from benchmarks.progress import say
+from benchmarks.follow_run import FOLLOWER
+from benchmarks.follow_server import RUN, Workload, sink_alone
 from cdc.local.stack import LocalStack
-from sinks.contract import Change, Changes, Column, Version
+from sinks.contract import Change, Column, Version
 from sinks.redis.sink import RedisSink, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from benchmarks.options import Options
-    from benchmarks.servers import Servers
-
 NAME: Final = "follow-redis"
-# What catching up is held to.
-LIMIT_KEYS_PER_SECOND: Final = 30_000.0
-_ROWS: Final = 1_500_000
-_RUN: Final = "followed"
 _ALONE_KEYS: Final = 300_000
 _FLOOR_PIPELINE: Final = 500
 _WRITTEN_AT_ONCE: Final = 20_000
@@ -54,11 +47,11 @@ class RedisStore:
         self.pids: tuple[int, ...] = (pid,)
 
     def seq(self) -> int:
-        seq, applying = self._client.hmget(f"{_RUN}:cdc:{FOLLOWER}", "seq", "applying")
+        seq, applying = self._client.hmget(f"{RUN}:cdc:{FOLLOWER}", "seq", "applying")
         return 0 if seq is None or applying else int(seq)
 
     def check(self, count: int) -> None:
-        found = sum(1 for _ in self._client.scan_iter(f"{_RUN}:public.*", count=10_000))
+        found = sum(1 for _ in self._client.scan_iter(f"{RUN}:public.*", count=10_000))
         if found != count:
             raise BenchmarkError(
                 f"there are {found:,} keys for {count:,} rows", hint="the figure would not count"
@@ -67,7 +60,11 @@ class RedisStore:
     def version(self) -> str:
         return str(self._client.info("server")["redis_version"])
 
-    def floor(self, keys: int) -> float:
+    def alone(self, count: int) -> tuple[float, dict[str, float]]:
+        keys = min(count, _ALONE_KEYS)
+        return self._floor(keys), self._sink_alone(keys)
+
+    def _floor(self, keys: int) -> float:
         """Return the keys a second of plain SETs of rows of the workload's size."""
         began = time.monotonic()
         for first in range(0, keys, _FLOOR_PIPELINE):
@@ -79,29 +76,15 @@ class RedisStore:
         self._client.flushall()
         return keys / seconds
 
-    def sink_alone(self, keys: int) -> dict[str, float]:
-        """Return what the sink does by itself in one process, with no log and no Spark."""
+    def _sink_alone(self, keys: int) -> dict[str, float]:
         sink = RedisSink(Settings(self._url, "alone", "alone"))
-        sink.open()
         changes = [
             Change(b'{"id":%d}' % number, number, _ROW % number, 1, number, 0)
             for number in range(1, keys + 1)
         ]
-        own, server = time.process_time(), measure.total_cpu_seconds(self.pids)
-        began = time.monotonic()
-        sink.begin(keys, [_VERSION])
-        for first in range(0, keys, _WRITTEN_AT_ONCE):
-            sink.write(Changes((_VERSION,), changes[first : first + _WRITTEN_AT_ONCE]))
-        seconds = time.monotonic() - began
-        own = time.process_time() - own
-        server = measure.total_cpu_seconds(self.pids) - server
-        sink.close()
+        shown = sink_alone(sink, _VERSION, changes, _WRITTEN_AT_ONCE, self, "key")
         self._client.flushall()
-        return {
-            "keys_per_second": round(keys / seconds),
-            "own_cpu_us_per_key": round(own / keys * 1e6, 2),
-            "server_cpu_us_per_key": round(server / keys * 1e6, 2),
-        }
+        return shown
 
     def close(self) -> None:
         self._client.close()
@@ -123,45 +106,13 @@ def running(folder: Path) -> Iterator[RedisStore]:
         stack.down()
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Run the workload and return its result."""
-    count = options.rows or _ROWS
-    with (
-        servers.running(NAME, POSTGRES, keep=options.keep) as up,
-        up.connect() as connection,
-        running(up.place.folder / "store") as store,
-    ):
-        floor = store.floor(min(count, _ALONE_KEYS))
-        alone = store.sink_alone(min(count, _ALONE_KEYS))
-        say(f"floor: {floor:,.0f} keys/s; the sink alone {alone}")
-        connection.execute(rows.CREATE_TABLE)
-        backlog.publish(connection, (rows.TABLE,))
-        with slots.created(connection, _RUN):
-            shown = FollowRun(_RUN, store, up, connection, options).measure(count)
-        return _result(shown, floor, alone, store, up)
-
-
-def _result(
-    shown: Followed, floor: float, alone: dict[str, float], store: RedisStore, up: Servers
-) -> dict[str, Any]:
-    catch_up = shown.catch_up
-    return result.build(
-        name=NAME,
-        unit="keys/s",
-        value=catch_up.rows_per_second,
-        limit=LIMIT_KEYS_PER_SECOND,
-        floor=floor,
-        peer=None,
-        cpu_s_per_million=catch_up.cpu_s["follower"] / catch_up.rows * 1e6,
-        peak_rss_mb=max(catch_up.peak_rss_mb.values()),
-        versions={**up.versions, "redis": store.version()},
-        details={
-            "rate": RATE,
-            "p50_limit_ms": P50_LIMIT_MS,
-            "p99_limit_ms": P99_LIMIT_MS,
-            **shown.details(),
-            "sink_alone": alone,
-            "floor_by": "SET in pipelines of 500, from the same client library",
-            "servers": up.settings,
-        },
-    )
+_WORKLOAD: Final = Workload(
+    name=NAME,
+    server="redis",
+    each="key",
+    limit=30_000.0,
+    rows=1_500_000,
+    floor_by="SET in pipelines of 500, from the same client library",
+    running=running,
+)
+run: Final = partial(follow_server.run, _WORKLOAD)

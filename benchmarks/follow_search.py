@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from opensearchpy import OpenSearch
 from opensearchpy.helpers import bulk
 
-from benchmarks import backlog, measure, result, rows, servers, slots
+from benchmarks import follow_server, rows
 from benchmarks.failure import BenchmarkError
-from benchmarks.follow_run import FOLLOWER, P50_LIMIT_MS, P99_LIMIT_MS, RATE, Followed, FollowRun
-from benchmarks.latency import POSTGRES
-from benchmarks.progress import say
-from cdc.events import LSN
+from benchmarks.follow_run import FOLLOWER
+from benchmarks.follow_server import RUN, Workload, sink_alone
 from cdc.local.artifacts import ArtifactCache, default_cache
 from cdc.local.opensearch import OpenSearch as OpenSearchServer
 from cdc.local.progress import Terminal
 from cdc.local.stack import LocalStack
-from sinks.contract import Applied, Change, Changes, Column, Version
+from sinks.contract import Change, Column, Version
 from sinks.opensearch.mapping import properties
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.opensearch.tables import OpenSearchOptions
@@ -35,15 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from benchmarks.options import Options
-    from benchmarks.servers import Servers
     from cdc.local.home import ServerState
 
 NAME: Final = "follow-search"
-# What catching up is held to.
-LIMIT_DOCUMENTS_PER_SECOND: Final = 5_000.0
-_ROWS: Final = 300_000
-_RUN: Final = "followed"
 _ALONE: Final = 50_000
 _WRITTEN_AT_ONCE: Final = 10_000
 # A text of its own for each row, as long as the workload's.
@@ -81,12 +74,12 @@ class SearchStore:
     def seq(self) -> int:
         # 404 before there is a record, 503 while its index has only just been made, 429 when busy.
         how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
-        said = self._client.get(index=f"{_RUN}-followers", id=FOLLOWER, params=how)
+        said = self._client.get(index=f"{RUN}-followers", id=FOLLOWER, params=how)
         found = said.get("_source", {})
         return 0 if found.get("applying") or not found.get("seq") else int(found["seq"])
 
     def check(self, count: int) -> None:
-        found = self._client.count(index=f"{_RUN}-public.{rows.TABLE}")["count"]
+        found = self._client.count(index=f"{RUN}-public.{rows.TABLE}")["count"]
         if found != count:
             raise BenchmarkError(
                 f"a search finds {found:,} documents for {count:,} rows",
@@ -96,7 +89,13 @@ class SearchStore:
     def version(self) -> str:
         return str(self._client.info()["version"]["number"])
 
-    def floor(self) -> float:
+    def alone(self, _: int) -> tuple[float, dict[str, float]]:
+        # The first to come finds a server that has compiled nothing yet: it is nobody's figure.
+        self._floor()
+        alone = self._sink_alone()
+        return self._floor(), alone
+
+    def _floor(self) -> float:
         """Return the documents a second of the library's helper into the same fields."""
         self._client.indices.create(
             index="floor",
@@ -118,32 +117,17 @@ class SearchStore:
         self._client.indices.delete(index="floor")
         return _ALONE / seconds
 
-    def sink_alone(self) -> dict[str, float]:
-        """Return what the sink does by itself in one process, with no log and no Spark."""
+    def _sink_alone(self) -> dict[str, float]:
         sink = OpenSearchSink(
             OpenSearchOptions(self._url, "alone", "alone", "alone", settings=_SETTINGS)
         )
-        sink.open()
         changes = [
             Change(b'{"id":%d}' % number, number, _ROW % (number, number**20), 1, number, 0)
             for number in range(1, _ALONE + 1)
         ]
-        own, server = time.process_time(), measure.total_cpu_seconds(self.pids)
-        began = time.monotonic()
-        sink.begin(_ALONE, [_VERSION])
-        for first in range(0, _ALONE, _WRITTEN_AT_ONCE):
-            sink.write(Changes((_VERSION,), changes[first : first + _WRITTEN_AT_ONCE]))
-        sink.commit(Applied("alone", 1, 1, LSN(_ALONE), _ALONE, 0, 0, {}))
-        seconds = time.monotonic() - began
-        own = time.process_time() - own
-        server = measure.total_cpu_seconds(self.pids) - server
-        sink.close()
+        shown = sink_alone(sink, _VERSION, changes, _WRITTEN_AT_ONCE, self, "document")
         self._client.indices.delete(index="alone-public.*-g*")
-        return {
-            "documents_per_second": round(_ALONE / seconds),
-            "own_cpu_us_per_document": round(own / _ALONE * 1e6, 2),
-            "server_cpu_us_per_document": round(server / _ALONE * 1e6, 2),
-        }
+        return shown
 
     def close(self) -> None:
         self._client.close()
@@ -167,47 +151,13 @@ def running(folder: Path) -> Iterator[SearchStore]:
         stack.down()
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Run the workload and return its result."""
-    count = options.rows or _ROWS
-    with (
-        servers.running(NAME, POSTGRES, keep=options.keep) as up,
-        up.connect() as connection,
-        running(up.place.folder / "store") as store,
-    ):
-        # The first to come finds a server that has compiled nothing yet: it is nobody's figure.
-        store.floor()
-        alone = store.sink_alone()
-        floor = store.floor()
-        say(f"floor: {floor:,.0f} documents/s; the sink alone {alone}")
-        connection.execute(rows.CREATE_TABLE)
-        backlog.publish(connection, (rows.TABLE,))
-        with slots.created(connection, _RUN):
-            shown = FollowRun(_RUN, store, up, connection, options).measure(count)
-        return _result(shown, floor, alone, store, up)
-
-
-def _result(
-    shown: Followed, floor: float, alone: dict[str, float], store: SearchStore, up: Servers
-) -> dict[str, Any]:
-    catch_up = shown.catch_up
-    return result.build(
-        name=NAME,
-        unit="documents/s",
-        value=catch_up.rows_per_second,
-        limit=LIMIT_DOCUMENTS_PER_SECOND,
-        floor=floor,
-        peer=None,
-        cpu_s_per_million=catch_up.cpu_s["follower"] / catch_up.rows * 1e6,
-        peak_rss_mb=max(catch_up.peak_rss_mb.values()),
-        versions={**up.versions, "opensearch": store.version()},
-        details={
-            "rate": RATE,
-            "p50_limit_ms": P50_LIMIT_MS,
-            "p99_limit_ms": P99_LIMIT_MS,
-            **shown.details(),
-            "sink_alone": alone,
-            "floor_by": "opensearch-py's helpers.bulk, chunks of 2,000, into the same fields",
-            "servers": up.settings,
-        },
-    )
+_WORKLOAD: Final = Workload(
+    name=NAME,
+    server="opensearch",
+    each="document",
+    limit=5_000.0,
+    rows=300_000,
+    floor_by="opensearch-py's helpers.bulk, chunks of 2,000, into the same fields",
+    running=running,
+)
+run: Final = partial(follow_server.run, _WORKLOAD)
