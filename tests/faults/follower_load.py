@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psycopg
 
 from tests.faults.follower_rows import KEYS, TABLES, TOTAL, Row, row_hash
+from tests.fixtures.writing import Writing
 
-_RETRY_SECONDS: Final = 0.05
-_STOP_SECONDS: Final = 120.0
 _ACCOUNTS: Final = 40
 _BULK: Final = 400
 
@@ -95,67 +92,27 @@ def _asked(column: str, kind: str) -> str:
     return forms.get(kind, "{0}").format(column)
 
 
-class FollowerLoad:
+class FollowerLoad(Writing):
     """Writes from `with` to its end; `commits` counts the transactions."""
 
     def __init__(self, dsn: str, seed: int, *, per_second: float = 60.0) -> None:
+        super().__init__("follower load")
         self._dsn = dsn
         self._chance = random.Random(f"{seed}/followers")
         self._pause = 1.0 / per_second
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._commits = 0
-        self._thread = threading.Thread(target=self._run, name="follower load")
         self.model = Model()
         self._cursor: psycopg.Cursor[Any]
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def commits(self) -> int:
-        """How many transactions it has committed; raises what went wrong in it."""
-        if self._error is not None:
-            raise self._error
-        return self._commits
-
-    def stop(self) -> None:
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join(_STOP_SECONDS)
-        assert not self._thread.is_alive(), "the load does not end"
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._over.is_set():
-                try:
-                    with psycopg.connect(self._dsn, connect_timeout=5) as connection:
-                        self._work(connection)
-                except psycopg.OperationalError:  # killed, or not there yet
-                    self._over.wait(_RETRY_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - raised where the test stops the load
-            self._error = error
-
-    def _work(self, connection: psycopg.Connection[Any]) -> None:
-        self.model = Model.read(connection)
-        connection.commit()
-        while not self._over.is_set():
-            with connection.cursor() as self._cursor:
-                self.transaction()
+    def _write(self) -> None:
+        with psycopg.connect(self._dsn, connect_timeout=5) as connection:
+            self.model = Model.read(connection)
             connection.commit()
-            self._commits += 1
-            time.sleep(self._pause)
+            while not self._over.is_set():
+                with connection.cursor() as self._cursor:
+                    self.transaction()
+                connection.commit()
+                self._commits += 1
+                time.sleep(self._pause)
 
     # -- transactions ---------------------------------------------------------------------------
 

@@ -8,16 +8,13 @@ across any consistent point: some of their rows belong to the snapshot's past, s
 from __future__ import annotations
 
 import random
-import threading
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import psycopg
 
 from tests.fixtures.load import TABLES as LOADED
+from tests.fixtures.writing import Writing
 
-_STOP_SECONDS: Final = 90.0
-_RETRY_SECONDS: Final = 0.05
 _TRUNCATE_SHARE: Final = 0.02
 _ROWS: Final = 6_000
 _WIDE: Final = 12
@@ -87,54 +84,25 @@ _WRITES: Final = (
 _EMPTY: Final = "INSERT INTO void VALUES ({k}, 1) ON CONFLICT DO NOTHING"
 
 
-class Hands:
+class Hands(Writing):
     """A writer with transactions of its own length, until `stop`; `truncates` some tables too."""
 
     def __init__(
         self, dsn: str, seed: str, *, open_seconds: tuple[float, float], truncates: int = 0
     ) -> None:
         """Have transactions open for so long, at least and at most; truncate so many times."""
+        super().__init__(f"hands {seed}")
         self._dsn = dsn
         self._chance = random.Random(seed)
         self._open_seconds = open_seconds
         self._truncates = truncates
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"hands {seed}")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Let the transaction at hand end, and the thread; raise what went wrong in it."""
-        self._over.set()
-        self._thread.join(_STOP_SECONDS)
-        assert not self._thread.is_alive(), "a writer does not end"
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
+    def _write(self) -> None:
+        with psycopg.connect(self._dsn, connect_timeout=2) as connection:
+            connection.execute("SET lock_timeout = '100ms'")
+            connection.commit()
             while not self._over.is_set():
-                try:
-                    with psycopg.connect(self._dsn, connect_timeout=2) as connection:
-                        connection.execute("SET lock_timeout = '100ms'")
-                        connection.commit()
-                        while not self._over.is_set():
-                            self._transaction(connection)
-                except psycopg.OperationalError:  # killed, or not there yet
-                    self._over.wait(_RETRY_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - raised where the test stops the writer
-            self._error = error
+                self._transaction(connection)
 
     def _transaction(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         chance = self._chance
@@ -144,9 +112,9 @@ class Hands:
             for number in range(statements):
                 if chance.random() < 0.15:
                     connection.execute(f"SAVEPOINT s{number}".encode())
-                    self._write(connection)
+                    self._statement(connection)
                     connection.execute(f"ROLLBACK TO SAVEPOINT s{number}".encode())
-                self._write(connection)
+                self._statement(connection)
                 self._over.wait(pause)
             if chance.random() < 0.1:
                 connection.rollback()
@@ -159,7 +127,7 @@ class Hands:
         ):
             connection.rollback()
 
-    def _write(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    def _statement(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         chance = self._chance
         if self._truncates and chance.random() < _TRUNCATE_SHARE:
             connection.execute(chance.choice((b"TRUNCATE pairs", b"TRUNCATE parts, void")))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cdc.config import Config, load
@@ -14,6 +13,7 @@ from cdc.events import LSN
 from cdc.log import topics
 from cdc.log.followers import FollowerRecord, Readings, Reports, read
 from tests.fixtures.daemon import wait_until
+from tests.fixtures.reported import reported
 from tests.fixtures.servers import KafkaServer
 
 Report = Callable[..., FollowerRecord]
@@ -35,21 +35,7 @@ def config(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Conf
 @pytest.fixture
 def report(config: Config) -> Report:
     """Make a report of `cache` with some fields changed."""
-    plain = FollowerRecord(
-        pipeline=config.pipeline,
-        follower="cache",
-        store="redis",
-        generation=1,
-        state="following",
-        epoch=1,
-        lsn=LSN(100),
-        seq=7,
-        committed_at_us=5,
-        place=3,
-        owner="here:1",
-        at_us=time.time_ns() // 1_000,
-    )
-    return lambda **changed: msgspec.structs.replace(plain, **changed)
+    return partial(reported, pipeline=config.pipeline)
 
 
 def test_a_report_is_read_back_as_it_was_written(config: Config, report: Report) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import psycopg
 import pytest
 
@@ -17,8 +15,9 @@ from cdc.client import BehindError, Client
 from cdc.config import Config
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
-from cdc.log.followers import FollowerRecord, Reports
+from cdc.log.followers import Reports
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.reported import reported
 
 FOLLOWERS = {"cache": {"redis": {"url": "redis://localhost"}}}
 
@@ -29,28 +28,14 @@ class FakeFollower:
     def __init__(self, config: Config) -> None:
         self.reports = Reports(config)
         self.truth = LSN(0)
-        self.plain = FollowerRecord(
-            pipeline=config.pipeline,
-            follower="cache",
-            store="redis",
-            generation=1,
-            state="following",
-            epoch=1,
-            lsn=LSN(0),
-            seq=0,
-            committed_at_us=0,
-            place=0,
-            owner="here:1",
-            at_us=0,
-        )
+        self._pipeline = config.pipeline
 
     def apply(self, lsn: int, generation: int = 1) -> None:
         self.truth = LSN(lsn)
         self.report(lsn=LSN(lsn), generation=generation)
 
     def report(self, **changed: object) -> None:
-        told = {"at_us": time.time_ns() // 1_000, **changed}
-        self.reports.write(msgspec.structs.replace(self.plain, **told))
+        self.reports.write(reported(pipeline=self._pipeline, **changed))
         self.reports.flush()
 
 

@@ -12,6 +12,7 @@ from cdc.client import behind
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log.followers import SILENT_SECONDS, FollowerRecord, FollowerState
+from tests.fixtures.reported import reported
 
 STATES: list[FollowerState] = [
     *("starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped")
@@ -21,22 +22,8 @@ STATES: list[FollowerState] = [
 def record(
     lsn: int, state: FollowerState = "following", age: float = 0, what: str = ""
 ) -> FollowerRecord:
-    return FollowerRecord(
-        pipeline="shop",
-        follower="cache",
-        store="redis",
-        generation=1,
-        state=state,
-        epoch=1,
-        lsn=LSN(lsn),
-        seq=1,
-        committed_at_us=0,
-        place=0,
-        what=what,
-        hint="mend it",
-        owner="here:1",
-        at_us=int((time.time() - age) * 1e6),
-    )
+    at_us = int((time.time() - age) * 1e6)
+    return reported(lsn=LSN(lsn), state=state, what=what, hint="mend it", at_us=at_us)
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.sampled_from(STATES), st.floats(0, 60))
