@@ -11,6 +11,7 @@ from its store, by the option `applied`: Spark's checkpoint is scratch and never
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,6 +29,7 @@ from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
 
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
@@ -96,6 +98,7 @@ class CutReader(SimpleDataSourceStreamReader):
         )
         self._tail: FrontierTail | None = None
         self._failures = 0
+        sys.excepthook = _say
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         at = self._applied
@@ -171,3 +174,9 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
         first.place,
         parts,
     )
+
+
+def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what ends the source's process, but not that Spark has: it just closes the pipe."""
+    if not issubclass(kind, BrokenPipeError):
+        sys.__excepthook__(kind, error, trace)

@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import expr
 
 from cdc import failpoints
-from cdc.errors import CDCError, Exit, GapError, StoppedError
+from cdc.errors import CDCError, Exit, GapError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.ranges import Range, RangeReader
@@ -34,6 +34,7 @@ from jobs.letters import CutLetters
 from jobs.reduce import Bounds
 from jobs.running import Run, opened, with_remedy
 from jobs.schemas import Schemas
+from jobs.session import delete_with_jvm
 from sinks.contract import Applied, Standing
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 _SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
 _LOOK_SECONDS: Final = 0.1
+# A batch that takes longer is broken off by a stop, since supervisors give ten seconds.
+_STOP_SECONDS: Final = 5.0
 _STARTING: Final = threading.Lock()
 
 
@@ -107,6 +110,7 @@ class Following:
             failpoints.reach("follow_opened")
             scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
             try:
+                delete_with_jvm(self._spark, scratch)
                 self._query(run, standing, scratch)
             except (Py4JNetworkError, ConnectionError) as error:
                 raise SparkGoneError from error
@@ -161,11 +165,12 @@ class Following:
                     break
             failed = query.exception()
         finally:
+            batches.end()
             with suppress(PySparkException, Py4JError, OSError):
                 query.stop()
         if isinstance(batches.error, PySparkException | Py4JJavaError):
             raise translated(batches.error) from batches.error
-        if batches.error is not None and not isinstance(batches.error, StoppedError):
+        if batches.error is not None:
             raise batches.error
         if failed is not None and batches.error is None:
             raise translated(failed)
@@ -218,14 +223,24 @@ class Batches:
         self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
         self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
         self._event_bytes = 0.0
+        self._at_hand = threading.Lock()
+        self._ended = False
 
     def close(self) -> None:
         self._reader.close()
 
+    def end(self) -> None:
+        """Let the batch at hand come to its end, and no other begin."""
+        held = self._at_hand.acquire(timeout=_STOP_SECONDS)
+        self._ended = True
+        if held:
+            self._at_hand.release()
+
     def take(self, frame: DataFrame, _: int) -> None:
         """Apply the batch; Spark ends the query where this raises."""
         try:
-            self._take(frame)
+            with self._at_hand:
+                self._take(frame)
         except CDCError as error:
             above = self.applied.seq
             self.error = with_remedy(error, self._name, f"behind seq {above}")
@@ -235,8 +250,8 @@ class Batches:
             raise
 
     def _take(self, frame: DataFrame) -> None:
-        if self._run.stopping.is_set():
-            raise StoppedError
+        if self._ended or self._run.stopping.is_set():
+            return
         rows = frame.collect()
         if not rows:
             return

@@ -109,7 +109,7 @@ class Run:
         ticking.start()
         while not self.stopping.is_set():
             error = self._turn()
-            if error is None:
+            if error is None or (self.stopping.is_set() and self._goes_on(error)):
                 break
             self.progress.errors += 1
             if not self._goes_on(error):
@@ -164,10 +164,14 @@ class Run:
         self._has_applied = True
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self.progress.batch(events, tables, seconds, canary)
-        behind = time.time() - applied.committed_at_us / 1e6
-        late = events > 0 and behind > _BEHIND_SECONDS
-        self.state, self.error = ("catching_up" if late else "following"), None
-        self.report()
+        # Where nobody writes, canaries are all that is new.
+        newest_us = max(applied.committed_at_us, canary or 0)
+        late = events > 0 and time.time() - newest_us / 1e6 > _BEHIND_SECONDS
+        state: FollowerState = "catching_up" if late else "following"
+        if (state, None) != (self.state, self.error):
+            self.to(state)
+        else:
+            self.report()
 
     def report(self) -> None:
         """Write a report; one that cannot be written is not worth an error."""
