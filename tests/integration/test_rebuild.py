@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,17 +14,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.cli.main import run as cdc
-from cdc.config import Config
-from cdc.events import LSN
-from cdc.log import reader
-from jobs import stores
-from jobs.documents_following import DocumentsFollowing
-from jobs.following import Following
 from jobs.rebuild_builders import LogBuilder, MirrorBuilder
 from jobs.rebuilding import Rebuild
-from jobs.running import Run
-from sinks.contract import Generations
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.followed import Followed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,61 +40,15 @@ DOCUMENT: Final = {
 }
 
 
-class Shop:
-    """A pipeline with its followers, in a session of the tests'."""
+class Shop(Followed):
+    """Orders with their items, and the caches of both."""
 
     def __init__(
         self, pipeline: PipelineUnderTest, spark: SparkSession, client: redis.Redis
     ) -> None:
-        self.pipeline, self._spark, self.client = pipeline, spark, client
-        self.prefix = pipeline.config.prefix
+        super().__init__(pipeline, spark)
+        self.client = client
         self.told: list[str] = []
-
-    @property
-    def config(self) -> Config:
-        return self.pipeline.config
-
-    def sink(self, name: str) -> Generations:
-        return cast("Generations", stores.sink(self.config, name, self.config.followers[name]))
-
-    def run(self, name: str, until: LSN | None = None) -> Run:
-        config, sink = self.config, self.sink(name)
-        session = (
-            DocumentsFollowing(config, name, sink, until=until)
-            if config.followers[name].documents
-            else Following(self._spark, config, self.pipeline.config_file, name, sink, until=until)
-        )
-        return Run(config, name, stores.kind(config.followers[name]), session)
-
-    def follow(self, *names: str) -> None:
-        """Bring followers to where the source is."""
-        until = self.lsn()
-        for name in names:
-            run = self.run(name, until)
-            assert run.run() == 0, run.error
-
-    def lsn(self) -> LSN:
-        """Return where the source is, once the log is there."""
-        lsn = LSN.parse(self.pipeline.query("SELECT pg_current_wal_insert_lsn()::text")[0])
-        self.pipeline.database.execute("SELECT pg_logical_emit_message(true, 'x', 'x')")
-        wait_until(lambda: self._frontier() >= lsn, "the log is not there")
-        return self._frontier()
-
-    def _frontier(self) -> LSN:
-        tail = reader.read_frontier_tail(self.config, 1)
-        return tail[-1][0].lsn if tail else LSN(0)
-
-    @contextmanager
-    def following(self, name: str) -> Iterator[Run]:
-        """Let a follower run beside what the block does."""
-        run = self.run(name)
-        thread = threading.Thread(target=run.run)
-        thread.start()
-        try:
-            yield run
-        finally:
-            run.stop()
-            thread.join()
 
     def rebuild(self, name: str) -> Rebuild:
         config = self.config
@@ -112,7 +56,7 @@ class Shop:
             MirrorBuilder(config, name, self.told.append)
             if config.followers[name].documents
             else LogBuilder(
-                config, self.pipeline.config_file, name, lambda: self._spark, self.told.append
+                config, self.pipeline.config_file, name, lambda: self.spark, self.told.append
             )
         )
         return Rebuild(self.sink(name), builder, self.told.append)
@@ -130,11 +74,6 @@ class Shop:
         names = self.client.scan_iter(f"{what}:*")
         found = {name.decode(): cast("bytes", self.client.get(name)) for name in names}
         return {name.removeprefix(f"{what}:"): json.loads(value) for name, value in found.items()}
-
-    def rows(self, query: str) -> dict[str, Any]:
-        """Return what Postgres says: a key and JSON a row."""
-        with self.pipeline.database.connect() as connection:
-            return dict(connection.execute(query.encode()).fetchall())
 
     def check(self) -> None:
         """Fail unless both caches are what the source says."""
@@ -201,7 +140,7 @@ def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
     assert sorted(held.values(), key=str) == sorted(past.values(), key=str)
     aside.close()
     shop.client.set(f"{shop.prefix}:public.items:1:1", b'{"price": "forged"}')
-    with shop.following("cache") as cache, shop.following("lake"), shop.following("docs") as docs:
+    with shop.following("cache", "lake", "docs") as runs:
         outcome = shop.rebuild("cache").anew()
         assert sum(len(each.differences) for each in outcome.tables) >= 1, shop.told
         assert shop.command("docs")["generation"] == 2
@@ -210,7 +149,7 @@ def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
             "DELETE FROM orders WHERE id % 4 = 0",
         )
         until = shop.lsn()
-        for run in (cache, docs):
+        for run in (runs["cache"], runs["docs"]):
             wait_until(
                 lambda run=run: (
                     run.applied and run.applied.lsn >= until and run.applied.generation == 2
