@@ -11,10 +11,8 @@ Delta's jars must be known before the JVM starts: spark-submit's `--jars` names 
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -43,14 +41,14 @@ _SMALL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
-    "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.adaptive.enabled": "false",
 }
-_JAVA: Final = "-XX:+UseSerialGC -Xss2m"
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_JAVA: Final = f"-XX:+UseSerialGC -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
 # One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
 _QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 _WORKER: Final = """\
@@ -91,9 +89,13 @@ def session(
             own.conf.set(key, value)
         return own
     settings = {**_VALUES, "spark.speculation": "false", **(_DELTA if delta else {})}
+    made = None
     if not submitted():
-        # Workers would take the first python3 of PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", _python())
+        if "PYSPARK_PYTHON" not in os.environ:  # workers would take the first python3 of PATH
+            made = _python()
+            os.environ["PYSPARK_PYTHON"] = str(made)
+        # Else Spark looks this machine's name up, and warns of what it finds.
+        os.environ.setdefault("SPARK_LOCAL_IP", _SMALL["spark.driver.host"])
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
         settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
         if jars:
@@ -101,7 +103,18 @@ def session(
     builder = SparkSession.Builder().appName(name)
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    started = builder.getOrCreate()
+    if made is not None:
+        delete_with_jvm(started, made.parent)
+    return started
+
+
+def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
+    """Have a folder deleted when the JVM ends, as it does whichever way this process ends."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
+    assert jvm is not None, "it has been started"
+    hooks = jvm.org.apache.spark.util.ShutdownHookManager
+    hooks.registerShutdownDeleteDir(jvm.java.io.File(str(folder)))
 
 
 def submitted() -> bool:
@@ -109,14 +122,13 @@ def submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _python() -> str:
+def _python() -> Path:
     """Return what workers are started by: our Python, with pyspark from where it is installed.
 
     Spark puts an archive of pyspark first, which has no compiled modules: each process would
     compile them anew, for most of a second, and who has not answered in ten seconds is given up.
     """
     path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
-    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     path.write_text(_WORKER.format(shlex.quote(sys.executable)), "utf-8")
     path.chmod(0o755)
-    return str(path)
+    return path
