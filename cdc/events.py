@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Self
 
+# What stands between names, and between a table's name and a key.
+_AMBIGUOUS: Final = re.compile('[.:"]')
 _LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -72,3 +74,14 @@ class Frontier(NamedTuple):
     committed_at_us: int
     partitions: tuple[PartitionEnd, ...]
     holes: int = 0
+
+
+def table_name(schema: str, table: str) -> str:
+    """Return a table's name as the configuration writes it, `schema.table`: no two share one.
+
+    A name that holds a dot, a colon or a quote stands in double quotes.
+    """
+    return ".".join(
+        '"' + name.replace('"', '""') + '"' if _AMBIGUOUS.search(name) else name
+        for name in (schema, table)
+    )

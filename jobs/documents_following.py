@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import ConfigError, GapError
-from cdc.events import LSN
+from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
 from jobs import canaries
@@ -169,7 +169,7 @@ class LogVersions:
         if end != self._end:
             self._known, self._end = reader.read_schemas(self._config), end
         return {
-            f"{record.schema}.{record.table}": version(record)
+            table_name(record.schema, record.table): version(record)
             for record in self._known
             if record.from_lsn <= lsn
         }

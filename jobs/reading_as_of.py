@@ -106,11 +106,9 @@ def _row(
 
 def _place(versions: Mapping[str, int], name: str) -> str:
     """Return where a table lies, which is named as its topic."""
-    schema, _, table = name.partition(".")
-    place = names.data_topic("", schema, table).removeprefix(".")
-    for each in (name, place):
-        if each in versions:
-            return each
+    for place in versions:
+        if name in (place, names.table_name("", f".{place}")):
+            return place
     raise _missing(name, versions)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cdc.errors import ConfigError
-from cdc.events import LSN
+from cdc.events import LSN, table_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class Version(NamedTuple):
     @property
     def name(self) -> str:
         """The table's name as the configuration writes it: `schema.table`."""
-        return f"{self.schema}.{self.table}"
+        return table_name(self.schema, self.table)
 
 
 class Change(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.config.patterns import parse_table_pattern
+from cdc.events import table_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -43,7 +44,7 @@ def plainly(follower: Follower) -> Follower:
         if store is not None:
             found = {f.name: getattr(store, f.name) for f in msgspec.structs.fields(store)}
             by_table = {k: each for k, each in found.items() if k in _BY_TABLE and each}
-            named = {k: _unquoted_in(each) for k, each in by_table.items()}
+            named = {k: _named_in(each) for k, each in by_table.items()}
             given[_store(follower)] = msgspec.structs.replace(store, **named)
     given["documents"] = {name: _plain_document(d) for name, d in follower.documents.items()}
     return msgspec.structs.replace(follower, **given)
@@ -52,20 +53,20 @@ def plainly(follower: Follower) -> Follower:
 _BY_TABLE: Final = ("history", "shapes", "cluster", "partition", "aliases", "mappings")
 
 
-def _unquoted_in(names: object) -> object:
+def _named_in(names: object) -> object:
     if isinstance(names, dict):
-        return {_unquoted(name): each for name, each in names.items()}
-    return tuple(_unquoted(name) for name in names) if isinstance(names, tuple) else names
+        return {_named(name): each for name, each in names.items()}
+    return tuple(_named(name) for name in names) if isinstance(names, tuple) else names
 
 
 def _plain_document(document: Document) -> Document:
     children = {name: _plain_document(each) for name, each in document.children.items()}
-    return msgspec.structs.replace(document, table=_unquoted(document.table), children=children)
+    return msgspec.structs.replace(document, table=_named(document.table), children=children)
 
 
-def _unquoted(name: str) -> str:
+def _named(name: str) -> str:
     exact = _exact(name)
-    return ".".join(exact) if exact else name
+    return table_name(*exact) if exact else name
 
 
 def _exact(name: str) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from cdc import events
 from cdc.errors import ConfigError
 
 # The broker's limit (org.apache.kafka.common.internals.Topic.MAX_NAME_LENGTH).
@@ -63,7 +64,7 @@ def table_of(prefix: str, topic: str) -> tuple[str, str]:
 
 def table_name(prefix: str, topic: str) -> str:
     """Return `schema.table`, as the configuration writes it, of a data topic; or raise likewise."""
-    return ".".join(table_of(prefix, topic))
+    return events.table_name(*table_of(prefix, topic))
 
 
 def resume_topic(prefix: str) -> str:

@@ -65,7 +65,7 @@ def test_followers_are_loaded_as_they_are_written(path: Path) -> None:
     assert mirror.delta.deletes == "hard"
     assert cache.redis is not None
     # As sinks know the table, who compare with what the schema topic says.
-    assert cache.redis.shapes["public.odd.name"].fields == ("a", "b")
+    assert cache.redis.shapes['public."odd.name"'].fields == ("a", "b")
     assert orders.opensearch is not None
     assert orders.max_events == 7
     assert orders.opensearch.settings["index"] == {"refresh_interval": "1s"}
