@@ -60,6 +60,13 @@ FOLLOWER_NAMES: Final = (
     "follow_committed",  # the store stands at the frontier, nobody has been told
     "follow_reported",
 )
+# In a follower's rebuild, in their order; those of a follower's job come between the first two.
+REBUILD_NAMES: Final = (
+    "rebuild_begun",  # its number is known, nothing of it is there
+    "rebuild_proved",  # it holds what the log says, readers see the old one
+    "rebuild_switching",  # all have been told, readers see the old one
+    "rebuild_switched",  # readers see it, nobody has been told
+)
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
 _left = int(_count or 1)

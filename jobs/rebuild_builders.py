@@ -101,6 +101,13 @@ class LogBuilder:
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         target = self._target(until)
+        there = sink.generations().get(generation)
+        if (
+            there
+            and there.seq == target.seq
+            and (there.epoch, there.lsn) == (target.epoch, target.lsn)
+        ):
+            return there  # without a session, which takes seconds to start
         following = Following(
             self._spark(),
             self._config,

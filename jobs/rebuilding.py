@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, StoreLostError
 from jobs.comparing import Difference, Holding
 
@@ -112,14 +113,15 @@ class Rebuild:
         self._tell(
             f"generation {number}: " + (f"going on behind {begun.lsn}" if begun else "begun aside")
         )
+        failpoints.reach("rebuild_begun")
         whole = self._builder.prepare(aside, number, tables)
-        known = self._sink.generations()
-        old, begun = known.get(former or 0) if former != number else None, known.get(number)
+        old = self._sink.generations().get(former or 0) if former != number else None
         compared: tuple[Compared, ...] = ()
-        if old is not None and max(whole, begun.seq if begun else 0) <= old.seq:
+        if old is not None and max(whole, _reached(aside)) <= old.seq:
             compared = self._compare(aside, number, old, tables)
         applied = self._forward(aside, number)
         self._prove(aside, self._versions(applied, tables), applied)
+        failpoints.reach("rebuild_proved")
         applied = self._switch(aside, number, former, applied)
         aside.close()
         return Outcome(number, applied, former, compared)
@@ -219,10 +221,22 @@ class Rebuild:
             applied = self._forward(aside, number)
         if self._sink.current() != number:
             self._report(applied, False)  # noqa: FBT003 - not seen yet
+            failpoints.reach("rebuild_switching")
             self._sink.switch(number)
-            self._report(applied, True)  # noqa: FBT003 - seen
-            self._tell(f"readers see generation {number}, at {applied.lsn}")
+            failpoints.reach("rebuild_switched")
+        # Also where an attempt that died has left the switch to whoever opens the store next.
+        self._report(applied, True)  # noqa: FBT003 - seen
+        self._tell(f"readers see generation {number}, at {applied.lsn}")
         return applied
+
+
+def _reached(aside: Generations) -> int:
+    """Return up to which seq rows may be there of what an earlier attempt has built."""
+    try:
+        standing = aside.open()
+    except StoreLostError:
+        return 0  # it is begun anew
+    return max(standing.reached, standing.applied.seq) if standing else 0
 
 
 def _compared(
