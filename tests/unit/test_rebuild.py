@@ -191,6 +191,20 @@ def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
     check(sink, log, request.node.nodeid)
 
 
+def test_a_switch_that_somebody_else_has_ended_is_told_all_the_same(
+    sink: MemorySink, log: Log
+) -> None:
+    """An attempt that died in the middle of it has left it to whoever opens the store."""
+    log.forward(sink, 1, None)
+    reported: list[tuple[int, bool]] = []
+    log.before_each = lambda: sink.switch(2) if 2 in sink.generations() else None
+    outcome = Rebuild(
+        sink, log, lambda _: None, lambda at, is_seen: reported.append((at.generation, is_seen))
+    ).anew()
+    assert (outcome.generation, sink.current()) == (2, 2)
+    assert reported == [(2, True)]
+
+
 def test_one_table_is_built_and_the_others_are_taken_over(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
