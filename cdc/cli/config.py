@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, did, example, next_step, print_json
+from cdc.cli.options import as_json, config_file, did, example, next_step, print_json
 
-_path = click.option(
-    "-c",
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    default=Path("lockstep.yaml"),
-    show_default=True,
-    envvar="LOCKSTEP_CONFIG",
-    show_envvar=True,
-    help="The configuration file.",
-)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_path = config_file("path")
 
 
 @click.group(epilog=example("cdc config check", "cdc config show"))

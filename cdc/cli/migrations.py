@@ -14,17 +14,14 @@ from cdc.cli.options import (
     left,
     next_step,
     print_json,
-    tell,
+    tell_all,
     warn,
     with_config,
     yes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from cdc.config import Config
-    from cdc.control.steps import Step
 
 _names = click.argument(
     "names",
@@ -76,7 +73,7 @@ def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     chosen = list(names) or control.asked(config)
     if not chosen:
         raise click.UsageError("the configuration asks for none; name one")
-    _account(control.up, config, chosen, as_json=as_json)
+    tell_all(control.up(config, chosen), as_json=as_json)
     if not as_json:
         next_step("cdc migrations status")
 
@@ -93,7 +90,7 @@ def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) ->
     chosen = list(names) or [each.name for each in control.survey(config) if each.revision]
     if chosen and not yes:
         confirm(f"Remove {', '.join(chosen)}, for every pipeline of this database?")
-    _account(control.down, config, chosen, as_json=as_json)
+    tell_all(control.down(config, chosen), as_json=as_json)
     if not as_json:
         next_step("set them to false in the configuration, or `cdc setup` creates them again")
 
@@ -117,19 +114,3 @@ def sql(config: Config, names: tuple[str, ...], *, remove: bool) -> None:
     if not chosen:
         raise click.UsageError("the configuration asks for none; name one")
     click.echo(as_sql(config, chosen, down=remove))
-
-
-def _account(
-    do: Callable[[Config, list[str]], Iterator[Step]],
-    config: Config,
-    names: list[str],
-    *,
-    as_json: bool,
-) -> None:
-    steps = []
-    for step in do(config, names):
-        steps.append(step)
-        if not as_json:
-            tell(step)
-    if as_json:
-        print_json([{"did": step.did.value, "what": step.what} for step in steps])

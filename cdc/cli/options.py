@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from cdc.control.steps import Step
 
 
-def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` the option --config and, as its first argument, the checked configuration."""
-
-    @click.option(
+def config_file(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the option --config, which it takes as the argument `name`."""
+    return click.option(
         "-c",
         "--config",
-        "config_path",
+        name,
         type=click.Path(path_type=Path),
         default=Path("lockstep.yaml"),
         show_default=True,
@@ -29,6 +28,12 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
         show_envvar=True,
         help="The configuration file.",
     )
+
+
+def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the option --config and, as its first argument, the checked configuration."""
+
+    @config_file("config_path")
     @wraps(command)
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
         from cdc.config import load  # noqa: PLC0415 - not for --help
@@ -97,6 +102,15 @@ def warn(what: str) -> None:
 def tell(step: Step) -> None:
     """Print a step of setting up or tearing down."""
     {"done": did, "left": left, "warn": warn}[step.did.value](step.what)
+
+
+def tell_all(steps: Iterable[Step], *, as_json: bool) -> None:
+    """Print steps as they are made; for a program all of them in the end."""
+    if as_json:
+        print_json([{"did": step.did.value, "what": step.what} for step in steps])
+        return
+    for step in steps:
+        tell(step)
 
 
 def next_step(what: str) -> None:

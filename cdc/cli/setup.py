@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, example, next_step, print_json, tell, with_config
+from cdc.cli.options import as_json, example, next_step, tell_all, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -28,12 +28,7 @@ def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
     """
     from cdc.control.setup import set_up  # noqa: PLC0415 - not for --help
 
-    steps = []
-    for step in set_up(config, adopt_slot=adopt_slot):
-        steps.append(step)
-        if not as_json:
-            tell(step)
+    tell_all(set_up(config, adopt_slot=adopt_slot), as_json=as_json)
     if as_json:
-        print_json([{"did": step.did.value, "what": step.what} for step in steps])
         return
     next_step("cdc run, and in another terminal: cdc tail")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, confirm, example, next_step, print_json, tell, with_config, yes
+from cdc.cli.options import as_json, confirm, example, next_step, tell_all, with_config, yes
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -32,13 +32,8 @@ def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> 
             doomed.append(f"{len(remains.topics)} topics with all their events")
         if doomed:
             confirm(f"Drop {', '.join(doomed)}?")
-    steps = []
-    for step in tear_down(config, remains, with_topics=with_topics):
-        steps.append(step)
-        if not as_json:
-            tell(step)
+    tell_all(tear_down(config, remains, with_topics=with_topics), as_json=as_json)
     if as_json:
-        print_json([{"did": step.did.value, "what": step.what} for step in steps])
         return
     if with_topics or not remains.topics:
         next_step("cdc setup begins a new log")

@@ -1,12 +1,12 @@
 """OpenSearch as a follower's store: an index for each table, behind an alias, a document a row.
 
-- A document is the row as the log has it, under its key (`opensearch_mapping`), and its seq is its
-  external version: OpenSearch drops what is late and remembers what was deleted.
-- Position, mark and the indices in use stand in one record (`opensearch_record`), changed by
-  compare-and-set. So nobody owns the store, and two copies only repeat each other's work.
+- A document is the row as the log has it, under its key (`mapping`), and its seq is its external
+  version: OpenSearch drops what is late and remembers what was deleted.
+- Position, mark and the indices in use stand in one record (`record`), changed by compare-and-set.
+  So nobody owns the store, and two copies only repeat each other's work.
 - Searches see a cut when it is committed: refresh, aliases, then the record.
-- A truncate, and a changed type, put a new index in the old one's place (`opensearch_tables`).
-- What OpenSearch refuses becomes a dead letter (`opensearch_dead`).
+- A truncate, and a changed type, put a new index in the old one's place (`tables`).
+- What OpenSearch refuses becomes a dead letter (`dead`).
 """
 
 from __future__ import annotations
