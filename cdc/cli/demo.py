@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import Duration, example
+from cdc.cli.options import Duration, example, next_step
 
 if TYPE_CHECKING:
     from cdc.demo.stage import Outcome
@@ -51,11 +51,11 @@ def demo(
 ) -> int:
     """Watch the changes of a live Postgres arrive in Kafka, and in three stores that follow it.
 
-    Starts the servers, the daemon and the followers, lets a small social network and shop write to
-    the database, and shows what arrives in the log, at which LSN, how late, and where each follower
-    stands. Runs until Ctrl-C or as long as --for says, then proves that the topics, Delta Lake,
-    Redis and OpenSearch equal the database: exit code 0 if they do, else 1. Everything that it
-    started is stopped again. Your own servers are not touched.
+    Starts the servers, the daemon and the followers, copies the rows that are there of old while a
+    small social network and shop write to the database, and shows what arrives in the log, at which
+    LSN, how late, and where each follower stands. Runs until Ctrl-C or as long as --for says, then
+    proves that the topics, Delta Lake, Redis and OpenSearch equal the database: exit code 0 if they
+    do, else 1. Everything that it started is stopped again. Your own servers are not touched.
     """
     import logging  # noqa: PLC0415 - none of these for --help
     import secrets  # noqa: PLC0415
@@ -91,4 +91,6 @@ def demo(
     else:
         for line in closing_lines(outcome):
             click.echo(line)
-    return 0 if outcome.proof is None or outcome.equal else 1
+    if outcome.failed:
+        next_step(f"see {home / 'log'}; data and logs stay there until the next run")
+    return int(outcome.failed)

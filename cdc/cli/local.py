@@ -72,7 +72,9 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
         return
     click.echo(f"up in {time.monotonic() - began:.1f} s")
     _print_table(stack)
-    next_step("`cdc init` writes a configuration; `cdc local down` stops them")
+    given = [("--dsn", ends.postgres_dsn), ("--bootstrap-servers", ends.kafka_bootstrap)]
+    known = "".join(f" {option} {value}" for option, value in given if value)
+    next_step(f"`cdc init{known}` writes a configuration; `cdc local down` stops them")
 
 
 @local.command(epilog=example("cdc local status", "cdc local status --json"))

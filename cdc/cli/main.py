@@ -54,7 +54,9 @@ COMMANDS = {
     ),
     "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
     "spark": Entry("cdc.cli.spark", "spark", "Prepare spark-submit: jars, code for a cluster."),
-    "local": Entry("cdc.cli.local", "local", "Run Postgres and Kafka here, for trying out."),
+    "local": Entry(
+        "cdc.cli.local", "local", "Run Postgres, Kafka and stores here, for trying out."
+    ),
 }
 
 

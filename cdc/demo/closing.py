@@ -22,7 +22,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
         return [*lines, f"demo: stopped after {outcome.seconds:.0f} s without a proof"]
     if not proof.equal:
         count = len(proof.findings)
-        lines.append(f"demo: the log does NOT equal the database, {count} findings:")
+        lines.append(f"demo: the log is NOT proved equal to the database, {count} findings:")
         return [*lines, *(f"  {finding}" for finding in proof.findings)]
     lines += [f"demo: {_summary(outcome, proof)}"]
     lines += [f"demo: not in the log: {each}" for each in proof.beside]
@@ -34,8 +34,8 @@ def _follower_lines(outcome: Outcome) -> list[str]:
     if proof is None:
         return []
     if not proof.equal:
-        first = f"demo: the followers do NOT equal the database, {len(proof.findings)} findings:"
-        return [first, *(f"  {finding}" for finding in proof.findings)]
+        told = f"NOT proved equal to the database, {len(proof.findings)} findings:"
+        return [f"demo: the followers are {told}", *(f"  {each}" for each in proof.findings)]
     each = ", ".join(f"{name} {grouped(rows)}" for name, rows in proof.rows.items())
     return [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
 
@@ -43,7 +43,9 @@ def _follower_lines(outcome: Outcome) -> list[str]:
 def _summary(outcome: Outcome, proof: Proof) -> str:
     frontier = f"frontier {proof.frontier.lsn}, " if proof.frontier else ""
     return (
-        f"{grouped(proof.events)} changes in {outcome.seconds:.0f} s, {proof.tables} tables,"
+        f"{f'{grouped(proof.initial)} rows read, ' if proof.initial else ''}"
+        f"{grouped(proof.events - proof.initial)} changes in {outcome.seconds:.0f} s,"
+        f" {proof.tables} tables,"
         f" {grouped(proof.rows)} rows: the log equals the database ({frontier}seq {proof.seq})"
     )
 
@@ -82,7 +84,8 @@ def closing_json(outcome: Outcome) -> str:
     }
     if proof:
         result |= {
-            "changes": proof.events,
+            "initial": proof.initial,
+            "changes": proof.events - proof.initial,
             "tables": proof.tables,
             "rows": proof.rows,
             "seq": proof.seq,

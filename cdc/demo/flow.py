@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Rates and lateness tell of the last seconds only.
 WINDOW_SECONDS: Final = 5.0
 _LAST_EVENTS: Final = 12
-OPS: Final = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "snapshot"}
+OPS: Final = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
 class _Source(msgspec.Struct, gc=False):
@@ -111,6 +111,7 @@ class Flow:
         self.followers: dict[str, FollowerRecord | None] = dict.fromkeys(followers)
         self._frontier_topic = frontier_topic
         self._decode = msgspec.json.Decoder(_Event).decode
+        self._holes = 0  # seqs of the initial snapshot that are no row's
 
     def take(self, seen: Seen, now: float) -> None:
         """Note one record that was read at `now`, in seconds since the epoch."""
@@ -119,22 +120,34 @@ class Flow:
         if seen.topic == self._frontier_topic:
             record = records.decode(records.FrontierRecord, seen.value, seen.topic)
             self.frontier = record.frontier()
+            self._holes += record.holes
             self.transactions.add(now)
             return
         event = self._decode(seen.value)
+        self._show(seen, event, now)
+        if event.op != "r":  # what was there before is no change
+            self._count(event, now)
+
+    @property
+    def rows_read(self) -> int:
+        """How many rows of the initial snapshot are in the log."""
+        return sum(table.ops["r"] for table in self.tables.values())
+
+    def _count(self, event: _Event, now: float) -> None:
         committed = event.ts_us / 1e6
         self.first_at = self.first_at or now
         for kill in self.kills:
             if kill.recovered_seconds is None and not kill.followed and committed > kill.at:
                 kill.recovered_seconds = now - kill.at
-        late_ms = max(0.0, (now - committed) * 1000)
-        self._note_lateness(now, late_ms)
-        table = self.tables.setdefault(event.source.table, TableFlow())
-        table.ops[event.op] += 1
-        table.rate.add(now)
+        self._note_lateness(now, _late_ms(event, now))
+        self.tables[event.source.table].rate.add(now)
         self.changes.add(now)
+
+    def _show(self, seen: Seen, event: _Event, now: float) -> None:
+        self.tables.setdefault(event.source.table, TableFlow()).ops[event.op] += 1
         key = "" if seen.key is None else ", ".join(map(str, orjson.loads(seen.key).values()))
         op = OPS.get(event.op, event.op)
+        late_ms = _late_ms(event, now)
         self.last.append(Glimpse(event.source.seq, op, event.source.table, key, late_ms))
 
     def note_followers(self, newest: Mapping[str, FollowerRecord], now: float) -> None:
@@ -151,7 +164,8 @@ class Flow:
         if self.frontier is None or follower.seq >= self.frontier.seq:
             return 0, 0.0
         late_us = self.frontier.committed_at_us - follower.committed_at_us
-        return self.frontier.seq - follower.seq, max(0.0, late_us / 1e6)
+        lacks = self.frontier.seq - follower.seq - (0 if follower.seq else self._holes)
+        return lacks, max(0.0, late_us / 1e6)
 
     def _note_lateness(self, now: float, late_ms: float) -> None:
         self._late.append((now, late_ms))
@@ -177,3 +191,7 @@ class Flow:
             if seen * 100 >= total * 99:
                 return median, late
         return 0, 0
+
+
+def _late_ms(event: _Event, now: float) -> float:
+    return max(0.0, now * 1000 - event.ts_us / 1000)

@@ -17,7 +17,7 @@ from cdc.local.home import Home, file_lock
 from cdc.local.stack import LocalStack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _MARK: Final = "lockstep-demo"
@@ -26,8 +26,10 @@ _KEPT: Final = {_MARK, _LOCK, "lock"}
 
 
 @contextmanager
-def claimed(folder: Path, *, keep: bool) -> Iterator[Home]:
-    """Give the folder, empty; leave it empty again unless its data is to be kept.
+def claimed(folder: Path, *, keep: Callable[[], bool]) -> Iterator[Home]:
+    """Give the folder, empty; leave it empty again unless its data is to `keep`.
+
+    What an error leaves stays there to be looked at, until the next run clears it.
 
     Raises ConfigError for a folder that is not the demo's, or in which a demo runs.
     """
@@ -55,7 +57,7 @@ def claimed(folder: Path, *, keep: bool) -> Iterator[Home]:
         _clear(folder)
         home.make()
         yield home
-        if not keep:
+        if not keep():
             _clear(folder)
 
 

@@ -54,6 +54,7 @@ class Proof(NamedTuple):
     seq: int
     frontier: Frontier | None
     findings: tuple[str, ...]
+    initial: int = 0  # of the events, those of the initial snapshot
     beside: tuple[str, ...] = ()
 
 
@@ -91,6 +92,7 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
         seq=folded.seq,
         frontier=folded.frontier,
         findings=told,
+        initial=folded.initial,
         beside=tuple(beside),
     )
 

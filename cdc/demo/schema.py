@@ -109,3 +109,27 @@ CREATE TABLE clicks (
 );
 ALTER TABLE clicks REPLICA IDENTITY FULL;
 """
+
+# What is there before anybody watches: the initial snapshot copies it. Actors take over those rows
+# whose ids are theirs; searches begin empty.
+OLD_ROWS: Final = 5_500
+OLD: Final = """
+INSERT INTO users (id, handle, name, born, interests, settings, avatar, bio)
+SELECT n, 'member_' || n, 'Member ' || n, date '1970-01-01' + n, ARRAY['tea', 'trains'],
+    '{"theme": "dark"}', decode(md5(n::text), 'hex'),
+    CASE WHEN n % 3 = 0 THEN repeat(md5(n::text) || ' ', 100) END
+FROM generate_series(1, 1000) n;
+
+INSERT INTO tweets (id, author, body, likes)
+SELECT n, 1 + n % 1000, 'said long ago: ' || md5(n::text), n % 50 FROM generate_series(1, 2000) n;
+
+INSERT INTO follows (follower, followee)
+SELECT n, 1 + n * 7 % 499 FROM generate_series(1, 1000) n;
+
+INSERT INTO orders (id, customer, status, items, total)
+SELECT md5(n::text)::uuid, n, 'shipped', '[{"n": 1, "item": "teapot"}]', n FROM
+generate_series(1, 500) n;
+
+INSERT INTO clicks (visitor, url)
+SELECT n, '/archive/' || n % 10 FROM generate_series(1, 1000) n;
+"""

@@ -1,7 +1,8 @@
 """The run of the demo from an empty folder to the closing line.
 
-Servers come up while the schema is made in the first of them; then publication, slot and topics,
-the daemon and the followers, the generator, and the listeners that feed the view. At the end the
+Servers come up while the schema is made in the first of them, with rows in its tables; then
+publication, slot and topics, the daemon, which copies those rows first, the followers, the
+generator, which writes meanwhile, and the listeners that feed the view. At the end the
 generator stops first, the proof is made with daemon and followers running, and everything that was
 started is stopped, in the order in which each may still be needed. Ctrl-C ends the run early in the
 same way; a second one skips the proof.
@@ -33,7 +34,7 @@ from cdc.demo.flow import Flow, Kill
 from cdc.demo.home import claimed
 from cdc.demo.proof import Proof, prove
 from cdc.demo.readers import Asker, Listener
-from cdc.demo.schema import DDL
+from cdc.demo.schema import DDL, OLD
 from cdc.demo.stores import FollowersProof, prove_followers
 from cdc.demo.view import Scene, View
 from cdc.demo.writing import Generator
@@ -55,6 +56,7 @@ _PIPELINE: Final = "demo"
 _SERVERS: Final = ("postgres", "kafka")
 _STORES: Final = ("redis", "opensearch")
 _TURN_SECONDS: Final = 0.05
+_FIRST_SECONDS: Final = 60.0
 _INTERRUPTED: Final = 130  # as shells say it
 
 
@@ -82,6 +84,11 @@ class Outcome:
     late_ms: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile, maximum
     kills: list[Kill] = field(default_factory=list)
     followers: FollowersProof | None = None  # None where there are none, or Ctrl-C skipped it
+
+    @property
+    def failed(self) -> bool:
+        """Whether a proof was made and does not hold."""
+        return self.proof is not None and not self.equal
 
     @property
     def equal(self) -> bool:
@@ -136,13 +143,16 @@ class Stage:
         self._entered = psutil.Process().create_time()
 
     def run(self) -> Outcome:
-        with claimed(self._options.home, keep=self._options.keep) as home, ExitStack() as stack:
+        with claimed(self._options.home, keep=self._keeps) as home, ExitStack() as stack:
             try:
                 config = self._prepare(home, stack)
                 self._play(home, config, stack)
             finally:
                 self._interrupts.ignore()
         return self._outcome
+
+    def _keeps(self) -> bool:
+        return self._options.keep or self._outcome.failed
 
     # -- before the first change ------------------------------------------------------------
 
@@ -258,9 +268,12 @@ class Stage:
     def _flow_on(
         self, turn: Callable[[], None], flow: Flow, generator: Generator, chaos: Chaos | None
     ) -> None:
-        """Let changes flow for as long as was asked, and until the last kill is recovered from."""
+        """Let changes flow for as long as was asked, and until the last kill is recovered from.
+
+        The time begins with the first change, or where none comes, after a minute.
+        """
         seconds = self._options.seconds
-        began = time.monotonic()
+        began = time.monotonic() + _FIRST_SECONDS
         if chaos is not None:
             chaos.start()
         while not self._interrupts.asked.is_set():
@@ -270,6 +283,7 @@ class Stage:
                 chaos.check()
             if flow.first_at is not None and self._outcome.first_change_seconds is None:
                 self._outcome.first_change_seconds = flow.first_at - self._entered
+                began = time.monotonic()
             if seconds is not None and time.monotonic() - began >= seconds:
                 break
         if chaos is not None:
@@ -315,12 +329,13 @@ def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
 
 
 def _make_schema(url: str) -> str:
-    """Create the demo's database on the server; return its DSN."""
+    """Create the demo's database on the server, with the rows it has of old; return its DSN."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE demo TEMPLATE template0")
     dsn = make_conninfo(url, dbname="demo")
     with psycopg.connect(dsn) as connection:
         connection.execute(DDL)
+        connection.execute(OLD)
     return dsn
 
 
@@ -331,7 +346,8 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "pipeline": _PIPELINE,
         "source": {"dsn": dsn, "tables": ["public.*"]},
         "log": {"bootstrap_servers": ends.kafka_bootstrap},
-        "snapshot": {"mode": "never"},  # the tables are new
+        # One task: more take longer to start than so few rows to copy.
+        "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
     if followed:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from cdc.log.fold_events import Row
 
-# Spark may have been killed just now, and starts slowly.
+# So long without a report that tells of something new: Spark may have been killed just now, and
+# starts slowly.
 WAIT_SECONDS: Final = 180.0
 _READ_SECONDS: Final = 0.2
 _PAGE: Final = 1_000
@@ -74,9 +75,12 @@ def prove_followers(
 
 
 def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
-    """Return which followers have not applied it after so long, and what they said last."""
+    """Return which followers have not applied it, and what they said last.
+
+    They are given up when none of them has moved for so long.
+    """
     readings = Readings(config)
-    deadline = time.monotonic() + seconds
+    deadline, stood = 0.0, None
     try:
         while True:
             with suppress(UnavailableError):  # a broker that was killed
@@ -86,15 +90,18 @@ def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
                 for name in config.followers
                 if name not in readings.newest or readings.newest[name].lsn < reached
             ]
+            said = {name: readings.newest.get(name) for name in late}
+            stand = {name: each.seq for name, each in said.items() if each}
+            if stand != stood:
+                deadline, stood = time.monotonic() + seconds, stand
             if not late or time.monotonic() > deadline:
-                said = {name: readings.newest.get(name) for name in late}
                 return {name: _standing(each, reached, seconds) for name, each in said.items()}
     finally:
         readings.close()
 
 
 def _standing(record: FollowerRecord | None, reached: LSN, seconds: float) -> str:
-    text = f"did not reach {reached} within {seconds:.0f} s"
+    text = f"not compared: it has not reached {reached}, and not moved for {seconds:.0f} s"
     if record is None:
         return f"{text}: it has never reported"
     return f"{text}: it is {record.state} at {record.lsn}. {record.what} {record.hint}".strip()

@@ -33,8 +33,14 @@ _KILLS_SHOWN: Final = 5
 # Tables and events stand side by side from this width on.
 _WIDE_COLUMNS: Final = 110
 _FIXED_ROWS: Final = 11
-_OP_STYLES: Final = {"insert": "green", "update": "yellow", "delete": "red", "truncate": "magenta"}
-_COUNTED: Final = (("c", "insert"), ("u", "update"), ("d", "delete"))
+_OP_STYLES: Final = {
+    "read": "blue",
+    "insert": "green",
+    "update": "yellow",
+    "delete": "red",
+    "truncate": "magenta",
+}
+_COUNTED: Final = (("r", "read"), ("c", "insert"), ("u", "update"), ("d", "delete"))
 _STATE_STYLES: Final = {"streaming": "green", "following": "green", "down": "bold red"}
 _STOPPED_STYLES: Final = {"halted": "bold red", "silent": "bold red"}
 
@@ -98,7 +104,7 @@ class Lines(View):
             if about not in self._told:
                 self._told.add(about)
                 self.say(about)
-        if scene.flow.first_at is None or time.monotonic() < self._next:
+        if not scene.flow.tables or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LINE_SECONDS
         with scene.flow.lock:
@@ -162,7 +168,7 @@ def line(scene: Scene) -> str:
     flow, now = scene.flow, scene.now
     late = flow.lateness_ms(now)
     return (
-        f"{now - scene.began:6.1f} s  {grouped(flow.changes.total)} changes in the log"
+        f"{now - scene.began:6.1f} s  {_read(flow)}{grouped(flow.changes.total)} changes in the log"
         f"  {flow.changes.per_second(now):.0f}/s"
         f"  frontier {flow.frontier.lsn if flow.frontier else '-'}"
         f"  late {f'{late[0]:.0f} ms (p99 {late[1]:.0f})' if late else '-'}"
@@ -172,6 +178,10 @@ def line(scene: Scene) -> str:
         f"  {name} {_state(each)}, lacks {flow.behind(each)[0]}" if each else f"  {name} starting"
         for name, each in sorted(flow.followers.items())
     )
+
+
+def _read(flow: Flow) -> str:
+    return f"{grouped(flow.rows_read)} rows and " if flow.rows_read else ""
 
 
 def draw(scene: Scene, width: int, height: int) -> RenderableType:
@@ -203,7 +213,7 @@ def _tables(scene: Scene) -> Table:
     flow, now = scene.flow, scene.now
     shown = Table(box=None, padding=(0, 1), header_style="bold")
     shown.add_column("table", min_width=9)
-    for name in ("changes", "/s", "insert", "update", "delete"):
+    for name in ("changes", "/s", *(word for _, word in _COUNTED)):
         shown.add_column(name, justify="right", min_width=5)
     for name in sorted(flow.tables):
         table = flow.tables[name]
@@ -276,7 +286,7 @@ def _followers(flow: Flow) -> Table:
             each.store,
             Text(state.replace("_", " "), style),
             str(each.lsn),
-            f"{seconds:.1f} s",
+            f"{seconds:.1f} s" if each.seq else "-",
             Text(grouped(events), "" if events else "dim"),
             f"{each.events_per_second:.0f}",
             f"{each.batch_seconds:.1f} s",

@@ -52,6 +52,7 @@ class Folded(NamedTuple):
     seq: int
     frontier: Frontier | None
     findings: tuple[str, ...]
+    initial: int = 0  # of the events, those of an initial snapshot
 
 
 @dataclass(slots=True)
@@ -158,6 +159,7 @@ class Fold:
             self.seq,
             self.frontiers[-1] if self.frontiers else None,
             self.findings.told(),
+            self._snapshot.applied,
         )
 
     # -- a record as it arrives -------------------------------------------------------------

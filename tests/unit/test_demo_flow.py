@@ -35,7 +35,7 @@ def change(seq: int, committed: float, op: str = "c", table: str = "users") -> S
     return Seen(f"demo.public.{table}", 0, seq, b'{"id":%d}' % seq, value, 0)
 
 
-def frontier(seq: int, committed: float = 0) -> Seen:
+def frontier(seq: int, committed: float = 0, holes: int = 0) -> Seen:
     record = records.FrontierRecord(
         pipeline="demo",
         epoch=1,
@@ -43,6 +43,7 @@ def frontier(seq: int, committed: float = 0) -> Seen:
         seq=seq,
         committed_at_us=round(committed * 1e6),
         partitions=(),
+        holes=holes,
     )
     return Seen(FRONTIERS, 0, seq, b"{}", records.encode(record), 0)
 
@@ -100,6 +101,19 @@ def test_a_kill_is_recovered_from_by_what_was_committed_after_it(flow: Flow) -> 
     assert kill.recovered_seconds is None
     flow.take(change(102, NOW + 2.5), NOW + 9.5)
     assert kill.recovered_seconds == 7.5
+
+
+def test_rows_of_the_snapshot_are_read_and_no_changes() -> None:
+    """What was there before is neither late nor the first change; its holes are in no follower."""
+    flow = Flow(FRONTIERS, ["mirror"])
+    for seq in range(1, 4):
+        flow.take(change(seq, NOW - 9, "r"), NOW)
+    flow.take(frontier(9, holes=6), NOW)
+    assert (flow.rows_read, flow.changes.total, flow.first_at) == (3, 0, None)
+    assert flow.lateness_ms(NOW) is None
+    assert flow.behind(reported(0, NOW))[0] == 3
+    assert "3 rows and 0 changes in the log" in line(scene(flow))
+    assert "read" in rendered(flow, 110)
 
 
 def test_tombstones_are_not_changes(flow: Flow) -> None:
@@ -220,7 +234,7 @@ def test_the_followers_proof_is_told_too() -> None:
     found = equal._replace(equal=False, findings=("cache: public.users: 1 rows differ",))
     wrong = replace(outcome(), followers=found)
     assert closing_lines(wrong)[-2:] == [
-        "demo: the followers do NOT equal the database, 1 findings:",
+        "demo: the followers are NOT proved equal to the database, 1 findings:",
         "  cache: public.users: 1 rows differ",
     ]
     told_json = orjson.loads(closing_json(wrong))
@@ -229,7 +243,14 @@ def test_the_followers_proof_is_told_too() -> None:
 
 
 def test_the_closing_line_tells_the_whole_outcome() -> None:
-    (told,) = closing_lines(outcome())
+    whole = outcome()
+    assert whole.proof is not None
+    beside = ("public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)",)
+    read = replace(whole, proof=whole.proof._replace(initial=412, beside=beside))
+    (told, more) = closing_lines(read)
+    assert told.startswith("demo: 412 rows read, 18 000 changes in 60 s, 8 tables,")
+    assert more == f"demo: not in the log: {beside[0]}"
+    (told,) = closing_lines(whole)
     assert told == (
         "demo: 18 412 changes in 60 s, 8 tables, 5 210 rows: the log equals the database"
         " (frontier 0/3A4B5C8, seq 18412)"
@@ -248,7 +269,7 @@ def test_chaos_is_told_in_one_line_more() -> None:
 def test_findings_are_told_one_a_line_and_chaos_claims_nothing() -> None:
     lines = closing_lines(outcome("seq 7 is missing from the log", chaos=True))
     assert "nothing lost" not in lines[0]
-    assert "does NOT equal" in lines[1]
+    assert "is NOT proved equal" in lines[1]
     assert lines[2] == "  seq 7 is missing from the log"
 
 
