@@ -16,10 +16,12 @@ from typing import Final, NamedTuple
 # From the mark to the end of its Kafka transaction, beyond what the stream takes by itself.
 _QUICK_SECONDS: Final = 0.03
 _SLOW_SECONDS: Final = 0.08
+# Where that is long it goes up and down by itself: so much of it is quick, and twice that slow.
+_QUICK_SHARE: Final = 0.25
 # By itself: some milliseconds where nothing waits. Beyond the most it is no broker that is far
 # away, but a stream that falls behind: it needs all the room there is.
-_FIRST_ALONE_SECONDS, _MOST_ALONE_SECONDS = 0.01, 0.25
-_ALONE_SHARE: Final = 0.25  # of a new look at it
+_FIRST_ALONE_SECONDS, _MOST_ALONE_SECONDS = 0.01, 1.0
+_NEW_SHARE: Final = 0.5  # of a new look at it
 _MOST_FLIGHTS: Final = 3
 # However slow the stream is for other reasons, some rows a second are read.
 _LEAST_ROWS, _MOST_ROWS = 100, 2_000
@@ -66,17 +68,19 @@ class Governor:
         least, most = _PAUSES
         looked = min(seconds, _MOST_ALONE_SECONDS)
         if smallest:
-            self._alone_seconds += _ALONE_SHARE * (looked - self._alone_seconds)
+            self._alone_seconds += _NEW_SHARE * (looked - self._alone_seconds)
         # A chunk that took less has shown that it is less.
         self._alone_seconds = min(self._alone_seconds, looked)
         added = seconds - self._alone_seconds
-        if added > _SLOW_SECONDS:
+        share = _QUICK_SHARE * self._alone_seconds
+        if added > max(_SLOW_SECONDS, 2 * share):
             self.flights = 1
             self.rows = max(_LEAST_ROWS, self.rows // 2)
             self._pause_seconds = min(most, max(least, 2 * self._pause_seconds))
             return
         # The smallest first tell all they know: what is left is for larger ones to add.
-        if added < (_QUICK_SECONDS / 3 if smallest else _QUICK_SECONDS):
+        quick = max(_QUICK_SECONDS, share)
+        if added < (quick / 3 if smallest else quick):
             # Several at once come out together: only where even the largest add little.
             if self.rows == _MOST_ROWS:
                 self.flights = min(_MOST_FLIGHTS, self.flights + 1)
