@@ -218,7 +218,7 @@ class DeltaSink:
 
     def _apply(self, place: str, parts: list[Changes], applied: Applied) -> None:
         mirror, changes = self._mirrors[place], _joined(parts)
-        mirror.make(changes.version, changes.changes)
+        mirror.make(*changes.versions, changes=changes.changes)
         mirror.apply(mirror.work(changes), applied, self._applier)
 
     def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
@@ -339,7 +339,7 @@ def _joined(parts: list[Changes]) -> Changes:
     versions = {version.schema_id: version for part in parts for version in part.versions}
     truncated = max((part.truncated or 0 for part in parts), default=0)
     return Changes(
-        tuple(versions.values()),
+        tuple(versions[each] for each in sorted(versions)),
         [change for part in parts for change in part.changes],
         truncated or None,
     )

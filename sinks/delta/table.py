@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from sinks.contract import Applied, Change, Changes, Version
+    from sinks.delta.types import DeltaType
 
 _TRIES: Final = 5
 _ALL: Final = 2**63 - 1
@@ -129,8 +130,12 @@ class Mirror:
                 hint="the follower goes on by itself when it is",
             )
 
-    def make(self, version: Version, changes: Sequence[Change] = ()) -> None:
-        """Make the table where it is missing; let it have the version's columns."""
+    def make(self, *versions: Version, changes: Sequence[Change] = ()) -> None:
+        """Make the table where it is missing; let it have the versions' columns.
+
+        As the newest of them has them, which is the last, and behind these what older ones had.
+        """
+        version = versions[-1]
         keeper = self._keeper
         history = self.name in keeper.history
         if history and not version.key:
@@ -138,7 +143,11 @@ class Mirror:
                 f"{self.name} is to have a history and has no key",
                 hint="give it a primary key or `tables.<table>.key`, or take it out of `history`",
             )
-        columns = wanted(version, changes)
+        found: dict[str, DeltaType] = {}
+        for each in reversed(versions):
+            for column, kind in wanted(each, changes):
+                found.setdefault(column, kind)
+        columns = list(found.items())
         ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
         schema = layout.schema(columns, self.name, ours)
         if self._table is not None:

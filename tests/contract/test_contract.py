@@ -225,6 +225,19 @@ def test_a_tables_versions_are_followed(sink: Sink, store: StoreUnderTest) -> No
     assert {"age": None} | found == {"age": None} | row(narrower, 4, 3)
 
 
+def test_a_column_that_is_dropped_in_the_cut_that_brings_it(
+    sink: Sink, store: StoreUnderTest
+) -> None:
+    """What a follower meets that is new, or was away, when a column has come and gone."""
+    narrower = USERS._replace(schema_id=5, columns=USERS.columns[:2])
+    short = {"id": 2, "name": "n2"}
+    rows = [change(WIDER, 1, row(WIDER, 1, 1), 1), change(narrower, 2, short, 2)]
+    apply(sink, 2, Changes((WIDER, narrower), rows))
+    seen = store.rows("public.users")
+    assert seen[key(USERS, 1)] == row(WIDER, 1, 1)
+    assert {k: v for k, v in seen[key(USERS, 2)].items() if v is not None} == short
+
+
 def test_a_table_without_a_key_is_held_or_refused(sink: Sink, store: StoreUnderTest) -> None:
     """Never half: rows are told apart by their values alone, and may be there twice."""
     same = row(CLICKS, 1)
