@@ -270,20 +270,24 @@ class Stage:
     ) -> None:
         """Let changes flow for as long as was asked, and until the last kill is recovered from.
 
-        The time begins with the first change, or where none comes, after a minute.
+        Changes begin when the first rows of the snapshot have come: its moment lies behind then,
+        and the rest of it before. The time, and kills, begin with the first change; or where none
+        comes, the time after a minute.
         """
         seconds = self._options.seconds
         began = time.monotonic() + _FIRST_SECONDS
-        if chaos is not None:
-            chaos.start()
         while not self._interrupts.asked.is_set():
             turn()
             generator.check()
+            if flow.tables:
+                generator.start()
             if chaos is not None:
                 chaos.check()
             if flow.first_at is not None and self._outcome.first_change_seconds is None:
                 self._outcome.first_change_seconds = flow.first_at - self._entered
                 began = time.monotonic()
+                if chaos is not None:
+                    chaos.start()
             if seconds is not None and time.monotonic() - began >= seconds:
                 break
         if chaos is not None:

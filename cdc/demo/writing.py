@@ -29,12 +29,17 @@ class Generator:
     def __init__(self, home: Home, dsn: str, seed: int, rate: float) -> None:
         self.written = 0
         self._home = home
-        with home.log(_NAME).open("ab") as log:
+        self._argv = [sys.executable, "-m", "cdc.demo.generator", dsn]
+        self._argv += ["--seed", str(seed), "--rate", str(rate)]
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, if it has not been."""
+        if self._child is not None:
+            return
+        with self._home.log(_NAME).open("ab") as log:
             self._child = subprocess.Popen(  # noqa: S603 - our own module
-                [
-                    *(sys.executable, "-m", "cdc.demo.generator", dsn),
-                    *("--seed", str(seed), "--rate", str(rate)),
-                ],
+                self._argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -45,7 +50,7 @@ class Generator:
 
     def check(self) -> None:
         """Raise GeneratorFailedError if it has ended."""
-        code = self._child.poll()
+        code = self._child and self._child.poll()
         if code is not None:
             raise GeneratorFailedError(
                 f"the generator ended with exit code {code}:\n{self._home.tail(_NAME)}",
@@ -54,6 +59,8 @@ class Generator:
 
     def stop(self) -> None:
         """Let it finish what it does, and wait for that. May be called twice."""
+        if self._child is None:
+            return
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.close()
@@ -66,6 +73,7 @@ class Generator:
         self._child.stdout.close()
 
     def _listen(self) -> None:
+        assert self._child is not None
         assert self._child.stdout is not None
         for line in self._child.stdout:
             self.written = int(json.loads(line)["changes"])
