@@ -16,6 +16,7 @@ from cdc.log.values_options import Values
 from cdc.source.kinds import defined_by_users
 from tests.fixtures.decoded import Decoded
 from tests.integration.test_values_types import OPTIONS, come_back, fill
+from tests.integration.value_table import EXTENSIONS
 from tests.property import array_text
 
 LONG = "abcdefghij" * 400
@@ -127,24 +128,6 @@ def test_composites_and_ranges_of_users_come_back(decoded: Decoded) -> None:
         for table in ("p", "n", "f"):
             of_table = [each for each in events if each["source"]["table"] == table]
             come_back(decoded, f"public.{table}", of_table, options)
-
-
-EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "hstore": {"hstore": ('a=>NULL, "q "" \\\\ k"=>"NULL", ""=>"x, y=>#"'.replace('""', '\\"', 1),
-                          "", '"ü"=>"𝄞\n"')},
-    "ltree": {"ltree": ("Top.Science.Astronomy", ""), "lquery": ("*.a|b{1,2}.!c*",),
-              "ltxtquery": ("a & b*",)},
-    "citext": {"citext": ("Zoë", "", "NULL", 'a,"b"')},
-    "isn": {"isbn": ("978-0-393-04002-9",), "isbn13": ("978-0-393-04002-9",),
-            "ean13": ("4719512002889",), "issn": ("1436-4522",), "upc": ("220356483481",),
-            "ismn": ("979-0-060-11561-5",)},
-    "cube": {"cube": ("(1,2),(3,4)", "(0.1)")},
-    "seg": {"seg": ("1.0 .. 2.50", "~3")},
-    "vector": {"vector": ("[1,2.5,-3e-05]",), "halfvec": ("[1,2.5]",),
-               "sparsevec": ("{1:1.5,3:2}/5", "{}/5")},
-    "postgis": {"geometry": ("SRID=4326;POINT(1 2)", "POINT EMPTY"),
-                "geography": ("SRID=4326;POINT(1 2)",), "box2d": ("BOX(0 0,1 1)",)},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)

@@ -1,4 +1,4 @@
-"""Values of every built-in type that a column can have, for round trips through the log."""
+"""Values of every type that a column can have, for round trips through the log and into stores."""
 
 from __future__ import annotations
 
@@ -113,3 +113,34 @@ UNWRITABLE: Final = frozenset(
     ["gtsvector", "pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list",
      "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary", "unknown"]
 )  # fmt: skip
+
+# Extension → its types → what is written.
+EXTENSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "hstore": {"hstore": ('a=>NULL, "q "" \\\\ k"=>"NULL", ""=>"x, y=>#"'.replace('""', '\\"', 1),
+                          "", '"ü"=>"𝄞\n"')},
+    "ltree": {"ltree": ("Top.Science.Astronomy", ""), "lquery": ("*.a|b{1,2}.!c*",),
+              "ltxtquery": ("a & b*",)},
+    "citext": {"citext": ("Zoë", "", "NULL", 'a,"b"')},
+    "isn": {"isbn": ("978-0-393-04002-9",), "isbn13": ("978-0-393-04002-9",),
+            "ean13": ("4719512002889",), "issn": ("1436-4522",), "upc": ("220356483481",),
+            "ismn": ("979-0-060-11561-5",)},
+    "cube": {"cube": ("(1,2),(3,4)", "(0.1)")},
+    "seg": {"seg": ("1.0 .. 2.50", "~3")},
+    "vector": {"vector": ("[1,2.5,-3e-05]",), "halfvec": ("[1,2.5]",),
+               "sparsevec": ("{1:1.5,3:2}/5", "{}/5")},
+    "postgis": {"geometry": ("SRID=4326;POINT(1 2)", "POINT EMPTY"),
+                "geography": ("SRID=4326;POINT(1 2)",), "box2d": ("BOX(0 0,1 1)",)},
+}  # fmt: skip
+
+# Made by users: what makes a type, the built-in one that it is a domain over, what is written.
+MADE: Final[dict[str, tuple[str, str | None, tuple[str, ...]]]] = {
+    "mood": ("CREATE TYPE {} AS ENUM ('sad', 'it''s \"ok\"')", None, ("sad", 'it\'s "ok"')),
+    '"Od.d _"': ("CREATE TYPE {} AS ENUM ('x', '{{a,b}}', '')", None, ("x", "{a,b}", "")),
+    "pair": ("CREATE TYPE {} AS (a int, b text)", None, ('(1,"a,b ""q""")', "(,)", '(,"")')),
+    "floats": ("CREATE TYPE {} AS RANGE (subtype = float8)", None, ("[1.5,2.5)", "(,NaN]")),
+    "positive": ("CREATE DOMAIN {} AS int CHECK (VALUE > 0)", "integer", ("5", "2147483647")),
+    "large": ("CREATE DOMAIN {} AS bigint", "bigint", ("9007199254740993",)),
+    "price": ("CREATE DOMAIN {} AS numeric(5,2)", "numeric", ("1.50", "NaN")),
+    "day": ("CREATE DOMAIN {} AS date", "date", ("2026-01-02", "infinity", "0044-03-15 BC")),
+    "cents": ("CREATE DOMAIN {} AS money", "money", ("1.50",)),
+}
