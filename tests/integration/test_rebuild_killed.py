@@ -46,7 +46,7 @@ DDL: Final = (
     "CREATE TABLE accounts (id int PRIMARY KEY, name text)",
     "CREATE TABLE entries (id int PRIMARY KEY, account int, note text)",
 )
-_SECONDS: Final = 300.0
+_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 0.1
 _SHOWN: Final = 4_000
 _SEEN_FROM: Final = "rebuild_switched"
@@ -336,7 +336,7 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200 + 600 * ROUNDS)
+@pytest.mark.timeout(2_400 + 1_200 * ROUNDS)
 def test_a_killed_rebuild_leaves_readers_the_old_state_and_its_successor_the_new_one(
     bank: Bank, capsys: pytest.CaptureFixture[str]
 ) -> None:
