@@ -51,6 +51,9 @@ _ROARING_COOKIE: Final = 12_346  # no run containers
 _CONTAINER: Final = 1 << 16
 _ARRAY_MOST: Final = 4_096  # of so many a container is a list, above it a bitmap
 _FILE_VERSION: Final = b"\x01"
+# Of an upload so much is in memory.
+_PART_BYTES: Final = 8 << 20
+_PARTS: Final = 2
 _ENABLED: Final = "delta.enableDeletionVectors"
 # What a table has whose protocol names no features, by the version that brought it.
 _LEGACY: Final = {
@@ -66,8 +69,9 @@ class Files:
 
     def __init__(self, uri: str, storage: Mapping[str, str]) -> None:
         local = uri.removeprefix("file://")
-        if local.startswith("/"):
-            self._store: ObjectStore = LocalStore(Path(local), mkdir=True)
+        self._folder = Path(local) if local.startswith("/") else None
+        if self._folder is not None:
+            self._store: ObjectStore = LocalStore(self._folder, mkdir=True)
         else:
             self._store = from_url(uri, config=dict(storage))  # type: ignore[call-overload]
 
@@ -80,6 +84,47 @@ class Files:
         """Write a file that must not be there; raise ConflictError where it is."""
         with _translated(name):
             obstore.put(self._store, name, data, mode="create")
+
+    def size(self, name: str) -> int | None:
+        """Return how many bytes a file has; None where there is none."""
+        with _translated(name):
+            try:
+                return int(obstore.head(self._store, name)["size"])
+            except FileNotFoundError:
+                return None
+
+    def sink(self, name: str) -> pa.NativeFile:
+        """Return a new file to write to, which is there when it is closed."""
+        with _translated(name):
+            if self._folder is not None:
+                return pa.OSFile(str(self._folder / name), "wb")
+            return pa.PythonFile(_Upload(self._store, name), "w")
+
+
+class _Upload:
+    """A file of an object store, as Arrow asks for one to write to."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._name, self._written, self.closed = name, 0, False
+        self._to = obstore.open_writer(store, name, buffer_size=_PART_BYTES, max_concurrency=_PARTS)
+
+    def write(self, data: bytes) -> int:
+        with _translated(self._name):
+            self._to.write(data)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        """Parts go when they are full."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            with _translated(self._name):
+                self._to.close()
 
 
 @contextmanager
@@ -130,23 +175,38 @@ def commit(
     files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, said: Commit
 ) -> None:
     """Write the version behind the table's; raise ConflictError where there is one."""
+    put_version(files, table.version() + 1, actions, {"operation": operation}, said)
+    table.update_incremental()
+
+
+def put_version(
+    files: Files,
+    version: int,
+    actions: Sequence[Action],
+    about: Mapping[str, object],
+    said: Commit,
+) -> None:
+    """Write a version, 0 of a table that is new; raise ConflictError where it is there.
+
+    `about` is the operation, and what else `commitInfo` is to say.
+    """
     now = int(time.time() * 1_000)
-    info = {
+    info: Action = {
         "timestamp": now,
-        "operation": operation,
         "operationParameters": {},
-        "readVersion": table.version(),
         "isolationLevel": "Serializable",
         "isBlindAppend": False,
         "engineInfo": "lockstep",
         "userMetadata": layout.metadata(**said.facts),
+        **about,
     }
+    if version:
+        info["readVersion"] = version - 1
     whole: list[Action] = [{"commitInfo": info}, *actions]
     if said.upto is not None:
         whole.append({"txn": {"appId": said.app, "version": said.upto, "lastUpdated": now}})
     text = "\n".join(json.dumps(each, separators=(",", ":")) for each in whole)
-    files.put_new(f"_delta_log/{table.version() + 1:020d}.json", text.encode())
-    table.update_incremental()
+    files.put_new(f"_delta_log/{version:020d}.json", text.encode())
 
 
 def enabling(table: DeltaTable) -> list[Action]:
