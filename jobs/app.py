@@ -26,6 +26,8 @@ def begin(config: Config) -> Path:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    # It prints a traceback of what a batch raises; `Run` says what is wrong.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     return Path(click.get_current_context().params["config_path"]).absolute()
 
 

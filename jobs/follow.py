@@ -7,7 +7,6 @@ be killed at any time and started anywhere, also twice.
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from contextlib import suppress
@@ -56,8 +55,6 @@ def main(
 ) -> Exit:
     """Keep the configured stores equal to the source: from the log, frontier by frontier."""
     path = app.begin(config)
-    # It prints a traceback of what a batch raises; `Run` says what is wrong.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     until = _end(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
     return follow(config, path, named(config.followers, wanted or None), until, checkpoint)
