@@ -99,7 +99,7 @@ def _run(
     folder: Path | None,
 ) -> Run:
     from jobs import stores  # noqa: PLC0415 - with the session
-    from jobs.documents_following import DocumentsFollowing  # noqa: PLC0415 - as above
+    from jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
     from jobs.following import Following  # noqa: PLC0415 - as above
 
     follower = config.followers[name]

@@ -23,7 +23,7 @@ from cdc.log import names, reader, records
 from cdc.log.followers import FollowerRecord, Reports
 from cdc.log.ranges import Range, RangeReader
 from jobs.chosen import Chosen
-from jobs.documents_following import DocumentsFollower, DocumentsFollowing
+from jobs.documents.following import DocumentsFollower, DocumentsFollowing
 from jobs.following import Following
 from jobs.running import Run
 from jobs.schemas import version

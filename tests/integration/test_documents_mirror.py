@@ -17,7 +17,7 @@ from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import GapError
 from cdc.events import LSN
-from jobs.documents_following import DocumentsFollower, apply
+from jobs.documents.following import DocumentsFollower, apply
 from sinks.contract import Applied, Change, Changes, Column, Version
 from sinks.delta.sink import DeltaSink, Settings
 from sinks.memory import STORES, MemorySink

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from cdc.log.records import SchemaRecord
 from cdc.log.values_options import Values
-from jobs.documents_floats import text4, text8
-from jobs.documents_rows import NodeRows
+from jobs.documents.floats import text4, text8
+from jobs.documents.rows import NodeRows
 from sinks.contract import Column, Version
 from sinks.documents import Node
 from tests.fixtures.decoded import Decoded

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from cdc.config.followers import Document
 from cdc.events import LSN
-from jobs.documents import Kind, Tables
-from jobs.documents_mirror import MirrorTables, Place
-from jobs.documents_rows import NodeRows
+from jobs.documents.kinds import Kind, Tables
+from jobs.documents.mirror import MirrorTables, Place
+from jobs.documents.rows import NodeRows
 from sinks.contract import Applied, Column, Version
 from sinks.delta.layout import EXACT, SEQ
 from sinks.documents import Node, Row, Terms
@@ -139,7 +139,7 @@ def arrow(name: str, table: Table) -> pa.Table:
 
 @dataclass
 class ArrowTables:
-    """`jobs.documents.Tables`, the plain way."""
+    """`jobs.documents.kinds.Tables`, the plain way."""
 
     world: World
     rows: dict[Node, NodeRows]

@@ -21,8 +21,8 @@ from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
 from jobs import canaries
-from jobs.documents import SCHEMA, Kind, Tables, tree
-from jobs.documents_mirror import MirrorTables, Place
+from jobs.documents.kinds import SCHEMA, Kind, Tables, tree
+from jobs.documents.mirror import MirrorTables, Place
 from jobs.running import opened
 from jobs.schemas import version
 from sinks.delta import frontiers as delta_frontiers

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from cdc.errors import ConfigError
-from jobs.documents_rows import NodeRows
+from jobs.documents.rows import NodeRows
 from sinks.contract import Applied, Change, Changes, Column, Version
 from sinks.documents import Node, affected, documents
 

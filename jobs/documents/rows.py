@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cdc.errors import ConfigError
-from jobs.documents_values import Cells, Reader, exact_texts
+from jobs.documents.values import Cells, Reader, exact_texts
 from sinks.delta import layout as delta_layout
 from sinks.documents import Row
 

@@ -20,7 +20,7 @@ from sinks.delta import layout as delta_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from jobs.documents_rows import NodeRows
+    from jobs.documents.rows import NodeRows
     from sinks.documents import Node, Row, Term, Terms
 
 # A query's text grows with what it names; of more values only the least and the greatest are told.
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class MirrorTables:
-    """The tables of one frontier (`jobs.documents.Tables`)."""
+    """The tables of one frontier (`jobs.documents.kinds.Tables`)."""
 
     def __init__(
         self, places: Mapping[str, Place], rows: Mapping[Node, NodeRows],

@@ -1,0 +1,1 @@
+"""Documents made from their mirror: `kinds` what a cut does to them, `following` applies it."""
