@@ -74,5 +74,6 @@ def list_(config: Config, *, as_json: bool) -> None:
         print_json([{name: getattr(each, name) for name in keep} for each in found])
         return
     for each in found:
-        click.echo(f"{each}  about {each.rows:,} rows, {size(each.bytes)}")
+        rows = f"about {each.rows:,} rows" if each.rows or not each.bytes else "not counted yet"
+        click.echo(f"{each}  {rows}, {size(each.bytes)}")
     next_step("cdc snapshot TABLE reads one again")

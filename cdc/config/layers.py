@@ -22,6 +22,7 @@ import yaml
 
 from cdc.config import nested
 from cdc.config.model import Config
+from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -134,21 +135,23 @@ def _read_file(path: Path, layers: Layers) -> None:
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        layers.problems.append(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
-        return
+        raise _unreadable(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
     try:
         root = yaml.compose(data, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        layers.problems.append(f"{where}: not YAML: {error.problem or error.context}")
-        return
-    except (yaml.YAMLError, UnicodeDecodeError):
-        layers.problems.append(f"{path}: not YAML: bytes that are not text")
-        return
+        raise _unreadable(f"{where}: not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _unreadable(f"{path}: not YAML: bytes that are not text") from error
     if root is None:
         return
     _read_mapping(root, (), path, layers)
+
+
+def _unreadable(what: str) -> ConfigError:
+    """Return what is raised before anything is missed that may well stand there."""
+    return ConfigError(what, hint="correct it, then `cdc config check`")
 
 
 class _Shape(NamedTuple):

@@ -160,9 +160,10 @@ def _cost(config: Config, facts: Facts) -> Iterator[Finding]:
     rows = sum(each.rows for each in facts.volumes)
     total = sum(each.bytes for each in facts.volumes)
     lasts = seconds(config, rows, total)
+    # Postgres counts rows when it analyzes a table, and not before.
+    counted = f"about {rows:,} rows, " if rows else ""
     about = (
-        f"about {rows:,} rows, {size(total)}, in about {spell(lasts)} with"
-        f" {config.snapshot.max_parallel} tasks"
+        f"{counted}{size(total)}, in about {spell(lasts)} with {config.snapshot.max_parallel} tasks"
     )
     rate = facts.wal_bytes_per_second
     grows = None if rate is None else rate * lasts

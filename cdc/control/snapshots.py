@@ -102,7 +102,9 @@ def _chosen(known: list[Member], wanted: Sequence[str]) -> list[Member]:
         try:
             pattern = parse_table_pattern(text)
         except ValueError as error:
-            raise ConfigError(f"{text} is not schema.table", hint="public.orders") from error
+            raise ConfigError(
+                f"{text} is not schema.table", hint="write it with its schema, as public.orders"
+            ) from error
         exact = ".".join(pattern.exact) if pattern.exact else None
         found = [
             each

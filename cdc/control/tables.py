@@ -124,12 +124,14 @@ def _named(wanted: Sequence[str], known: list[str], config: Config) -> list[str]
         try:
             pattern = parse_table_pattern(text)
         except ValueError as error:
-            raise ConfigError(f"{text} is not schema.table", hint="public.orders") from error
+            raise ConfigError(
+                f"{text} is not schema.table", hint="write it with its schema, as public.orders"
+            ) from error
         found = [name for name in known if pattern.matches(*name.split(".", 1))]
         if not found:
             raise ConfigError(
-                f"{text} names no table that could be meant",
-                hint="to add one, source.tables must take it: it takes"
+                f"{text} names no table of the database that could be meant",
+                hint="to add one, make it, and let source.tables take it: it takes"
                 f" {listed(list(config.source.tables))}; `cdc table list` shows what is captured",
             )
         chosen += [name for name in found if name not in chosen]

@@ -253,6 +253,11 @@ def test_what_is_not_a_configuration_is_a_finding_not_a_crash(
     assert says in refusal(path, text)
 
 
+def test_of_a_file_that_cannot_be_read_nothing_is_missed(path: Path) -> None:
+    """What it may well say is not called missing."""
+    assert "missing" not in refusal(path, f"{MINIMAL}\nfollowers: [")
+
+
 def test_an_absent_file_says_how_to_get_one(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the configuration") as caught:
         load(path, {})
