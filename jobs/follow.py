@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from py4j.protocol import Py4JError
 
 from cdc.cli.options import with_config
 from cdc.config.followers import named
@@ -73,8 +74,22 @@ def follow(
         signal.signal(each, told)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
+    try:
+        spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
+    except (Py4JError, OSError):
+        if stop.is_set():  # the JVM had the same signal
+            return Exit.OK
+        raise
     runs = [_run(spark, config, path, name, until, folder) for name in names]
+    _await(runs, stop)
+    with suppress(Exception):  # the JVM may have had the same signal
+        spark.stop()
+    codes = {run.exit for run in runs}
+    return next((code for code in _GRAVEST if code in codes), Exit.OK)
+
+
+def _await(runs: list[Run], stop: threading.Event) -> None:
+    """Let them run until all have ended, or until told to stop."""
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
     for thread in threads:
         thread.start()
@@ -84,10 +99,6 @@ def follow(
                 run.stop()
             for thread in threads:
                 thread.join()
-    with suppress(Exception):  # the JVM may have had the same signal
-        spark.stop()
-    codes = {run.exit for run in runs}
-    return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
 
 def _run(

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
+from cdc.errors import ConfigError
+from cdc.local.java import OLDEST, system_java
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -91,6 +94,7 @@ def session(
     settings = {**_VALUES, "spark.speculation": "false", **(_DELTA if delta else {})}
     made = None
     if not submitted():
+        _expect_java()
         if "PYSPARK_PYTHON" not in os.environ:  # workers would take the first python3 of PATH
             made = _python()
             os.environ["PYSPARK_PYTHON"] = str(made)
@@ -115,6 +119,16 @@ def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
     assert jvm is not None, "it has been started"
     hooks = jvm.org.apache.spark.util.ShutdownHookManager
     hooks.registerShutdownDeleteDir(jvm.java.io.File(str(folder)))
+
+
+def _expect_java() -> None:
+    """Raise ConfigError where Spark would say no more than that its gateway has ended."""
+    if system_java() is None:
+        raise ConfigError(
+            f"Spark needs Java {OLDEST} or newer, and none is on PATH or in JAVA_HOME",
+            hint="install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or name"
+            " it in JAVA_HOME",
+        )
 
 
 def submitted() -> bool:
