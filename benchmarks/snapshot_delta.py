@@ -7,14 +7,16 @@ and summed afterwards.
 
 What Spark takes to start is in no figure: the first run of each warms it up and is left out. Memory
 is the JVM's, which is driver and executor here, and the largest Python worker's: an executor has
-one of these a core.
+one of these a core. CPU seconds of either, by kind of process, say more than rows a second where
+the machine is not quiet.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -39,6 +41,8 @@ from jobs.session import session
 from jobs.snapshot import Driver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from benchmarks.options import Options
@@ -52,6 +56,8 @@ _ROWS: Final = 5_000_000
 _CORES: Final = 2
 _FEW, _MANY = 4, 40
 _WARM_UPS: Final = 1
+_OURS: Final = ("driver", "jvm", "workers")
+_ALL: Final = (*_OURS, "postgres")
 
 
 @dataclass
@@ -59,14 +65,27 @@ class Runs:
     """Rows a second of each run, by what was read into what."""
 
     rates: dict[str, list[float]] = field(default_factory=dict)
-    cpu_s: list[float] = field(default_factory=list)
+    cpu_s: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     jvm_mb: float = 0.0
     worker_mb: float = 0.0
 
-    def note(self, what: str, count: int, seconds: float) -> None:
-        rate = count / seconds
+    @contextmanager
+    def timed(self, up: Servers, what: str, count: int) -> Iterator[None]:
+        """Note how long the block takes for so many rows, and whose CPU."""
+        began, cpu = time.monotonic(), _cpu_seconds(up)
+        yield
+        rate = count / (time.monotonic() - began)
+        used = {kind: round(now - cpu[kind], 2) for kind, now in _cpu_seconds(up).items()}
         self.rates.setdefault(what, []).append(rate)
-        say(f"{what}: {rate:,.0f} rows/s")
+        self.cpu_s.setdefault(what, []).append(used)
+        say(f"{what}: {rate:,.0f} rows/s, CPU seconds {used}")
+
+    def cpu(self, what: str, *kinds: str) -> float:
+        """Return the median CPU seconds of some kinds of processes without what warmed up."""
+        used = self.cpu_s[what][_WARM_UPS:]
+        found = result.median([sum(each[kind] for kind in kinds) for each in used])
+        assert found is not None
+        return found
 
     def median(self, what: str) -> float:
         """Return the median without what warmed up."""
@@ -102,8 +121,6 @@ def run(options: Options) -> dict[str, Any]:
         finally:
             spark.stop()
         value, floor = runs.median("direct"), runs.median("noop")
-        cpu = result.median(runs.cpu_s[_WARM_UPS:])
-        assert cpu is not None
         return result.build(
             name=NAME,
             unit="rows/s",
@@ -111,7 +128,7 @@ def run(options: Options) -> dict[str, Any]:
             limit=None,
             floor=floor,
             peer=None,
-            cpu_s_per_million=cpu / count * 1e6,
+            cpu_s_per_million=runs.cpu("direct", *_OURS) / count * 1e6,
             peak_rss_mb=runs.jvm_mb + _CORES * runs.worker_mb,
             versions=up.versions | {"spark": spark.version},
             details={
@@ -123,6 +140,8 @@ def run(options: Options) -> dict[str, Any]:
                     str(number): round(runs.median(f"noop in {number} ranges"))
                     for number in (_FEW, _MANY)
                 },
+                "cpu_s": runs.cpu_s,
+                "of_floor_cpu": round(runs.cpu("noop", *_ALL) / runs.cpu("direct", *_ALL), 3),
                 "servers": up.settings,
                 "runs": {what: list(map(round, rates)) for what, rates in runs.rates.items()},
             },
@@ -155,8 +174,10 @@ def _turn(spark: SparkSession, up: Servers, runs: Runs, count: int, turn: int) -
         pass
 
     def measuring(plan: Plan, _: object, left: list[int]) -> InSession:
-        _read(spark, config, path, plan, runs, count)
-        return _Measured(spark, config, path, plan, left, runs, count)
+        _read(spark, up, config, path, plan, runs, count)
+        return _Measured(
+            spark, config, path, plan, left, partial(runs.timed, up, "direct", count), runs
+        )
 
     initial.take(config, Driver(path), measuring)
     lake = folder / "lake" / "public.bench"
@@ -175,23 +196,26 @@ class _Measured(InSession):
         path: Path,
         plan: Plan,
         left: list[int],
+        timed: Callable[[], AbstractContextManager[None]],
         runs: Runs,
-        count: int,
     ) -> None:
-        self._runs, self._count = runs, count
+        self._timed, self._runs = timed, runs
         super().__init__(spark, config, path, plan, left)
 
     def _run(self, left: list[int]) -> None:
-        began, cpu = time.monotonic(), _cpu_seconds()
-        super()._run(left)
-        seconds = time.monotonic() - began
-        self._runs.cpu_s.append(_cpu_seconds() - cpu)
+        with self._timed():
+            super()._run(left)
         self._runs.look()
-        self._runs.note("direct", self._count, seconds)
 
 
 def _read(
-    spark: SparkSession, config: Config, path: Path, plan: Plan, runs: Runs, count: int
+    spark: SparkSession,
+    up: Servers,
+    config: Config,
+    path: Path,
+    plan: Plan,
+    runs: Runs,
+    count: int,
 ) -> None:
     """Read the plan's rows into nothing: in few and in many ranges, and last as they are cut.
 
@@ -205,11 +229,10 @@ def _read(
     ):
         with closing(connect_for_rows(config)) as connection:
             schema = spark_schema(config, table.version, masks(config, connection, table.version))
-        began = time.monotonic()
         frame = spark.read.format(SOURCE).schema(schema)
         frame = frame.options(config=str(path), planned=as_option(cut))
-        frame.load().write.format("noop").mode("overwrite").save()
-        runs.note(what, count, time.monotonic() - began)
+        with runs.timed(up, what, count):
+            frame.load().write.format("noop").mode("overwrite").save()
 
 
 def _cut(table: Table, ranges: int) -> Table:
@@ -231,13 +254,15 @@ def _check(spark: SparkSession, mirror: Path, count: int) -> None:
         )
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of Spark's, workers that have ended included."""
-    total = 0.0
+def _cpu_seconds(up: Servers) -> dict[str, float]:
+    """Return CPU seconds by kind of process, workers that have ended included."""
+    used = {"driver": sum(psutil.Process().cpu_times()[:2]), "jvm": 0.0, "workers": 0.0}
     for process in psutil.Process().children(recursive=True):
-        if _is_spark(process) or _is_worker(process):
-            total += sum(process.cpu_times()[:4])
-    return total + sum(psutil.Process().cpu_times()[:2])
+        if _is_spark(process):
+            used["jvm"] += sum(process.cpu_times()[:2])
+        elif _is_worker(process):
+            used["workers"] += sum(process.cpu_times()[:4])
+    return used | {"postgres": measure.family_cpu_seconds(up.postgres_pid)}
 
 
 def _is_spark(process: psutil.Process) -> bool:

@@ -17,23 +17,23 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from delta.tables import DeltaTable
-
 from cdc.errors import ConfigError, FencedError, GapError
 from cdc.log.publisher import Publisher
 from cdc.snapshot import topic
 from cdc.snapshot.records import Plan, RangeRecord
 from cdc.snapshot.task import masks
-from cdc.source.pinned import connect_for_rows
-from jobs.data_source import NAME, SnapshotSource, as_option, spark_schema, table_of
+from cdc.source.pinned import carried, connect_for_rows
+from jobs import mirror_writers
+from jobs.data_source import SnapshotReader, SnapshotSource, spark_schema, table_of
+from jobs.mirror_writers import Rows
 from sinks.delta import layout as delta_layout
+from sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from cdc.config import Config
     from cdc.snapshot.records import Range
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 # A group's pages: enough that a commit's seconds do not count, little enough to be done again.
 _GROUP_BYTES: Final = 2 << 30
 _GENERATION_BITS: Final = 32
-# Of older generations at most: only our own commits are looked for.
-_HISTORY: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -139,50 +137,37 @@ class _Mirror:
                 "tables are to be copied directly, and delta.path is not set",
                 hint="set delta.path, where the mirrors lie; or snapshot: log",
             )
-        self._spark, self._config, self._plan, self._table = spark, config, plan, table
-        self._file = config_file
+        self._config, self._plan, self._table = config, plan, table
         version = table.version
         self.path = delta_layout.path(config.delta.path, config.prefix, version.topic)
+        names = [column.name for column in version.columns]
+        self._writer = mirror_writers.writer(spark, config, config_file, self.path, names)
         self._app = f"snapshot-{config.pipeline}-{version.schema}.{version.table}"
 
     def fill(self, log: _Log) -> Iterator[RangeRecord]:
         """Write every group that is not recorded, in order; yield the records."""
         left = [group for group in groups(self._table.ranges) if log.lacks(group)]
-        if not left:
-            return
-        with closing(connect_for_rows(self._config)) as connection:
-            hidden = masks(self._config, connection, self._table.version)
-        schema = spark_schema(self._config, self._table.version, hidden)
         for group in left:
             began = time.monotonic()
-            self._write(group, schema)
+            self._write(group)
             records = self._records(group, time.monotonic() - began)
             log.record(records)
             yield from records
 
-    def _write(self, group: Group, schema: StructType) -> None:
+    def _write(self, group: Group) -> None:
         """Commit the group's rows; nothing where Delta has it, or a newer generation."""
-        plan = self._plan
-        rows = (
-            self._spark.read.format(NAME)
-            .schema(schema)
-            .options(
-                config=str(self._file),
-                planned=as_option(replace(self._table, ranges=group.ranges)),
-            )
-            .load()
+        plan, config = self._plan, self._config
+        table = replace(self._table, ranges=group.ranges)
+        with closing(connect_for_rows(config)) as connection:
+            hidden = masks(config, connection, table.version)
+            schema = spark_schema(config, table.version, hidden)
+            reader = SnapshotReader(carried(config, connection), table, hidden, schema)
+        self._writer.write(
+            Rows(table, schema, reader, replaces=group.number == 0),
+            Commit(
+                self._app, plan.generation << _GENERATION_BITS | group.number, self._facts(group)
+            ),
         )
-        options = {
-            "txnAppId": self._app,
-            "txnVersion": str(plan.generation << _GENERATION_BITS | group.number),
-            "userMetadata": delta_layout.metadata(**self._facts(group)),
-            **delta_layout.properties(schema.fieldNames()),
-        }
-        first = group.number == 0
-        if first:
-            options["overwriteSchema"] = "true"
-        mode = "overwrite" if first else "append"
-        rows.write.format("delta").mode(mode).options(**options).save(self.path)
 
     def _facts(self, group: Group) -> dict[str, object]:
         plan = self._plan
@@ -230,13 +215,11 @@ class _Mirror:
             for position, each in enumerate(group.ranges)
         ]
 
-    def _committed(self, group: Group) -> dict[str, str] | None:
+    def _committed(self, group: Group) -> Mapping[str, str] | None:
         """Return the metrics of the commit that holds the group; None where there is none."""
         wanted = self._group(group)
-        history = DeltaTable.forPath(self._spark, self.path).history(_HISTORY)
-        for row in history.select("userMetadata", "operationMetrics").toLocalIterator():
-            found = delta_layout.facts(row["userMetadata"])
+        for said, metrics in self._writer.commits():
+            found = delta_layout.facts(said)
             if {key: found.get(key) for key in wanted} == wanted:
-                metrics: dict[str, str] = row["operationMetrics"]
                 return metrics
         return None

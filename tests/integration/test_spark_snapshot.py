@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,8 @@ from deltalake import DeltaTable
 
 from cdc.errors import GapError, StoppedError, UnavailableError
 from cdc.log import reader
-from cdc.snapshot.task import masks
-from cdc.source.pinned import connect_for_rows
 from jobs import direct, snapshot
-from jobs.data_source import SnapshotSource, spark_schema, table_of
+from jobs.data_source import SnapshotSource, table_of
 from sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
@@ -152,10 +149,8 @@ def write_late(spark: SparkSession, made: PipelineUnderTest, plan: Plan) -> None
     spark.dataSource.register(SnapshotSource)
     table = table_of(plan, "public.big")
     late = direct._Mirror(spark, made.config, made.config_file, plan, table)
-    with closing(connect_for_rows(made.config)) as connection:
-        hidden = masks(made.config, connection, table.version)
     group = direct.groups(table.ranges)[1]
-    late._write(group, spark_schema(made.config, table.version, hidden))
+    late._write(group)
     late._records(group, 0.0)
 
 

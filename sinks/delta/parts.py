@@ -1,0 +1,144 @@
+"""Rows into the files of a table as they come, for its next commit to name.
+
+A row group goes out when so much has come, a new file begins when one is full: what is held in
+memory is a row group, as Arrow has it and as Parquet does, whatever the table's size. Each file has
+a name of its own; those that no commit names are rubbish, which a vacuum takes away.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import CDCError
+from sinks.delta.stats import Stats
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from sinks.delta.actions import Action, Files
+
+_GROUP_BYTES: Final = 32 << 20
+# Columns of many values are not worth a dictionary: given up early, it costs little.
+_DICTIONARY_BYTES: Final = 256 << 10
+_FILE_BYTES: Final = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file that is whole."""
+
+    path: str
+    bytes: int
+    rows: int
+    stats: str
+
+    @property
+    def action(self) -> Action:
+        """Return the action that adds it."""
+        return {
+            "add": {
+                "path": self.path,
+                "partitionValues": {},
+                "size": self.bytes,
+                "modificationTime": int(time.time() * 1_000),
+                "dataChange": True,
+                "stats": self.stats,
+            }
+        }
+
+
+class Parts:
+    """The files of one writer; `whole` has them behind the block."""
+
+    def __init__(self, files: Files, schema: pa.Schema) -> None:
+        self._files, self._schema = files, schema
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._open: _Open | None = None
+        self.whole: list[Part] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; they are written at the end of the block at the latest."""
+        self._held.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes >= _GROUP_BYTES:
+            self._write()
+            assert self._open is not None
+            if self._open.bytes >= _FILE_BYTES:
+                self._end()
+
+    def _write(self) -> None:
+        rows = pa.Table.from_batches(self._held, self._schema)
+        self._held, self._bytes = [], 0
+        if rows.num_rows:
+            if self._open is None:
+                self._open = _Open(self._files, self._schema)
+            self._open.write(rows)
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self.whole.append(self._open.end())
+            self._open = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._write()
+            self._end()
+        elif self._open is not None:
+            self._open.give_up()
+
+
+class _Open:
+    """A file that is being written."""
+
+    def __init__(self, files: Files, schema: pa.Schema) -> None:
+        self._path = f"part-00000-{uuid4()}-c000.zstd.parquet"
+        self._sink = files.sink(self._path)
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            dictionary_pagesize_limit=_DICTIONARY_BYTES,
+            coerce_timestamps="us",
+            # As Spark writes it: half the bytes of a price.
+            store_decimal_as_integer=True,
+        )
+        self._stats = Stats(schema)
+
+    @property
+    def bytes(self) -> int:
+        """Return how many are written."""
+        written: int = self._sink.tell()
+        return written
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._stats.add(rows)
+
+    def end(self) -> Part:
+        self._writer.close()
+        size = self.bytes
+        self._sink.close()
+        return Part(self._path, size, self._stats.rows, self._stats.json())
+
+    def give_up(self) -> None:
+        """Let go of it; what there is of it is in no commit."""
+        with suppress(OSError, CDCError):
+            self._writer.close()
+            self._sink.close()

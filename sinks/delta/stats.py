@@ -1,0 +1,124 @@
+"""What a file's add action tells of its rows, so that readers pass over files: bounds and NULLs.
+
+Of the first 32 columns, as Delta's own writer does it. Text is cut to 32 characters and times to
+milliseconds, the upper bound upwards: a bound may be wide, never narrow. Doubles with a NaN have no
+bounds, since readers do not agree on where it lies.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md#per-file-statistics
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_COLUMNS: Final = 32
+_CHARACTERS: Final = 32
+_LAST_CHARACTER: Final = "\U0010ffff"
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
+_LAST_MS: Final = 253_402_300_799_999
+
+
+class Stats:
+    """Of one file, row group by row group."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        fields = [schema.field(at) for at in range(min(_COLUMNS, len(schema)))]
+        self.rows = 0
+        self._nulls = {field.name: 0 for field in fields}
+        self._bounded = {field.name: field.type for field in fields if _has_bounds(field.type)}
+        self._least: dict[str, Any] = {}
+        self._most: dict[str, Any] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows."""
+        self.rows += rows.num_rows
+        for name in self._nulls:
+            self._nulls[name] += rows[name].null_count
+        for name, kind in list(self._bounded.items()):
+            column = rows[name]
+            if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+                del self._bounded[name]
+                continue
+            if pa.types.is_timestamp(kind):
+                column = column.cast(pa.int64())
+            found = pc.min_max(column)
+            least, most = found["min"].as_py(), found["max"].as_py()
+            if least is not None:
+                self._least[name] = min(self._least.get(name, least), least)
+                self._most[name] = max(self._most.get(name, most), most)
+
+    def json(self) -> str:
+        """Return them as an add action has them."""
+        least: dict[str, object] = {}
+        most: dict[str, object] = {}
+        for name, kind in self._bounded.items():
+            if name in self._least:
+                low, high = _written(kind, self._least[name], self._most[name])
+                if low is not None and high is not None:
+                    least[name], most[name] = low, high
+        told = {
+            "numRecords": self.rows,
+            "minValues": least,
+            "maxValues": most,
+            "nullCount": self._nulls,
+            "tightBounds": True,
+        }
+        return msgspec.json.encode(told).decode()
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    return any(
+        each(kind)
+        for each in (
+            pa.types.is_integer,
+            pa.types.is_floating,
+            pa.types.is_decimal,
+            pa.types.is_date,
+            pa.types.is_timestamp,
+            pa.types.is_string,
+        )
+    )
+
+
+def _written(kind: pa.DataType, least: Any, most: Any) -> tuple[object, object]:  # noqa: ANN401 - any type's
+    """Return both bounds as JSON has them, None where it can't."""
+    if pa.types.is_timestamp(kind):
+        zone = "Z" if kind.tz else ""
+        return _time(least // 1_000, zone), _time(-(-most // 1_000), zone)
+    if pa.types.is_string(kind):
+        return least[:_CHARACTERS], _above(most)
+    return _told(least), _told(most)
+
+
+def _told(value: Any) -> object:  # noqa: ANN401 - any type's
+    match value:
+        case Decimal():
+            # As a number of all its digits, which no float is.
+            return msgspec.Raw(format(value, "f").encode())
+        case float():
+            return value if math.isfinite(value) else None
+        case date():
+            return value.isoformat()
+        case _:
+            return value
+
+
+def _time(ms: int, zone: str) -> str | None:
+    if ms > _LAST_MS:
+        return None
+    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds") + zone
+
+
+def _above(text: str) -> str | None:
+    """Return a short text that is not less."""
+    if len(text) <= _CHARACTERS:
+        return text
+    # No text that begins so is greater, unless that very character follows.
+    return None if text[_CHARACTERS] == _LAST_CHARACTER else text[:_CHARACTERS] + _LAST_CHARACTER
