@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from py4j.protocol import Py4JError
 
 from cdc.cli.options import with_config
 from cdc.config.followers import named
@@ -76,7 +75,7 @@ def follow(
         folder.mkdir(parents=True, exist_ok=True)
     try:
         spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
-    except (Py4JError, OSError):
+    except Exception:
         if stop.is_set():  # the JVM had the same signal
             return Exit.OK
         raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -107,7 +108,12 @@ def session(
     builder = SparkSession.Builder().appName(name)
     for key, value in (settings | dict(more or {})).items():
         builder = builder.config(key, value)
-    started = builder.getOrCreate()
+    try:
+        started = builder.getOrCreate()
+    except BaseException:
+        if made is not None:
+            shutil.rmtree(made.parent, ignore_errors=True)
+        raise
     if made is not None:
         delete_with_jvm(started, made.parent)
     return started
