@@ -158,6 +158,8 @@ def behind(
 
 def _why(lsn: LSN, record: FollowerRecord) -> Behind:
     name, left = record.follower, f"{size(max(0, lsn - record.lsn))} behind at {record.lsn}"
+    if not record.lsn:
+        left = "with nothing applied yet"
     if record.state == "halted":
         why = f"has halted {left}: {record.what}"
         return Behind(name, why, record.hint, Exit.CONFIG, hopeless=True, record=record)

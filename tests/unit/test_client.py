@@ -51,3 +51,8 @@ def test_it_says_why(state: FollowerState | None, age: float, says: str, code: i
     assert late.exit_code is Exit(code)
     assert late.hopeless is (state == "halted")
     assert late.hint
+
+
+def test_what_has_applied_nothing_is_not_told_in_bytes() -> None:
+    (late,) = behind(LSN(2058), ["cache"], {"cache": record(0, "catching_up", 0)})
+    assert late.why == "is catching up, with nothing applied yet"
