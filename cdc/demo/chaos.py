@@ -28,8 +28,9 @@ _SERVERS: Final = {"broker": "kafka", "Postgres": "postgres"}
 _FIRST_SECONDS: Final = (2.0, 4.0)
 _PAUSE_SECONDS: Final = (1.5, 4.0)
 _DOWN_SECONDS: Final = (0.0, 1.0)
-# A killed broker is let in again when its session of a few seconds has lapsed; Spark starts slowly.
-_PATIENCE_SECONDS: Final = 180.0
+# A killed broker is let in again when its session of a few seconds has lapsed; Spark takes fifteen
+# seconds of a core to start, and minutes where ten others want it. Who watches sees the wait.
+_PATIENCE_SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 0.1
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # So long without a report that tells of something new: Spark may have been killed just now, and
 # starts slowly.
-WAIT_SECONDS: Final = 180.0
+WAIT_SECONDS: Final = 300.0
 _READ_SECONDS: Final = 0.2
 _PAGE: Final = 1_000
 _NAIVE_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without a zone
