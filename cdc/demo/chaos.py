@@ -94,6 +94,6 @@ class Chaos(threading.Thread):
             if time.monotonic() > deadline:
                 raise NotRecoveredError(
                     f"no change arrived within {_PATIENCE_SECONDS:.0f} s of killing the {victim}",
-                    hint="look into the logs of children and servers: they stay in the demo's folder, in log",
+                    hint="look into the logs of children and servers, in the demo's folder",
                 )
             time.sleep(_POLL_SECONDS)
