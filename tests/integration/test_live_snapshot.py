@@ -172,6 +172,9 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     assert wait_state(line, some).rows == 10
     keyed = begin(line, "public.parts", keys=[["1"], ["3"], ["999999"]])
     assert wait_state(line, keyed).rows == 2
+    # More bytes than a chunk has, and no row of another key.
+    wide = [[str(i)] for i in range(1, 401)]
+    assert wait_state(line, begin(line, "public.parts", keys=wide)).rows == 400
     signal = {"id": "s1", "type": "execute-snapshot",
               "data": {"data-collections": ["public.parts"], "type": "incremental"}}  # fmt: skip
     with line.database.connect() as connection:

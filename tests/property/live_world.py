@@ -64,7 +64,8 @@ _DESCRIBED: Final = described.Described(
     published=Published((), None),
     heaps=(),
 )
-_SPAN: Final = 50  # keys
+SPAN: Final = 50  # keys
+_FULL: Final = 2  # rows of as many bytes as a chunk may have
 
 Row = tuple[int, str | None]
 Op = tuple[int, Row | None]  # a key and its row from here on
@@ -101,7 +102,7 @@ class Database:
         self._ended = self._next_xid - 1
         self._open: list[int] = []
         self._lsn = 0x1_0000
-        for key in range(0, _SPAN, 2):
+        for key in range(0, SPAN, 2):
             self.rows[key] = (0, f"first {key}")
 
     def commit(self, messages: list[Message], ops: list[Op], *, hangs: bool = False) -> Committed:
@@ -147,7 +148,7 @@ class Database:
     ) -> None:
         chance = self.chance
         there = [key for key in rows if key not in locked]
-        free = [key for key in range(_SPAN) if key not in rows and key not in locked]
+        free = [key for key in range(SPAN) if key not in rows and key not in locked]
         kind = chance.choice("iuuubkkd")
         body: str | None = chance.choice([None, "", "x", f"text {chance.randrange(1_000)}"])
         if kind == "i" and free:
@@ -240,17 +241,19 @@ class Fetcher:
         to = asked.to
         if to is None and not asked.keys:
             to = (str(max(rows)),) if rows else None
+        after = int(asked.after[0]) if asked.after else -1
         if asked.keys:
-            wanted = sorted({int(key) for (key,) in asked.keys} & rows.keys())
+            wanted = [
+                k for k in sorted({int(key) for (key,) in asked.keys} & rows.keys()) if k > after
+            ]
         else:
-            after = int(asked.after[0]) if asked.after else -1
             wanted = [key for key in sorted(rows) if to and after < key <= int(to[0])]
-        found = wanted[: asked.rows]
+        found = wanted[: min(asked.rows, _FULL)]
         copied = [
             b"\0\3" + row_bytes((_text(k), _text(n), None if body is None else body.encode()))
             for k, (n, body) in ((key, rows[key]) for key in found)
         ]
-        ended = len(found) < asked.rows
+        ended = len(found) < min(asked.rows, _FULL)
         to = to if asked.rows else None
         snapshot = self._database.snapshot()
         return Chunk(_DESCRIBED, ("id",), snapshot, copied, to, ended, len(copied), 0.04)

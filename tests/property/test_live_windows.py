@@ -12,7 +12,7 @@ from cdc.log import records
 from cdc.snapshot.live import commands
 from cdc.snapshot.live.manager import Live
 from cdc.snapshot.live.records import LiveRecord
-from tests.property.live_world import KEYS, RELATION, Database, Worker, emit, folded, played
+from tests.property.live_world import KEYS, RELATION, SPAN, Database, Worker, emit, folded, played
 from tests.property.stream import MANY, Session, frame
 from tests.property.test_sequencer_histories import Log
 from tests.simulation.run import config
@@ -102,7 +102,8 @@ def test_the_log_ends_as_the_table(seed: int) -> None:
         for _ in range(chance.randint(0, 20)):
             daemon.step("wrc")
         of, anew = commands.Of("public", "wide"), chance.random() < 0.3
-        start = commands.Command(do="start", id="one", tables=(of,), anew=anew)
+        named = None if anew or chance.random() < 0.5 else tuple((str(k),) for k in range(-2, SPAN))
+        start = commands.Command(do="start", id="one", tables=(of,), keys=named, anew=anew)
         emit(database, commands.COMMAND, commands.encode(start))
         deadly = "x" if chance.random() < 0.5 else ""
         for _ in range(_STEPS):

@@ -46,6 +46,7 @@ class Flight:
         self.done: Future[None] | None = None
         self.empties = asked.rows == 0  # reads nothing: a place in the stream, to begin anew at
         self.void = False  # whatever it brings is not wanted any more
+        self.noted = False  # that it was read: by the worker's end or its high mark, as they come
 
 
 class Job:
@@ -59,7 +60,10 @@ class Job:
         self.again: dict[Key, None] = dict.fromkeys(record.again)
         self.flights: list[Flight] = []  # not at their high mark yet
         self.not_before = 0.0  # monotonic
-        self._ahead, self._to, self._read_all = record.last, record.to, record.swept
+        # Keys whose rows were more than a chunk, and the last that was read of them.
+        self._rest: tuple[tuple[Key, ...], Key | None] | None = None
+        self._ahead, self._to = record.last, record.to
+        self._read_all = record.swept or record.keys
         self._limit = _FIRST_ROWS
         self._in_vain = 0
 
@@ -83,7 +87,7 @@ class Job:
         return (
             self.record.state == "running"
             and time.monotonic() >= self.not_before
-            and not (self._waits_for_key or (self._read_all and not self.again))
+            and not (self._waits_for_key or (self._read_all and not self.again and not self._rest))
         )
 
     @property
@@ -99,13 +103,16 @@ class Job:
     def over(self) -> bool:
         """Whether all that there was to read is in the log."""
         swept = (self.record.swept or self.record.keys) and not self.record.anew
-        return swept and not self.again and not self.flights
+        return swept and not (self.again or self._rest or self.flights)
 
     def next(self, configured: tuple[str, ...] | None, most_rows: int) -> Asked:
         """Return the next chunk to read: keys where they are named, else where the last ended."""
-        keys: tuple[Key, ...] = ()
         rows = 0 if self.record.anew else min(self._limit, most_rows)
-        if rows and self.again and (self._read_all or self.record.keys or len(self.again) >= _KEYS):
+        keys: tuple[Key, ...] = ()
+        after: Key | None = None
+        if self._rest:
+            (keys, after), self._rest = self._rest, None
+        if rows and not keys and self.again and (self._read_all or len(self.again) >= _KEYS):
             keys = tuple(list(self.again)[:_KEYS])
             for key in keys:
                 del self.again[key]
@@ -113,7 +120,7 @@ class Job:
             relation_id=self.record.relation_id,
             key=configured,
             where=self.record.where,
-            after=None if keys else self._ahead,
+            after=after if keys else self._ahead,
             to=None if keys else self._to,
             keys=keys,
             rows=_KEYS if keys else rows,
@@ -122,7 +129,11 @@ class Job:
 
     def was_read(self, flight: Flight, chunk: Chunk, last: Key | None) -> None:
         """Note where the next chunk begins, and how large it may be."""
-        if flight.void or flight.asked.keys or flight.empties:
+        if flight.noted or flight.void or flight.empties:
+            return
+        flight.noted = True
+        if keys := flight.asked.keys:
+            self._rest = None if chunk.ended else (keys, last)
             return
         self._ahead = last or self._ahead
         self._to = chunk.to
@@ -133,8 +144,10 @@ class Job:
     def is_published(self, flight: Flight, rows: int, last: Key | None) -> None:
         """Note that a chunk goes out with the transaction at hand."""
         self._in_vain = 0
-        chunk, record = flight.chunk, self.record
+        chunk = flight.chunk
         assert chunk is not None
+        self.was_read(flight, chunk, last)
+        record = self.record
         record = replace(record, rows=record.rows + rows, why=None)
         if flight.empties:
             record = replace(record, anew=False)
@@ -162,7 +175,8 @@ class Job:
             record = replace(record, last=None, to=None, swept=record.keys)
         if why != record.why or from_the_start:
             self.change(replace(record, why=why))
-        self._ahead, self._to, self._read_all = record.last, record.to, record.swept
+        self._ahead, self._to = record.last, record.to
+        self._read_all = record.swept or record.keys
         first, most = _AGAIN_SECONDS
         self.not_before = time.monotonic() + min(most, first * 2**self._in_vain)
         self._in_vain += 1
@@ -171,7 +185,8 @@ class Job:
         """Let nothing come of what is on its way."""
         for flight in self.flights:
             flight.void = True
-            self.again |= dict.fromkeys(flight.asked.keys)
+        self.again |= dict.fromkeys(self._flying)
+        self._rest = None
         self.flights.clear()
         self._limit = max(_LEAST_ROWS, self._limit // 2)
 
@@ -187,7 +202,12 @@ class Job:
     def take(self) -> LiveRecord:
         """Return the record as the log is to have it now."""
         self.dirty = False
-        if self.secret:  # another session begins anew
-            return replace(self.record, last=None, to=None, swept=False, again=())
-        flying: Iterable[Key] = (key for flight in self.flights for key in flight.asked.keys)
-        return replace(self.record, again=(*self.again, *flying))
+        if self.secret:  # another session begins anew, with all rows: it does not know which
+            return replace(self.record, last=None, to=None, swept=False, again=(), keys=False)
+        return replace(self.record, again=tuple(dict.fromkeys((*self.again, *self._flying))))
+
+    @property
+    def _flying(self) -> Iterable[Key]:
+        """The keys that are being read, whether or not their rows were more than a chunk."""
+        yield from (key for flight in self.flights for key in flight.asked.keys)
+        yield from self._rest[0] if self._rest else ()
