@@ -14,7 +14,7 @@ the machine is not quiet.
 from __future__ import annotations
 
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +75,9 @@ class Runs:
         began, cpu = time.monotonic(), _cpu_seconds(up)
         yield
         rate = count / (time.monotonic() - began)
-        used = {kind: round(now - cpu[kind], 2) for kind, now in _cpu_seconds(up).items()}
+        used = dict.fromkeys(_ALL, 0.0)
+        for (kind, pid), now in _cpu_seconds(up).items():
+            used[kind] = round(used[kind] + now - cpu.get((kind, pid), 0.0), 2)
         self.rates.setdefault(what, []).append(rate)
         self.cpu_s.setdefault(what, []).append(used)
         say(f"{what}: {rate:,.0f} rows/s, CPU seconds {used}")
@@ -254,15 +256,19 @@ def _check(spark: SparkSession, mirror: Path, count: int) -> None:
         )
 
 
-def _cpu_seconds(up: Servers) -> dict[str, float]:
-    """Return CPU seconds by kind of process, workers that have ended included."""
-    used = {"driver": sum(psutil.Process().cpu_times()[:2]), "jvm": 0.0, "workers": 0.0}
+def _cpu_seconds(up: Servers) -> dict[tuple[str, int], float]:
+    """Return CPU seconds by kind of process and process.
+
+    Spark ends workers that are idle for a minute, and nobody waits for them: their seconds are
+    gone with them.
+    """
+    used = {("driver", 0): sum(psutil.Process().cpu_times()[:2])}
     for process in psutil.Process().children(recursive=True):
-        if _is_spark(process):
-            used["jvm"] += sum(process.cpu_times()[:2])
-        elif _is_worker(process):
-            used["workers"] += sum(process.cpu_times()[:4])
-    return used | {"postgres": measure.family_cpu_seconds(up.postgres_pid)}
+        kind = "jvm" if _is_spark(process) else "workers" if _is_worker(process) else None
+        if kind is not None:
+            with suppress(psutil.Error):  # ended meanwhile
+                used[kind, process.pid] = sum(process.cpu_times()[:2])
+    return used | {("postgres", 0): measure.family_cpu_seconds(up.postgres_pid)}
 
 
 def _is_spark(process: psutil.Process) -> bool:
