@@ -247,7 +247,12 @@ def _tell(findings: Findings, table: database.Table, what: str, keys: list[str])
 
 
 def _key(columns: Row) -> Key:
-    return tuple(sorted(columns.items()))
+    return tuple(sorted((name, _hashable(value)) for name, value in columns.items()))
+
+
+def _hashable(value: Any) -> Any:  # noqa: ANN401 - any type's
+    """Return an array, which a key may be, as a tuple; anything else as it is."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _named(key: Key) -> str:
