@@ -6,6 +6,7 @@ there is a next one is the error's policy, and nothing else's, to say.
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import select
@@ -174,6 +175,9 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)
+    # What is loaded stays: a full collection that walks it takes 20 ms from the stream.
+    gc.collect()
+    gc.freeze()
     try:
         return daemon.run()
     finally:
