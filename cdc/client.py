@@ -86,7 +86,7 @@ class Client:
         self,
         lsn: Token | LSN | str,
         followers: Iterable[str] | None = None,
-        timeout: float = 5.0,
+        timeout: float = 10.0,
     ) -> dict[str, FollowerRecord]:
         """Return when every follower named (default: all) has applied all up to `lsn`.
 

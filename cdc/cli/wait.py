@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     type=Duration(),
-    default="5s",
+    default="10s",
     show_default=True,
     help="Give up after so long, such as 500ms, 5s or 1m.",
 )
