@@ -26,6 +26,8 @@ from cdc.source.stream import Stream
 from cdc.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cdc.config import Config
 
 PARTITIONS: Final = 4
@@ -58,6 +60,32 @@ class Recording:
     @property
     def count(self) -> int:
         return sum(len(rows) for rows in self.rows.values())
+
+    def take(self, chunk: bytes, other: Callable[[bytes, int], int]) -> int:
+        """Note the chunk's relations and rows; return how far whole frames go.
+
+        `other` takes what is no frame, and returns where the next begins.
+        """
+        at, end = 0, whole(chunk)
+        while at + HEADER_SIZE <= end:
+            _, length, inner, lsn = head(chunk, at)
+            stop = at + 1 + length
+            if stop > end:
+                break
+            if inner != XLOG_DATA:
+                at = other(chunk, at)
+                continue
+            tag = chunk[at + PAYLOAD]
+            if tag == _RELATION:
+                relation = pgoutput.decode(chunk[at + PAYLOAD : stop])
+                assert isinstance(relation, messages.Relation)
+                self.relations[relation.relation_id] = relation
+            elif tag == _INSERT:
+                number = int.from_bytes(chunk[at + PAYLOAD + 1 : at + PAYLOAD + 5], "big")
+                rows = self.rows.setdefault(self.relations[number].name, [])
+                rows.append(Row(chunk, at + _FIRST_COLUMN, stop, lsn))
+            at = stop
+        return at
 
     def encoder(self, table: str, **changed: Any) -> Encoder:  # noqa: ANN401 - a schema's fields
         """Return an encoder of the table as the stream describes it, or as `changed`."""
@@ -109,7 +137,7 @@ def record(config: Config, end_lsn: int) -> Recording:
             chunk = stream.read()
             recording.receive_s += time.thread_time() - began
             if chunk:
-                at = _walk(recording, stream, chunk)
+                at = recording.take(chunk, stream.other)
                 began = time.thread_time()
                 stream.keep(chunk, at)
                 recording.receive_s += time.thread_time() - began
@@ -118,29 +146,6 @@ def record(config: Config, end_lsn: int) -> Recording:
     finally:
         stream.close()
     return recording
-
-
-def _walk(recording: Recording, stream: Stream, chunk: bytes) -> int:
-    """Note the chunk's relations and rows; return how far whole frames go."""
-    at, end = 0, whole(chunk)
-    while at + HEADER_SIZE <= end:
-        _, length, inner, lsn, tag = head(chunk, at)
-        stop = at + 1 + length
-        if stop > end:
-            break
-        if inner != XLOG_DATA:
-            at = stream.other(chunk, at)
-            continue
-        if tag == _RELATION:
-            relation = pgoutput.decode(chunk[at + PAYLOAD : stop])
-            assert isinstance(relation, messages.Relation)
-            recording.relations[relation.relation_id] = relation
-        elif tag == _INSERT:
-            number = int.from_bytes(chunk[at + PAYLOAD + 1 : at + PAYLOAD + 5], "big")
-            rows = recording.rows.setdefault(recording.relations[number].name, [])
-            rows.append(Row(chunk, at + _FIRST_COLUMN, stop, lsn))
-        at = stop
-    return at
 
 
 def _encoder(relation: messages.Relation, **changed: Any) -> Encoder:  # noqa: ANN401 - as above

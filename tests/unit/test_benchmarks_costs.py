@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from benchmarks import costs_page, kinds, result, stages
-from benchmarks.recording import Recording, Row
+from benchmarks.recording import Recording
 from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
-from cdc.frames import HEADER_SIZE
+from cdc.frames import HEADER_SIZE, PAD
 from cdc.log.batch import Batch
 from tests.property.stream import begin, chunk, commit, frame
 
@@ -23,20 +23,19 @@ ITEMS = Relation(
     ),
 )
 ROWS = 500
-# Of a row's frame: 30 bytes to the tag, the tag, relation id, kind of tuple, column count.
-FIRST_COLUMN = 38
 
 
 def recorded() -> Recording:
     """Return one transaction of `ROWS` rows."""
     inserts = [frame(Insert(7, (b"%d" % number, b"name"))) for number in range(ROWS)]
-    before = [begin(), frame(ITEMS)]
-    whole = chunk(*before, *inserts, commit())
-    rows, at = [], sum(len(each) for each in before)
-    for each in inserts:
-        rows.append(Row(whole, at + FIRST_COLUMN, at + len(each), 1))
-        at += len(each)
-    return Recording(chunks=[whole], relations={7: ITEMS}, rows={"items": rows}, receive_s=0.0)
+    whole = chunk(begin(), frame(ITEMS), *inserts, commit())
+    recording = Recording(chunks=[whole])
+    assert recording.take(whole, no_other) == len(whole) - PAD
+    return recording
+
+
+def no_other(_chunk: bytes, at: int) -> int:
+    raise AssertionError(f"at {at} is no frame")
 
 
 def test_a_recording_feeds_every_row_into_the_batch() -> None:
