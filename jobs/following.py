@@ -112,7 +112,9 @@ class Following:
             try:
                 delete_with_jvm(self._spark, scratch)
                 self._query(run, standing, scratch)
-            except (Py4JNetworkError, ConnectionError) as error:
+            except (Py4JError, ConnectionError) as error:
+                if not is_gone(error):
+                    raise
                 raise SparkGoneError from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -177,6 +179,13 @@ class Following:
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until
+
+
+def is_gone(error: Py4JError | ConnectionError) -> bool:
+    """Return whether the JVM has ended: it has thrown nothing, and answers no more."""
+    # A call that it ends in gets no answer, which py4j tells by its plainest error.
+    silent = type(error) is Py4JError and "Trace:" not in str(error)
+    return silent or isinstance(error, Py4JNetworkError | ConnectionError)
 
 
 def _query_name(config: Config, name: str, applied: Applied) -> str:

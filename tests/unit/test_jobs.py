@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError, get_return_value
 from pyspark import TaskContext
 
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
@@ -16,6 +17,7 @@ from cdc.snapshot.records import Plan, Range
 from jobs import direct, tasks
 from jobs.data_source import table_of
 from jobs.driving import translated
+from jobs.following import is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,3 +81,11 @@ def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.Monkey
     assert [group.is_last for group in found] == [False, False, True]
     with pytest.raises(ConfigError, match=r"has no table public\.t"):
         table_of(PLAN, "public.t")
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("", True), ("x", True), ("xsno such method", False)])
+def test_a_jvm_that_ends_in_a_call_is_gone_and_no_bug(answer: str, gone: bool) -> None:  # noqa: FBT001 - pytest's
+    with pytest.raises(Py4JError) as told:
+        get_return_value(answer, None, "o1", "isActive")
+    assert is_gone(told.value) == gone
+    assert is_gone(Py4JNetworkError("Answer from Java side is empty"))
