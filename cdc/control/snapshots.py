@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from cdc.config.patterns import parse_table_pattern
+from cdc.config.patterns import TablePattern, parse_table_pattern
 from cdc.control.findings import listed
 from cdc.errors import ConfigError
 from cdc.log import reader
@@ -95,16 +95,21 @@ def new_id() -> str:
     return uuid.uuid4().hex[:8]
 
 
+def pattern_of(text: str) -> TablePattern:
+    """Return the pattern of tables that a command was given; ConfigError where it is none."""
+    try:
+        return parse_table_pattern(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text} is not schema.table", hint="write it with its schema, as public.orders"
+        ) from error
+
+
 def _chosen(known: list[Member], wanted: Sequence[str]) -> list[Member]:
     """Return the tables that the patterns name; ConfigError where one names none."""
     chosen: dict[str, Member] = {}
     for text in wanted:
-        try:
-            pattern = parse_table_pattern(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"{text} is not schema.table", hint="write it with its schema, as public.orders"
-            ) from error
+        pattern = pattern_of(text)
         exact = ".".join(pattern.exact) if pattern.exact else None
         found = [
             each

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.config.patterns import parse_table_pattern
 from cdc.control import setup_publication
 from cdc.control.findings import listed
-from cdc.control.snapshots import new_id
+from cdc.control.snapshots import new_id, pattern_of
 from cdc.errors import ConfigError, GapError
 from cdc.snapshot.live import commands
 from cdc.source import inspection, membership
@@ -121,12 +120,7 @@ def _named(wanted: Sequence[str], known: list[str], config: Config) -> list[str]
     """Return those of `known` that the patterns match; ConfigError where one matches none."""
     chosen: list[str] = []
     for text in wanted:
-        try:
-            pattern = parse_table_pattern(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"{text} is not schema.table", hint="write it with its schema, as public.orders"
-            ) from error
+        pattern = pattern_of(text)
         found = [name for name in known if pattern.matches(*name.split(".", 1))]
         if not found:
             raise ConfigError(
