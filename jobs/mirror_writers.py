@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from jobs.data_source import SnapshotReader, Table
 
-# Of older generations at most: only our own commits are looked for.
 _NEWEST: Final = 10
+# Of older generations at most: only our own commits are looked for.
 _HISTORY: Final = 1_000
 _TRIES: Final = 10
 _CHECKPOINT_EVERY: Final = 100
-_VECTORS: Final = "deletionVectors"
-_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", _VECTORS}
+_KNOWN: Final = {"appendOnly", "invariants", "timestampNtz", delta_actions.VECTORS}
 _MAPPED: Final = "delta.columnMapping.mode"
 
 
@@ -267,7 +266,7 @@ def _removals(table: DeltaTable | None) -> list[Action]:
     """Return the actions that take away all files of a table."""
     if table is None:
         return []
-    has_vectors = _VECTORS in (table.protocol().reader_features or ())
+    has_vectors = delta_actions.VECTORS in (table.protocol().reader_features or ())
     vectors = delta_log.vectors(table) if has_vectors else {}
     now = int(time.time() * 1_000)
     removals = []

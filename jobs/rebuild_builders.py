@@ -102,11 +102,8 @@ class LogBuilder:
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
         target = self._target(until)
         there = sink.generations().get(generation)
-        if (
-            there
-            and there.seq == target.seq
-            and (there.epoch, there.lsn) == (target.epoch, target.lsn)
-        ):
+        at = (target.epoch, target.lsn, target.seq)
+        if there and (there.epoch, there.lsn, there.seq) == at:
             return there  # without a session, which takes seconds to start
         following = Following(
             self._spark(),

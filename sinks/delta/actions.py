@@ -54,6 +54,8 @@ _FILE_VERSION: Final = b"\x01"
 # Of an upload so much is in memory.
 _PART_BYTES: Final = 8 << 20
 _PARTS: Final = 2
+# The feature that readers of a table with deletion vectors must know.
+VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
 # What a table has whose protocol names no features, by the version that brought it.
 _LEGACY: Final = {
@@ -216,7 +218,7 @@ def enabling(table: DeltaTable) -> list[Action]:
         return []
     schema = json.loads(table.schema().to_json())
     return [
-        with_feature(table, "deletionVectors"),
+        with_feature(table, VECTORS),
         described(table, schema, {**about.configuration, _ENABLED: "true"}),
     ]
 
