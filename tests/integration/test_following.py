@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,13 +18,14 @@ from jobs.following import Following
 from jobs.running import Run
 from sinks.contract import Sink
 from sinks.memory import STORES, MemorySink
+from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.followed import LONG
 
 if TYPE_CHECKING:
     import redis
     from pyspark.sql import SparkSession
 
-LONG = 300.0
 TABLES = (
     "CREATE TABLE users (id int PRIMARY KEY, name text, body text)",
     "CREATE TABLE lines (no int, id int, name text, PRIMARY KEY (no, id))",
@@ -38,27 +37,17 @@ TABLES = (
 Rows = dict[bytes, dict[str, Any]]
 
 
-@contextmanager
 def running(
     spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
-) -> Iterator[dict[str, Run]]:
+) -> AbstractContextManager[dict[str, Run]]:
     """Run followers of these names in the session, until the block ends."""
     config, file = pipeline.config, pipeline.config_file
-    runs = {
-        name: Run(config, name, "redis", Following(spark, config, file, name, sink))
-        for name, sink in sinks.items()
-    }
-    threads = [threading.Thread(target=run.run) for run in runs.values()]
-    for thread in threads:
-        thread.start()
-    try:
-        yield runs
-    finally:
-        for run in runs.values():
-            run.stop()
-        for thread in threads:
-            thread.join(LONG)
-            assert not thread.is_alive()
+    return followed.beside(
+        {
+            name: Run(config, name, "redis", Following(spark, config, file, name, sink))
+            for name, sink in sinks.items()
+        }
+    )
 
 
 def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
@@ -68,14 +57,7 @@ def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
         assert row is not None
         connection.execute("SELECT pg_logical_emit_message(true, 'test', 'reach')")
         connection.commit()
-    lsn = LSN.parse(row[0])
-    for run in runs:
-
-        def there(run: Run = run) -> bool:
-            assert run.state != "halted", run.error
-            return run.applied is not None and run.applied.lsn >= lsn
-
-        wait_until(there, f"{run.name} is {run.state} at {run.applied}", LONG)
+    followed.reach(LSN.parse(row[0]), runs)
 
 
 def table(pipeline: PipelineUnderTest, name: str, *key: str) -> Rows:
