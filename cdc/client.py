@@ -94,10 +94,11 @@ class Client:
         has not in time, and at once where one has halted that far from it; UnavailableError when
         the brokers do not answer in time.
         """
-        wanted, names = self._lsn(lsn), named(self._config.followers, followers)
+        given, names = _given(lsn), named(self._config.followers, followers)
         began = time.monotonic()
-        with self._turn:
+        with self._turn:  # first, since this keeps to the timeout where no broker answers
             newest = dict(self._readings.refresh(max(timeout, _LEAST_SECONDS)))
+        wanted = given if isinstance(given, LSN) else self._lsn(given)
         while late := behind(wanted, names, newest):
             left = began + timeout - time.monotonic()
             if left <= 0 or any(each.hopeless for each in late):
@@ -118,11 +119,8 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lsn(self, given: Token | LSN | str) -> LSN:
-        if isinstance(given, str):
-            given = Token.parse(given) if "@" in given else _parsed(given)
-        if isinstance(given, LSN):
-            return given
+    def _lsn(self, given: Token) -> LSN:
+        """Return a token's LSN; ConfigError where it is not of the database that is followed."""
         if self._ours is None:
             resume = reader.read_resume(self._config)
             if resume is None:
@@ -181,9 +179,13 @@ def _error(lsn: LSN, late: Sequence[Behind], seconds: float) -> BehindError:
     return error
 
 
-def _parsed(text: str) -> LSN:
+def _given(given: Token | LSN | str) -> Token | LSN:
+    if not isinstance(given, str):
+        return given
+    if "@" in given:
+        return Token.parse(given)
     try:
-        return LSN.parse(text)
+        return LSN.parse(given)
     except ValueError as error:
         raise ConfigError(str(error), hint="an LSN is written as Postgres does: 0/16B3748") from (
             error

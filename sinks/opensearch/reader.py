@@ -44,10 +44,14 @@ class OpenSearchReader:
         return as_of.read(self.mark, lambda: work(self._client), waiting)
 
     def mark(self) -> as_of.Mark | None:
-        """Return where the store stands; None while something is being applied."""
-        found = self._client.get(
-            index=self._records, id=self._follower, _source_includes=",".join(as_of.FIELDS)
-        )["_source"]
+        """Return where the store stands; None while something is being applied, or never was."""
+        got = self._client.get(
+            index=self._records,
+            id=self._follower,
+            _source_includes=",".join(as_of.FIELDS),
+            ignore=404,  # no record, or no index of records yet
+        )
+        found = got.get("_source", {})
         generation, seq, lsn, committed_at_us, applying = map(found.get, as_of.FIELDS)
         if seq is None or applying is not None:
             return None

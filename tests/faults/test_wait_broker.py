@@ -8,6 +8,7 @@ from cdc.client import BehindError, Client
 from cdc.errors import UnavailableError
 from cdc.events import LSN
 from cdc.local.stack import LocalStack
+from cdc.source.token import Token
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
@@ -26,6 +27,9 @@ def test_a_client_outlives_the_broker(
             with pytest.raises((UnavailableError, BehindError)) as caught:
                 client.wait(LSN(lsn), timeout=0.5)
             assert caught.value.exit_code
+        # Who asks for the first time is told within the timeout: the token is looked at later.
+        with Client(line.config) as late, pytest.raises(UnavailableError, match="cdc.followers"):
+            late.wait(Token(LSN(5), "1", "another"), timeout=0.5)
         killable_stack.start("kafka")
 
         def answers() -> bool:

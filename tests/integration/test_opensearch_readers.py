@@ -135,7 +135,10 @@ def client(opensearch_url: str) -> Iterator[OpenSearch]:
 def test_a_reader_waits_for_a_frontier_and_tells_it(
     opensearch_store: OpenSearchStore, client: OpenSearch
 ) -> None:
-    """A search that a cut came in between of is made again."""
+    """A search that a cut came in between of is made again; where nothing is yet, it waits."""
+    never = OpenSearchReader(client, f"{opensearch_store.prefix}-never", "search")
+    with pytest.raises(UnavailableError, match="no frontier"):
+        never.read(lambda _: pytest.fail("there is nothing to search"), seconds=0.05)
     sink = opensearch_store.sink()
     opened(sink)
     reader = OpenSearchReader(client, opensearch_store.prefix, "search")
