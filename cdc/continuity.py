@@ -210,7 +210,9 @@ def same_publication(old: Publication, new: Publication, existing: frozenset[str
     if back:
         raise GapError(
             f'{", ".join(back)} left the publication "{new.name}" and came back',
-            hint=f"changes made in between are in no stream; {_ANEW}",
+            hint="changes made in between are in no stream; take it out again (ALTER PUBLICATION"
+            f' "{new.name}" DROP TABLE …), then put it back with `cdc table add`, which reads it'
+            " anew",
         )
     members = set(new.tables.values()) - {0}
     gone = sorted(

@@ -107,6 +107,15 @@ class Relations:
         self._known[record.schema_id] = record
         return record, True
 
+    def is_another(self, record: SchemaRecord) -> bool:
+        """Return whether the newest version before it, of its name, was of another table."""
+        before = [
+            known.relation_id
+            for known in self._known.values()
+            if known.topic == record.topic and known.schema_id < record.schema_id
+        ]
+        return bool(before) and before[-1] != record.relation_id
+
     def _record(self, asked: Asked, key: tuple[str, ...]) -> SchemaRecord:
         relation, types = asked.relation, asked.types
         columns = []

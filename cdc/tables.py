@@ -138,7 +138,7 @@ class Tables:
         """Note the publication as it is; raise GapError where that has lost changes."""
         old = self._identity.publication
         if publication != old:
-            existing = catalog.existing(self._sql, old.tables)
+            publication, existing = catalog.publication_beside(self._sql, old.name, old.tables)
             continuity.same_publication(old, publication, existing)
             self.note(publication)
 
@@ -187,3 +187,10 @@ class Tables:
             "topic": version.topic,
         }
         log.info("table version", extra={"fields": fields})
+        if self._relations.is_another(version):
+            # Dropped and created again, or renamed into its place: the stream tells of neither.
+            remedy = f"cdc snapshot {version.schema}.{version.table} --anew"
+            log.warning(
+                "another table has this name now, and rows of the one before are still in the log",
+                extra={"fields": {**fields, "hint": remedy}},
+            )

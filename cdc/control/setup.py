@@ -150,8 +150,8 @@ def _membership(
         raise GapError(
             f"{listed(back)} left the publication {config.publication} while the log went on; "
             "changes made since then are in no stream",
-            hint="leave it out of source.tables and run `cdc setup` again to go on without it; or "
-            "start anew with `cdc teardown --topics`, then `cdc setup`",
+            hint="put it back with `cdc table add`, which reads it anew; or leave it out of "
+            "source.tables and run `cdc setup` again to go on without it",
         )
     if slot.active_pid is not None:
         raise ConfigError(

@@ -13,6 +13,7 @@ from cdc.control import setup_publication
 from cdc.control.findings import listed
 from cdc.control.snapshots import new_id, pattern_of
 from cdc.errors import ConfigError, GapError
+from cdc.log import reader
 from cdc.snapshot.live import commands
 from cdc.source import inspection, membership
 from cdc.source import setup as source_setup
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc.config import Config
+    from cdc.source import plan
     from cdc.source.catalog import Connection
     from cdc.source.membership import State
     from cdc.source.plan import Plan
@@ -42,7 +44,7 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
     """Add tables that the configuration captures, and have them read; tell the snapshots' ids.
 
     A table that was captured before is emptied in the log first: what it lost meanwhile is in no
-    stream.
+    stream. So a membership that it lost by a drop, or by hand, is noted as ended on purpose.
     """
     with connect(config) as connection:
         wanted, state = _standing(connection, config)
@@ -55,9 +57,10 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
                 hint="`cdc snapshot` reads a table again",
             )
         ids = {}
+        lost = _lost(config, chosen) if read else frozenset()
         with connection.transaction():
             change = _NOTHING._replace(add=chosen)
-            membership.alter(connection, config.publication, change, wanted, state)
+            membership.alter(connection, config.publication, change, wanted, state, lost)
             known = {str(each): each for each in members(connection, config.publication)}
             for member in chosen if read else ():
                 name = str(member.table)
@@ -70,6 +73,14 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
     return [Added(name, number) for name, number in ids.items()] or [
         Added(str(each.table), None) for each in chosen
     ]
+
+
+def _lost(config: Config, chosen: list[plan.Member]) -> frozenset[int]:
+    """Return the memberships by which the log still knows the tables."""
+    resumed = reader.read_resume(config)
+    known = resumed[0].publication.tables if resumed else {}
+    names = (each.table.catalog_name for each in chosen)
+    return frozenset(known[name] for name in names if known.get(name))
 
 
 def remove(config: Config, tables: Sequence[str]) -> list[str]:

@@ -123,7 +123,10 @@ class Watch:
             self._connection = sql
         publication = catalog.publication(sql, config.publication)
         if publication != known:
-            continuity.same_publication(known, publication, catalog.existing(sql, known.tables))
+            publication, existing = catalog.publication_beside(
+                sql, config.publication, known.tables
+            )
+            continuity.same_publication(known, publication, existing)
         self._seen = known, publication
         server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
         holders = inspection.holders(sql)

@@ -1,7 +1,7 @@
 """What the daemon asks the source's catalogs: facts that the stream does not carry.
 
-Each function is one query on an ordinary connection. A relation's columns come from the stream and
-never from here: today's catalog may be younger than the change.
+Each function asks an ordinary connection a query or few. A relation's columns come from the stream
+and never from here: today's catalog may be younger than the change.
 """
 
 from __future__ import annotations
@@ -40,20 +40,35 @@ class Source(NamedTuple):
 def source(connection: Connection, config: Config, tables: Collection[str]) -> Source:
     """Return what stands in the source now."""
     databases = "SELECT array_agg(datname::text) FROM pg_database WHERE datallowconn"
-    found = inspection.publication(connection, config.publication)
+    found, existing = _at_once(connection, config.publication, tables)
     return Source(
         str(_one(connection, "SELECT current_database()")[0]),
         frozenset(_one(connection, databases)[0]),
         wal_end(connection),
         inspection.slot(connection, config.slot),
         found and found.pinned,
-        existing(connection, tables),
+        existing,
     )
 
 
 def publication(connection: Connection, name: str) -> Publication:
     """Return the publication with its member tables; GapError where it does not exist."""
-    found = inspection.publication(connection, name)
+    return _pinned(inspection.publication(connection, name), name)
+
+
+def publication_beside(
+    connection: Connection, name: str, tables: Collection[str]
+) -> tuple[Publication, frozenset[str]]:
+    """Return the publication, and which of the `schema.table` names were one table's all the time.
+
+    So one that is dropped and created again meanwhile is not taken for one that has left the
+    publication. Raises GapError where there is no publication.
+    """
+    found, existing = _at_once(connection, name, tables)
+    return _pinned(found, name), existing
+
+
+def _pinned(found: inspection.Publication | None, name: str) -> Publication:
     if found is None:
         raise GapError(
             f'the publication "{name}" does not exist',
@@ -63,16 +78,26 @@ def publication(connection: Connection, name: str) -> Publication:
     return found.pinned
 
 
-def existing(connection: Connection, tables: Collection[str]) -> frozenset[str]:
-    """Return those of the `schema.table` names that still name a table."""
+def _at_once(
+    connection: Connection, name: str, tables: Collection[str]
+) -> tuple[inspection.Publication | None, frozenset[str]]:
+    # No snapshot would do: pg_publication_tables sees the catalog as it is, whatever the query's.
+    before = _named(connection, tables)
+    found = inspection.publication(connection, name)
+    stayed = before & _named(connection, tables)
+    return found, frozenset(table for table, _ in stayed)
+
+
+def _named(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
+    """Return those of the `schema.table` names that name a table, with its oid."""
     with translated("looking up tables"):
         found = connection.execute(
-            "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
+            "SELECT format('%%I.%%I', n.nspname, c.relname), c.oid::bigint FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE format('%%I.%%I', n.nspname, c.relname) = ANY(%s)",
             (list(tables),),
         ).fetchall()
-    return frozenset(row[0] for row in found)
+    return {(table, oid) for table, oid in found}
 
 
 def names(connection: Connection, tables: Collection[int]) -> dict[int, tuple[str, str]]:

@@ -28,7 +28,7 @@ def test_a_client_outlives_the_broker(
                 client.wait(LSN(lsn), timeout=0.5)
             assert caught.value.exit_code
         # Who asks for the first time is told within the timeout: the token is looked at later.
-        with Client(line.config) as late, pytest.raises(UnavailableError, match="cdc.followers"):
+        with Client(line.config) as late, pytest.raises(UnavailableError, match=r"cdc\.followers"):
             late.wait(Token(LSN(5), "1", "another"), timeout=0.5)
         killable_stack.start("kafka")
 

@@ -12,11 +12,13 @@ import pytest
 from cdc.cli import main
 from cdc.config import load
 from cdc.control import snapshots, tables
-from cdc.errors import ConfigError, Exit
+from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import reader
 from cdc.snapshot.live import commands
 from cdc.snapshot.live import topic as live_topic
 from cdc.snapshot.live.records import LiveRecord
+from cdc.source import catalog
+from cdc.source.connection import connect
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -276,3 +278,103 @@ def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: Ne
     wait_state(line, added.snapshot)
     converge(line.config)
     assert line.daemon.term() == 0
+
+
+def test_a_table_in_the_place_of_another_is_told_and_read_anew(pipeline: NewPipeline) -> None:
+    """Dropped and created again, or renamed: the stream has no word for the rows that went."""
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        source={"tables": ["public.*"], "new_tables": "publish"},
+    )
+    line.start().wait_ready()
+    again = (
+        "INSERT INTO t SELECT i, 1 FROM generate_series(1, 50) i",
+        "DROP TABLE t",
+        "CREATE TABLE t (id text PRIMARY KEY, other bool)",
+        "INSERT INTO t SELECT 'new ' || i, true FROM generate_series(1, 30) i",
+    )
+    swapped = (
+        "CREATE TABLE next (LIKE t INCLUDING ALL)",
+        "INSERT INTO next SELECT 'next ' || i FROM generate_series(1, 20) i",
+        "ALTER TABLE t RENAME TO away",
+        "ALTER TABLE next RENAME TO t",
+        "ALTER TABLE away RENAME TO next",
+        "UPDATE t SET other = false WHERE id = 'next 7'",
+        "DELETE FROM next WHERE id = 'new 7'",
+    )
+    for statements, tables_ in (again, ["t"]), (swapped, ["t", "next"]):
+        before = len(line.daemon.log)
+        line.database.execute(*statements)
+        for table in tables_:
+            remedy = f"cdc snapshot public.{table} --anew"
+            wait_until(lambda: remedy in line.daemon.log[before:], remedy)  # noqa: B023 - of this round
+            wait_state(line, begin(line, f"public.{table}", anew=True))
+        converge(line.config)
+    assert line.daemon.term() == 0
+
+
+def test_a_table_made_again_at_that_very_moment_has_not_left(pipeline: NewPipeline) -> None:
+    """The publication and the tables are looked at one after another, while others work."""
+    line = pipeline(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        source={"tables": ["public.*"], "new_tables": "publish"},
+    )
+    over = threading.Event()
+
+    def make_again() -> None:
+        with line.database.connect() as connection:
+            while not over.is_set():
+                connection.execute("DROP TABLE t")
+                connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+                over.wait(0.01)
+
+    maker = threading.Thread(target=make_again)
+    maker.start()
+    seen = set()
+    try:
+        with connect(line.config) as connection:
+            for _ in range(300):
+                publication, existing = catalog.publication_beside(
+                    connection, line.config.publication, ["public.t"]
+                )
+                assert publication.tables.keys() >= existing
+                seen.add(bool(existing))
+    finally:
+        over.set()
+        maker.join()
+    assert True in seen
+
+
+def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPipeline) -> None:
+    """By a drop, or by hand, even if it was put back by hand: what the daemon's hints say helps."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    publication = line.config.publication
+    made_again = (
+        "INSERT INTO t SELECT generate_series(1, 50)",
+        "DROP TABLE t",
+        "CREATE TABLE t (id text PRIMARY KEY, other bool)",
+        "INSERT INTO t SELECT 'new ' || i, true FROM generate_series(1, 30) i",
+        "INSERT INTO u VALUES (1)",
+    )
+    there_and_back = (
+        f"ALTER PUBLICATION {publication} DROP TABLE t",
+        "DELETE FROM t WHERE id = 'new 3'",
+        f"ALTER PUBLICATION {publication} ADD TABLE t",
+        "INSERT INTO u VALUES (2)",
+    )
+    for statements, said in (made_again, "no longer has"), (there_and_back, "came back"):
+        line.start().wait_ready()
+        line.database.execute(*statements)
+        assert "cdc table add" in line.ends(line.daemon, Exit.CONFIG, "public.t", said)
+        if said == "came back":
+            with pytest.raises(ConfigError, match="captured already"):
+                tables.add(line.config, ["public.t"])
+            line.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE t")
+        with pytest.raises(GapError, match=r"public\.t"):
+            line.set_up()
+        (added,) = tables.add(line.config, ["public.t"])
+        assert added.snapshot is not None
+        line.start().wait_ready()
+        wait_state(line, added.snapshot)
+        converge(line.config)
+        assert line.daemon.term() == 0
