@@ -106,7 +106,8 @@ class Standing(NamedTuple):
 
     `reached`, where it is above the applied frontier's seq: a cut was being written when its writer
     died, so rows may be there up to that seq. The next cut must reach it; before, the store is at
-    no frontier.
+    no frontier. Where that was its first, `applied` is the beginning, of the pipeline "" in a store
+    that does not know it.
     """
 
     applied: Applied
@@ -161,7 +162,9 @@ class Sink(Protocol):
     def write(self, changes: Changes) -> int:
         """Apply a table's changes, or some of its keys; return how many were news.
 
-        Those of a table without a key, or with a history, are all there and in seq order.
+        A large cut comes in parts, one after another: what a later one has of a key goes on from
+        what earlier ones have left, and `rows` sees that. Those of a table without a key, or with a
+        history, are all there and in seq order.
         """
         ...
 

@@ -25,6 +25,7 @@ from sinks.delta import generations, lake, layout, merge, vectors
 from sinks.delta import json as delta_json
 from sinks.delta import keys as delta_keys
 from sinks.delta.frontiers import Frontiers
+from sinks.delta.gathered import Gathered
 from sinks.delta.rows import batch
 from sinks.delta.table import Keeper, Mirror
 from sinks.delta.upkeep import Upkeep
@@ -102,7 +103,7 @@ class DeltaSink:
         # Of a generation that is no longer current, and is only read: its newest frontier.
         self._past: Row | None = None
         self._mirrors: dict[str, Mirror] = {}
-        self._pending: dict[str, list[Changes]] = {}
+        self._pending: dict[str, Gathered] = {}
         self._vectors = vectors.Vectors(settings.storage)
         self._upkeep = Upkeep(settings.optimize_minutes, settings.vacuum_hours, settings.storage)
         self._pool: ThreadPoolExecutor | None = None
@@ -172,13 +173,14 @@ class DeltaSink:
         news = [change for change in changes.changes if change.seq > seq]
         truncated = changes.truncated if (changes.truncated or 0) > seq else None
         if news or truncated is not None:
-            part = changes._replace(changes=news, truncated=truncated)
-            self._pending.setdefault(place, []).append(part)
+            every = not changes.version.key or changes.version.name in self._settings.history
+            gathered = self._pending.setdefault(place, Gathered(every=every))
+            gathered.add(changes._replace(changes=news, truncated=truncated))
         return len(news) + (truncated is not None)
 
     def commit(self, applied: Applied) -> None:
         pending = list(self._pending.items())
-        self._every(lambda place, parts: self._apply(place, parts, applied), pending)
+        self._every(lambda place, gathered: self._apply(place, gathered, applied), pending)
         self._pending.clear()
         if self._frontiers.newest is None:
             self._adopt()
@@ -204,6 +206,8 @@ class DeltaSink:
     def _tidy(self) -> None:
         """Keep files few and storage small, between two batches."""
         mine, places = self._settings, list(self._mirrors.items())
+        # First: no frontier is left that files are then missing of.
+        self._frontiers.tidy(mine.vacuum_hours)
         keeps_old = len(self._frontiers.rows()) > 1
 
         def tidy(_: str, mirror: Mirror) -> None:
@@ -214,10 +218,9 @@ class DeltaSink:
                 self._upkeep.vacuum(mirror)
 
         self._every(tidy, places)
-        self._frontiers.tidy(mine.vacuum_hours)
 
-    def _apply(self, place: str, parts: list[Changes], applied: Applied) -> None:
-        mirror, changes = self._mirrors[place], _joined(parts)
+    def _apply(self, place: str, gathered: Gathered, applied: Applied) -> None:
+        mirror, changes = self._mirrors[place], gathered.changes()
         mirror.make(*changes.versions, changes=changes.changes)
         mirror.apply(mirror.work(changes), applied, self._applier)
 
@@ -237,6 +240,11 @@ class DeltaSink:
             merge.apply(table, work, commit)
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        stored = self._stored_rows(version, keys)
+        gathered = self._pending.get(self._place(version))
+        return gathered.rows(keys, stored) if gathered else stored
+
+    def _stored_rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         mirror = self._mirror(self._place(version))
         if not mirror.find():
             return {}
@@ -330,16 +338,3 @@ def _there(rows: pa.Table) -> pa.Table:
     if layout.CURRENT in rows.column_names:
         return rows.filter(rows[layout.CURRENT])
     return rows
-
-
-def _joined(parts: list[Changes]) -> Changes:
-    """Return what came in several parts as one."""
-    if len(parts) == 1:
-        return parts[0]
-    versions = {version.schema_id: version for part in parts for version in part.versions}
-    truncated = max((part.truncated or 0 for part in parts), default=0)
-    return Changes(
-        tuple(versions[each] for each in sorted(versions)),
-        [change for part in parts for change in part.changes],
-        truncated or None,
-    )

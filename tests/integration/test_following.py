@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +17,7 @@ from cdc.events import LSN
 from cdc.log.followers import read
 from jobs import following, large, stores
 from jobs.following import Following
+from jobs.reading_as_of import read_as_of_arrow
 from jobs.running import Run
 from sinks.contract import Sink
 from sinks.memory import STORES, MemorySink
@@ -101,16 +104,27 @@ _WRITES = (
 )
 
 
-def compare(made: PipelineUnderTest, client: redis.Redis) -> None:
-    """Hold what both followers have against the database."""
+def in_delta(path: str, name: str, columns: Iterable[str]) -> list[str]:
+    """Return a mirror's rows; of a table that has not been met yet, none."""
+    if not Path(path, name).exists():
+        return []
+    read = read_as_of_arrow(path, [name]).tables[name].select(list(columns)).to_pylist()
+    return sorted(map(str, read))
+
+
+def compare(made: PipelineUnderTest, client: redis.Redis, lake: str) -> None:
+    """Hold what the followers have against the database."""
     prefix = made.config.prefix
     for name, key in (("users", ("id",)), ("lines", ("no", "id"))):
         wanted = table(made, name, *key)
         assert STORES[prefix].rows(f"public.{name}") == wanted
         assert in_redis(client, prefix, f"public.{name}", *key) == wanted
+        columns = next(iter(wanted.values()))
+        assert in_delta(lake, f"public.{name}", columns) == sorted(map(str, wanted.values()))
     clicks = STORES[prefix].tables.get("public.clicks")
     found = sorted(clicks.keyless if clicks else [], key=str)
     assert found == list(table(made, "clicks").values())
+    assert in_delta(lake, "public.clicks", ("id", "name")) == sorted(map(str, found))
 
 
 @pytest.mark.slow
@@ -119,9 +133,10 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     pipeline: NewPipeline,
     redis_client: redis.Redis,
     redis_url: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Small ones, and large ones by tasks, by the driver and in order; two followers at once."""
+    """Small ones, and large ones by tasks, by the driver and in order; three followers at once."""
     monkeypatch.setattr(following, "_SMALL_EVENTS", 40)
     monkeypatch.setattr(large, "_PIECE_EVENTS", 25)
     keyed = ["public.users", "public.lines"]
@@ -130,6 +145,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
         followers={
             "memory": {"redis": {"url": redis_url}, "max_events": 40},
             "cache": {"redis": {"url": redis_url}, "tables": keyed},
+            "mirror": {"delta": {"path": str(tmp_path)}, "max_events": 40},
         },
         log={"kafka": {"message.max.bytes": 60_000}},
     )
@@ -138,13 +154,15 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     execute(*_WRITES[0])
     config = made.config
     memory = MemorySink(config.prefix)
-    cache = stores.sink(config, "cache", config.followers["cache"])
-    with running(spark, made, memory=memory, cache=cache) as runs:
+    cache, mirror = (
+        stores.sink(config, each, config.followers[each]) for each in ("cache", "mirror")
+    )
+    with running(spark, made, memory=memory, cache=cache, mirror=mirror) as runs:
         everyone = runs.values()
         for more in ((), *_WRITES[1:]):
             execute(*more)
             reach(made, *everyone)
-            compare(made, redis_client)
+            compare(made, redis_client, str(tmp_path))
         execute(
             "TRUNCATE lines",
             "INSERT INTO lines SELECT 1, g, 'after' FROM generate_series(1, 120) g",

@@ -1,0 +1,101 @@
+"""What a cut does to one mirror, gathered from all the parts in which it is written.
+
+Nothing of a cut is in the table until its commit, so what a store that is written part by part has
+from the table itself is had from here: a later part takes the place of what earlier ones have of
+its keys, and what it does not tell stays as they have it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Raw
+
+from sinks.contract import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sinks.contract import Change, Version
+
+_decode: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Gathered:
+    """A cut's changes of one table; `every` of them where it has a history or no key."""
+
+    def __init__(self, *, every: bool) -> None:
+        self._versions: dict[int, Version] = {}
+        self._every: list[Change] | None = [] if every else None
+        self._newest: dict[bytes, Change] = {}
+        self._truncated: int | None = None
+
+    def add(self, changes: Changes) -> None:
+        """Take a part, the next in the order of seq of each of its keys."""
+        self._versions |= {version.schema_id: version for version in changes.versions}
+        if changes.truncated is not None:
+            self._truncate(changes.truncated, keyless=not changes.version.key)
+        if self._every is not None:
+            self._every += changes.changes
+        newest = self._newest
+        for change in changes.changes:
+            if change.op == "t":  # of a history
+                newest.clear()
+            elif change.key is not None:
+                before = newest.get(change.key)
+                if before is None:
+                    newest[change.key] = change
+                elif before.seq < change.seq:
+                    newest[change.key] = _over(change, before)
+
+    def _truncate(self, seq: int, *, keyless: bool) -> None:
+        """Let go of what is below; a history keeps what its truncates end."""
+        self._truncated = max(seq, self._truncated or 0)
+        self._newest = {key: each for key, each in self._newest.items() if each.seq > seq}
+        if self._every and keyless:
+            self._every = [each for each in self._every if each.seq > seq]
+
+    def changes(self) -> Changes:
+        """Return all of it as one."""
+        versions = tuple(self._versions[each] for each in sorted(self._versions))
+        changes = list(self._newest.values()) if self._every is None else self._every
+        return Changes(versions, changes, self._truncated)
+
+    def rows(self, keys: Sequence[bytes], stored: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Return the rows of these keys, of which `stored` are in the table."""
+        if self._truncated is not None:
+            stored = {}
+        found = {key: self._row(key, stored.get(key)) for key in keys}
+        return {key: row for key, row in found.items() if row is not None}
+
+    def _row(self, key: bytes, stored: bytes | None) -> bytes | None:
+        change = self._newest.get(key)
+        if change is None:
+            return stored
+        return _completed(change, stored).row if change.row else None
+
+
+def _over(change: Change, before: Change) -> Change:
+    """Return a change with what it does not tell and the one before it does."""
+    if not change.unchanged or change.row is None:
+        return change
+    filled = _completed(change, before.row)
+    kept = tuple(name for name in change.unchanged if name in before.unchanged)
+    return filled._replace(unchanged=kept)
+
+
+def _completed(change: Change, row: bytes | None) -> Change:
+    """Return a change with nothing unchanged: what the row before has not, nobody has told yet."""
+    if not change.unchanged:
+        return change
+    assert change.row is not None, "a row's columns are unchanged"
+    told, known = _decode(change.row), _decode(row) if row else {}
+    for name in change.unchanged:
+        told.pop(name, None)
+        if name in known:
+            told[name] = known[name]
+    return change._replace(row=_encode(told), unchanged=())
