@@ -8,13 +8,19 @@ fails where another has become current.
 
 Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the whole frontier, JSON),
 `versions` (map: a mirror's folder to its Delta version), `is_whole` (false where these stand at
-different frontiers, as behind the switch of a single table: no state to be read).
+different frontiers, as behind the switch of a single table: no state to be read), `written_at` (by
+the clock of who wrote the row: how long it is kept goes by that, as the source's time may be
+anything while an old log is caught up with).
+
+Two commits a batch: what they leave is joined and deleted when there is much of it, whatever else
+is due, so that opening the table stays quick.
 """
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -25,7 +31,7 @@ from sinks.contract import Applied
 from sinks.delta import lake, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from deltalake import DeltaTable
 
@@ -46,6 +52,7 @@ _TYPES: Final[dict[str, object]] = {
         "valueContainsNull": False,
     },
     "is_whole": "boolean",
+    "written_at": "timestamp",
 }
 _ARROW: Final = pa.schema(
     [
@@ -54,13 +61,23 @@ _ARROW: Final = pa.schema(
         ("applied", pa.string()),
         ("versions", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
         ("is_whole", pa.bool_()),
+        ("written_at", pa.timestamp("us", "UTC")),
     ]
 )
 # Delta transactions of this table.
 _REACHED: Final = "lockstep/reached"
 _APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
-_COMPACT_FILES: Final = 200
+# So many small files are joined, up to a size that is not worth writing again.
+_MOST_FILES: Final = 200
+_SMALL_BYTES: Final = 4 << 20
+_JOINED_BYTES: Final = 8 << 20
+# Nobody reads this table as it was, but two copies of a follower must see each other's commits.
+_KEPT_HOURS: Final = 1
+_PROPERTIES: Final = {
+    "delta.logRetentionDuration": f"interval {_KEPT_HOURS} hours",
+    "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS + 1} hours",
+}
 _TRIES: Final = 10
 
 
@@ -82,7 +99,6 @@ class Frontiers:
         self._table: DeltaTable | None = None
         self._id: object = None
         self.newest: Row | None = None
-        self._appended = 0
         self.reached = 0
         self.generation = 1
 
@@ -102,7 +118,7 @@ class Frontiers:
             self._path,
             layout.struct(_TYPES.items(), NAME),
             self._storage,
-            properties={},
+            properties=_PROPERTIES,
             facts=self._owner,
             about=None if tables is None else json.dumps(sorted(tables)),
         )
@@ -141,9 +157,9 @@ class Frontiers:
                 self._again()
                 continue
             self.newest = row
-            self._appended += 1
-            if self._appended % _COMPACT_FILES == 0:
-                self._compact()
+            sizes = pa.table(self.table.get_add_actions())["size_bytes"].to_pylist()
+            if sum(size < _SMALL_BYTES for size in sizes) >= _MOST_FILES:
+                self._join()
             return
         raise lake.busy(self._path)
 
@@ -185,30 +201,46 @@ class Frontiers:
         with lake.translated(self._path):
             self.table.delete(f"generation = {generation}")
 
-    def _compact(self) -> None:
-        """Join what single rows are in: each is looked through at every start of a batch."""
+    def tidy(self, keep_hours: float) -> None:
+        """Forget rows that are older than what can be read; join small files, delete old ones.
+
+        Of the current generation: what an older one has stays until it is dropped. The newest of
+        the old rows stays too: so things stood at the beginning of the time that is kept.
+        """
+        with lake.translated(self._path):
+            self.table.update_incremental()
+        if keep_hours:
+            oldest = (_now() - timedelta(hours=keep_hours)).isoformat()
+            mine = f"generation = {self.generation}"
+            is_old = f"{mine} AND is_whole AND written_at < '{oldest}'"
+            old = lake.read(self.table, ["seq", "lsn"], is_old).to_pylist()
+            seq, lsn = max(((each["seq"], each["lsn"]) for each in old), default=(0, 0))
+            if len(old) > 1:
+                with self._or_again(), lake.translated(self._path):
+                    self.table.delete(f"{mine} AND (seq < {seq} OR (seq = {seq} AND lsn < {lsn}))")
+        self._join()
+
+    def _join(self) -> None:
+        """Join what single rows are in, and delete what is left of it and of old commits."""
+        with self._or_again(), lake.translated(self._path):
+            self.table.optimize.compact(target_size=_JOINED_BYTES)
+            # In full: of files removed before its last checkpoint the log may know no more.
+            self.table.vacuum(
+                retention_hours=_KEPT_HOURS,
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=True,
+            )
+            self.table.create_checkpoint()
+            self.table.cleanup_metadata()
+
+    @contextmanager
+    def _or_again(self) -> Iterator[None]:
+        """Leave it for the next time where another commit came first."""
         try:
-            with lake.translated(self._path):
-                self.table.optimize.compact()
+            yield
         except lake.ConflictError:
             self._again()
-
-    def tidy(self, keep_hours: float) -> None:
-        """Join small files; forget rows that are older than what can be read."""
-        table = self.table
-        with lake.translated(self._path):
-            table.update_incremental()
-            if len(table.file_uris()) <= _COMPACT_FILES:
-                return
-            table.optimize.compact()
-            if keep_hours and self.newest is not None:
-                oldest = datetime.now(UTC).timestamp() - keep_hours * 3600
-                kept = min(oldest * 1_000_000, self.newest.applied.committed_at_us)
-                at = datetime.fromtimestamp(kept / 1_000_000, UTC)
-                table.delete(f"committed_at < '{at.isoformat()}'")
-            table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-            table.create_checkpoint()
-            table.cleanup_metadata()
 
     @property
     def tables(self) -> list[str] | None:
@@ -255,6 +287,7 @@ class Frontiers:
                 self.table,
                 pa.Table.from_pylist([as_columns(row) for row in new], schema=_ARROW),
                 mode="append",
+                schema_mode="merge",  # a table made before a column was thought of gets it
                 commit_properties=self._properties(apps),
             )
 
@@ -309,4 +342,9 @@ def as_columns(row: Row) -> dict[str, object]:
         "applied": json.dumps(applied._asdict()),
         "versions": list(row.versions.items()),
         "is_whole": row.is_whole,
+        "written_at": _now(),
     }
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

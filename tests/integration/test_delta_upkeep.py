@@ -1,0 +1,145 @@
+"""What upkeep leaves: every frontier that is kept, and of all else no more than a bounded rest."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc.errors import ConfigError
+from jobs.reading_as_of import read_as_of_arrow
+from sinks.contract import Applied, Changes
+from sinks.delta import frontiers as delta_frontiers
+from sinks.delta.frontiers import Frontiers
+from sinks.delta.sink import DeltaSink, Settings
+from tests.contract.under_test import USERS, applied, apply, change, row
+
+KEPT_HOURS = 3
+
+
+def users(seq: int, *ids: int) -> Changes:
+    return Changes((USERS,), [change(USERS, seq, row(USERS, seq, each), each) for each in ids])
+
+
+class Aged:
+    """A lake whose clock is set: what stands there counts as older, for every one who asks."""
+
+    def __init__(self, path: Path, patched: pytest.MonkeyPatch) -> None:
+        self.path, self.ahead = path, timedelta()
+        patched.setattr(delta_frontiers, "_now", lambda: datetime.now(UTC) + self.ahead)
+
+    def sink(self, **settings: object) -> DeltaSink:
+        mine = Settings("shop", "lake", "shop", str(self.path), applier="delta-rs")
+        sink = DeltaSink(mine._replace(optimize_minutes=0, **settings))  # type: ignore[arg-type]
+        sink.open()
+        return sink
+
+    def older(self, hours: float) -> None:
+        """Let that much time pass: for rows' clock, and for the files of `_frontiers`."""
+        self.ahead += timedelta(hours=hours)
+        for each in (self.path / "_frontiers").rglob("*"):
+            at = each.stat().st_mtime - hours * 3_600
+            os.utime(each, (at, at))
+
+    def ids(self, seq: int) -> set[int]:
+        found = read_as_of_arrow(str(self.path), ["public.users"], lsn=applied(seq).lsn)
+        assert found.applied.seq == seq
+        return set(found.tables["public.users"]["id"].to_pylist())
+
+
+@pytest.fixture
+def aged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Aged:
+    return Aged(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_frontiers_are_in_stays_bounded(
+    aged: Aged, monkeypatch: pytest.MonkeyPatch, *, restarts: bool
+) -> None:
+    """Over many batches, however often the process ends, and with a tidy now and then or none."""
+    monkeypatch.setattr(delta_frontiers, "_MOST_FILES", 10)
+    # Removed files are timed by delta-rs, whose clock can't be set.
+    monkeypatch.setattr(delta_frontiers, "_KEPT_HOURS", 0)
+    at, log = aged.path / "_frontiers", aged.path / "_frontiers" / "_delta_log"
+    frontiers, most = None, (0, 0)  # files and log files
+    for seq in range(1, 121):
+        if frontiers is None or (restarts and seq % 7 == 0):
+            frontiers = Frontiers(str(aged.path), {}, {"pipeline": "shop", "follower": "lake"})
+            frontiers.open(1)
+        frontiers.begin(seq)
+        frontiers.commit(applied(seq), {"public.users": seq})
+        aged.older(0.1)
+        if not restarts and seq % 40 == 0:
+            frontiers.tidy(KEPT_HOURS)
+            assert min(_seqs(at)) == seq - 29  # the last one that is older, and what came since
+        files = len(list(at.glob("*.parquet"))), len(list(log.iterdir()))
+        most = max(most[0], files[0]), max(most[1], files[1])
+    assert most[0] <= 14
+    assert most[1] <= 75
+    assert max(_seqs(at)) == 120
+    assert len(_seqs(at)) == (120 if restarts else 30)
+
+
+def _seqs(path: Path) -> list[int]:
+    return sorted(DeltaTable(path).to_pyarrow_table()["seq"].to_pylist())
+
+
+def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged: Aged) -> None:
+    """Not by the source's time: a follower that catches up with an old log writes that today."""
+    sink = aged.sink(vacuum_hours=KEPT_HOURS)
+
+    def stand(seq: int) -> Applied:
+        return applied(seq)._replace(committed_at_us=seq)  # half a century ago
+
+    def cut(seq: int) -> None:
+        sink.begin(seq, [USERS])
+        sink.write(users(seq, seq))
+        sink.commit(stand(seq))
+
+    for seq in range(1, 6):
+        cut(seq)
+    sink._tidy()
+    for seq in range(1, 6):
+        assert aged.ids(seq) == set(range(1, seq + 1))
+    aged.older(KEPT_HOURS + 1)
+    for seq in range(6, 8):
+        cut(seq)
+    sink._tidy()
+    assert [aged.ids(seq) == set(range(1, seq + 1)) for seq in (5, 6, 7)] == [True] * 3
+    with pytest.raises(ConfigError, match="no frontier so old"):
+        aged.ids(4)
+    # The newest is how things stand, whatever its age.
+    aged.older(100)
+    sink._tidy()
+    assert aged.ids(7) == set(range(1, 8))
+    sink.close()
+
+
+def test_an_old_generation_stays_whole_until_it_is_dropped(aged: Aged) -> None:
+    sink = aged.sink(vacuum_hours=KEPT_HOURS)
+    for seq in range(1, 4):
+        apply(sink, seq, users(seq, seq))
+    aside = sink.at(2)
+    aside.open()
+    apply(aside, 3, users(3, 1, 2, 3, 9))
+    sink.switch(2)
+    sink.open()
+    for seq in range(4, 8):
+        aged.older(KEPT_HOURS)
+        apply(sink, seq, users(seq, seq))
+        sink._tidy()
+    assert sorted(sink.generations()) == [1, 2]
+    old = sink.at(1)
+    old.open()
+    assert len(list(old.contents(USERS))) == 3
+    rows = DeltaTable(aged.path / "_frontiers").to_pyarrow_table().to_pylist()
+    kept = sorted((each["generation"], each["seq"]) for each in rows)
+    assert kept == [(1, 1), (1, 2), (1, 3), (2, 6), (2, 7)]
+    sink.drop(1)
+    sink._tidy()
+    assert aged.ids(7) == {1, 2, 3, 4, 5, 6, 7, 9}
+    for each in (aside, old, sink):
+        each.close()
