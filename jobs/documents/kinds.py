@@ -148,6 +148,8 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
             hint="give it a primary key, or tables.<table>.key",
         )
     columns = document.columns or tuple(column.name for column in version.columns)
+    if document.columns and not document.by:  # the root's key is read back from what is stored
+        columns = tuple(dict.fromkeys((*version.key, *columns)))
     taken = set(columns) & set(document.children)
     if taken:
         raise ConfigError(

@@ -107,7 +107,10 @@ def expected(name: str, world: World) -> dict[str, Any]:
 
 
 def _document(document: Document, row: dict[str, Any], world: World) -> dict[str, Any]:
-    made = {name: _shown(row[name]) for name in document.columns or COLUMNS[document.table]}
+    shown = document.columns or tuple(COLUMNS[document.table])
+    if not document.by:
+        shown = (*KEYS[document.table], *shown)  # whatever is chosen
+    made = {name: _shown(row[name]) for name in shown}
     for name, child in document.children.items():
         rows = [
             each
