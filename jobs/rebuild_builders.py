@@ -177,7 +177,8 @@ class LogBuilder:
     def _begin_here(self, sink: Generations, generation: int) -> None:
         """Let a new generation begin at a frontier of now instead of the log's beginning."""
         with closing(sink):
-            if sink.open() is None:
+            standing = sink.open()
+            if standing is None or not standing.applied.place:
                 applied = frontier_of_now(self._config, generation)
                 sink.begin(applied.seq, [])
                 sink.commit(applied)

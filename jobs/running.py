@@ -29,6 +29,7 @@ from cdc.errors import (
 from cdc.events import LSN
 from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports, read
 from jobs.applying import TornError
+from jobs.rebuilding import STILL
 from sinks.contract import Applied, Standing
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.followers import FollowerState
-    from sinks.contract import Sink
+    from sinks.contract import Generations
 
 log = logging.getLogger("jobs.follow")
 
@@ -85,7 +86,7 @@ class Run:
         *,
         quiet: bool = False,
     ) -> None:
-        """`quiet`: no reports, as while a generation is built aside."""
+        """`quiet`: no reports, since a generation is built aside."""
         self.config, self.name, self.store = config, name, store
         self.progress = Progress()
         self.stopping = threading.Event()
@@ -95,8 +96,8 @@ class Run:
         self._session = session
         self.error: CDCError | None = None
         self._reports: Reports | None = None
-        self._known: FollowerRecord | None = None  # what an earlier job reported last
-        self._quiet = quiet
+        self._known: FollowerRecord | None = None  # what was reported last before a session
+        self.is_aside = quiet
         self._reported_at = 0.0
         self._lock = threading.Lock()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
@@ -175,17 +176,23 @@ class Run:
 
     def report(self) -> None:
         """Write a report; one that cannot be written is not worth an error."""
-        if self._quiet:
+        if self.is_aside:
             return
         with self._lock:
             self._reported_at = time.monotonic()
             try:
                 if self._reports is None:
-                    self._reports = Reports(self.config)
-                    self._known = read(self.config).get(self.name)
+                    reports = Reports(self.config)
+                    self.told()
+                    self._reports = reports
                 self._reports.write(self._record(self.applied or self._last_told()))
             except CDCError as error:
                 log.warning("%s: a report is lost: %s", self.name, error.what)
+
+    def told(self) -> FollowerRecord | None:
+        """Return the follower's newest report, whoever wrote it."""
+        self._known = read(self.config).get(self.name)
+        return self._known
 
     def _last_told(self) -> Applied:
         """Return what an earlier job said last: until the store has been asked nothing is newer."""
@@ -261,28 +268,71 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
     )
 
 
-def opened(run: Run, sink: Sink) -> Standing:
+def opened(run: Run, sink: Generations) -> Standing:
     """Return where the store stands; a lost one begins its next generation.
 
     Raises ConfigError where it follows another pipeline.
     """
     pipeline = run.config.pipeline
-    generation = run.applied.generation if run.applied else 1
+    told = None if run.is_aside else run.told()
     try:
         if isinstance(run.error, TornError):
             raise run.error
-        standing = sink.open()
+        standing = _standing(run, sink)
+        _expect_told(told, standing.applied)
     except StoreLostError as error:
-        generation += 1
+        generation = _next_generation(run, sink, told)
         run.stands(Applied.beginning(pipeline, generation))
         run.to("rebuilding", error)
         log.warning("%s: %s; building generation %d", run.name, error.what, generation)
-        sink.anew(generation)
-        standing = sink.open()
-    standing = standing or Standing(Applied.beginning(pipeline, generation), 0)
+        if run.is_aside and sink.current() not in (None, generation):
+            sink.drop(generation)  # what readers see has not been lost
+        else:
+            sink.anew(generation)
+        standing = _standing(run, sink)
     if standing.applied.pipeline != pipeline:
         raise ConfigError(
             f"the store follows the pipeline {standing.applied.pipeline}",
             hint="give each pipeline's follower a prefix or a path of its own",
         )
     return standing
+
+
+def _standing(run: Run, sink: Generations) -> Standing:
+    """Open the store; one that has applied nothing yet stands at the log's beginning."""
+    standing = sink.open()
+    if standing is not None and standing.applied.pipeline:
+        return standing
+    generation = run.applied.generation if run.is_aside and run.applied else sink.current() or 1
+    beginning = Applied.beginning(run.config.pipeline, generation)
+    return Standing(beginning, standing.reached if standing else 0)
+
+
+def _expect_told(told: FollowerRecord | None, at: Applied) -> None:
+    """Raise StoreLostError where the store is new, or an older generation, and more was reported.
+
+    Nobody would heed a report of an older generation, and the newest one tells of rows that are not
+    there. A rebuild that was about to switch has reported a generation that nobody has seen.
+    """
+    if told is None:
+        return
+    is_lost = told.generation > at.generation and told.state != "rebuilding"
+    if not at.lsn:
+        is_lost = (told.generation, told.lsn) > (at.generation, 0)
+    if is_lost:
+        raise StoreLostError(
+            f"the store is not the one that had generation {told.generation} up to {told.lsn}"
+        )
+
+
+def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -> int:
+    """Return the number for a store that was lost: above all that was ever reported, or is there.
+
+    What is built aside keeps its own: whoever builds it goes by that.
+    """
+    if run.is_aside and run.applied is not None:
+        return run.applied.generation
+    known = [told.generation if told else 1, run.applied.generation if run.applied else 1]
+    with suppress(StoreLostError):
+        known += [number for number in sink.generations() if number < STILL]
+    return max(known) + 1

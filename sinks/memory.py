@@ -83,7 +83,10 @@ class MemorySink:
         if store.lost:
             raise StoreLostError(f"the store {self._name} was flushed", hint="")
         self._build = store.build
-        return store.applied and Standing(store.applied, store.reached)
+        if store.applied is None and not store.reached:
+            return None
+        nothing = Applied.beginning("", store.generation)
+        return Standing(store.applied or nothing, store.reached)
 
     def anew(self, generation: int) -> None:
         STORES[self._name] = Memory(generation=generation)

@@ -25,17 +25,20 @@ from jobs.documents.kinds import SCHEMA, Kind, Tables, tree
 from jobs.documents.mirror import MirrorTables, Place
 from jobs.running import opened
 from jobs.schemas import version
+from sinks.contract import Standing
 from sinks.delta import frontiers as delta_frontiers
 from sinks.delta import lake as delta_lake
 from sinks.delta import layout as delta_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
     from jobs.running import Run
-    from sinks.contract import Applied, Changes, Sink, Version
+    from sinks.contract import Applied, Changes, Generations, Sink, Version
 
 
 # How soon a new frontier of the mirror is seen.
@@ -74,24 +77,28 @@ class DocumentsFollower:
         self._storage = mirror.delta.storage if mirror.delta else {}
         self._versions = versions or LogVersions(config)
 
-    def cut(self, standing: Applied | None, through: LSN | None = None) -> Cut | None:
+    def cut(self, standing: Standing | None, through: LSN | None = None) -> Cut | None:
         """Return the cut from where the store stands; None where there is nothing new.
 
-        It reaches to the newest frontier, or the newest that is not above `through`.
+        It reaches to the newest frontier, or the newest that is not above `through`. But one that
+        was torn off is done again to its own end, whatever came since: what it has written of
+        documents that are no more at a later frontier is in neither of the cut's ends then.
         """
-        table = delta_lake.opened(f"{self._root.rstrip('/')}/{delta_frontiers.NAME}", self._storage)
+        table = self._frontiers()
         if table is None:
             return None
-        newest = delta_frontiers.as_of(table, through, None)
-        if newest is None or (standing and not _is_later(newest.applied, standing)):
+        applied, reached = standing or (None, 0)
+        if applied is not None and not applied.seq:
+            applied = None
+        if reached > (applied.seq if applied else 0):
+            after = _newest(delta_frontiers.rows(table, f"seq = {reached} AND is_whole"))
+            if after is None:
+                raise self._gap(f"seq {reached}", "were being written up to")
+        else:
+            after = delta_frontiers.as_of(table, through, None)
+        if after is None or (applied and not _is_later(after.applied, applied)):
             return None
-        if standing is None:
-            return Cut(None, newest)
-        at = f"seq = {standing.seq} AND lsn = {int(standing.lsn)} AND is_whole"
-        found = delta_frontiers.rows(table, at)
-        if not found:
-            raise self._gap(standing)
-        return Cut(max(found, key=lambda row: row.generation), newest)
+        return Cut(applied and self._at(table, applied), after)
 
     def changes(self, cut: Cut) -> Iterator[Changes]:
         """Yield what the cut has done to the documents."""
@@ -110,7 +117,7 @@ class DocumentsFollower:
             except DeltaError as error:
                 if before is None or not _is_lost(error):
                     raise
-                raise self._gap(before.applied) from error
+                raise self._lost(before.applied) from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,13 +126,13 @@ class DocumentsFollower:
 
     def keys(self, document: str, applied: Applied) -> list[bytes] | None:
         """Return the keys that the documents of a name have at a frontier; None: not known."""
-        at = f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
-        table = delta_lake.opened(f"{self._root.rstrip('/')}/{delta_frontiers.NAME}", self._storage)
-        found = delta_frontiers.rows(table, at) if table is not None else []
-        if not found:
+        table = self._frontiers()
+        rows = delta_frontiers.rows(table, _place(applied)) if table is not None else []
+        found = _newest(rows)
+        if found is None:
             return None
         kind = next(each for each in self.kinds(applied) if each.root.name == document)
-        return [row.key for row in self._tables(found[-1], kind).every(kind.root)]
+        return [row.key for row in self._tables(found, kind).every(kind.root)]
 
     def kinds(self, applied: Applied) -> list[Kind]:
         """Return the kinds of documents, by the table versions in force at a frontier."""
@@ -146,10 +153,24 @@ class DocumentsFollower:
                 places[node.table] = Place(path, versions[place])
         return MirrorTables(places, kind.rows, self._storage)
 
-    def _gap(self, applied: Applied) -> GapError:
+    def _frontiers(self) -> DeltaTable | None:
+        path = f"{self._root.rstrip('/')}/{delta_frontiers.NAME}"
+        return delta_lake.opened(path, self._storage)
+
+    def _at(self, table: DeltaTable, applied: Applied) -> delta_frontiers.Row:
+        """Return the mirror's row of a frontier at which the store stands."""
+        found = _newest(delta_frontiers.rows(table, _place(applied)))
+        if found is None:
+            raise self._lost(applied)
+        return found
+
+    def _lost(self, applied: Applied) -> GapError:
+        return self._gap(f"{applied.lsn} (seq {applied.seq})", "stand at")
+
+    def _gap(self, frontier: str, how: str) -> GapError:
         return GapError(
-            f"the mirror {self._mirror} does not have frontier {applied.lsn} (seq {applied.seq})"
-            f" any more, at which the documents of {self._name} stand",
+            f"the mirror {self._mirror} does not have the frontier {frontier} any more, which the"
+            f" documents of {self._name} {how}",
             hint=f"`cdc rebuild {self._name}` builds them anew, beside what there is",
         )
 
@@ -182,7 +203,7 @@ class DocumentsFollowing:
         self,
         config: Config,
         name: str,
-        sink: Sink,
+        sink: Generations,
         *,
         until: LSN | None = None,
         exactly: bool = False,
@@ -195,20 +216,22 @@ class DocumentsFollowing:
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
         with closing(self._sink):
-            applied = opened(run, self._sink).applied
+            standing = opened(run, self._sink)
+            applied = standing.applied
             run.stands(applied)
             run.to("following" if applied.seq else "catching_up")
             every = self._config.followers[self._name].every_seconds
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
-                cut = self._follower.cut(applied if applied.seq else None, self._through)
+                cut = self._follower.cut(standing, self._through)
                 if cut is None:
                     run.stopping.wait(_LOOK_SECONDS)
                     continue
                 began = time.monotonic()
                 news = apply(self._follower, self._sink, cut, applied.generation)
                 applied = cut.after.applied._replace(generation=applied.generation)
+                standing = Standing(applied, applied.seq)
                 tables = {f"{SCHEMA}.{name}" for name in self._follower.names}
                 seconds = time.monotonic() - began
                 run.has_applied(applied, news, tables, seconds, self._canary(cut))
@@ -239,6 +262,16 @@ def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) ->
     news = sum(sink.write(changes) for changes in follower.changes(cut))
     sink.commit(applied._replace(generation=generation))
     return news
+
+
+def _place(applied: Applied) -> str:
+    """Return the test of the mirror's rows of a frontier."""
+    return f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
+
+
+def _newest(found: Sequence[delta_frontiers.Row]) -> delta_frontiers.Row | None:
+    """Return the row of the newest generation, and of these the one of the latest LSN."""
+    return max(found, key=lambda row: (row.generation, row.applied.lsn), default=None)
 
 
 def _is_later(applied: Applied, than: Applied) -> bool:

@@ -97,9 +97,11 @@ class OpenSearchSink:
         named = {place.index for place in self._records.known.places()}
         # What a writer that died has left.
         self._indices.delete(sorted(present.keys() - named))
-        if build.applied is None:
+        if build.applied is None and not build.reached:
             return None
-        return Standing(Applied.told(build.applied), build.reached)
+        nothing = Applied.beginning(self.options.pipeline, generation)
+        applied = Applied.told(build.applied) if build.applied else nothing
+        return Standing(applied, build.reached)
 
     def anew(self, generation: int) -> None:
         self._records.prepare()

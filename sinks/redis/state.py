@@ -103,7 +103,7 @@ def state_of(fields: Fields, generation: int) -> State:
         builds_of(fields, generation),
         builds_of(fields, int(fields[b"generation"])),
         fields.get(mark + b"stand", b""),
-        None if applied is None else Standing(_frontier(applied), reached),
+        _standing(applied, reached, generation),
     )
 
 
@@ -145,6 +145,13 @@ def stored_of(applied: Applied) -> bytes:
     """Return a frontier as JSON."""
     ends = {topic: tuple(each) for topic, each in applied.ends.items()}
     return msgspec.json.encode(applied._replace(lsn=int(applied.lsn), ends=ends)._asdict())  # type: ignore[arg-type]
+
+
+def _standing(applied: bytes | None, reached: int, generation: int) -> Standing | None:
+    if applied is None and not reached:
+        return None
+    nothing = Applied.beginning("", generation)
+    return Standing(nothing if applied is None else _frontier(applied), reached)
 
 
 def _frontier(stored: bytes) -> Applied:

@@ -143,6 +143,10 @@ def test_a_cut_that_was_not_ended_is_known_and_can_be_written_again(
 ) -> None:
     """A writer that died in the middle leaves word how far its rows may reach."""
     with opened(store) as (sink, _):
+        sink.begin(1, [USERS])
+    with opened(store) as (sink, standing):  # the first of all
+        assert standing is not None
+        assert (standing.applied.seq, standing.applied.place, standing.reached) == (0, 0, 1)
         apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
         cut = Changes(
             (USERS,), [change(USERS, each, row(USERS, each, each), each) for each in (2, 3)]
