@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jobs.applying import Table
     from jobs.cutting import Cut, Part
     from jobs.reduce import Events
-    from sinks.contract import Sink
+    from sinks.contract import Generations, Sink
 
 # Cuts up to this are read, reduced and written in the driver: with the least latency.
 _SMALL_EVENTS: Final = 20_000
@@ -82,7 +82,7 @@ class Following:
         config: Config,
         config_file: Path,
         name: str,
-        sink: Sink,
+        sink: Generations,
         *,
         until: LSN | None = None,
         exactly: bool = False,

@@ -8,7 +8,7 @@ switch.
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
 from cdc.config.followers import named
 from cdc.events import LSN
+from cdc.log.followers import read
 from jobs import app
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from jobs.rebuilding import Outcome, Rebuild
-    from sinks.contract import Generations
 
 
 @click.command(
@@ -69,13 +69,15 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
     named(config.followers, [name])
     follower = config.followers[name]
     session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
-    sink = cast("Generations", stores.sink(config, name, follower))
+    sink = stores.sink(config, name, follower)
     builder = (
         MirrorBuilder(config, name, _tell)
         if follower.documents
         else LogBuilder(config, path, name, cache(session), _tell)
     )
-    return Rebuild(sink, builder, _tell, partial(switching, config, name))
+    told = read(config).get(name)
+    reported = told.generation if told else 0
+    return Rebuild(sink, builder, _tell, partial(switching, config, name), reported)
 
 
 def _tell(what: str) -> None:

@@ -87,6 +87,7 @@ class Rebuild:
 
     `report` is called right before the switch and right behind it, with the new frontier and
     whether readers see it: by then nobody must take a report of the old generation for its own.
+    `reported` is the newest generation that was reported: nobody heeds reports of one below.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Rebuild:
         builder: Builder,
         tell: Callable[[str], None],
         report: Callable[[Applied, bool], None] = lambda _, __: None,
+        reported: int = 0,
     ) -> None:
         self._sink, self._builder, self._tell, self._report = sink, builder, tell, report
+        self._reported = reported
 
     def as_of(self, lsn: LSN) -> Outcome:
         """Build the state at the last frontier not above an LSN, in a generation of its own."""
@@ -151,8 +154,9 @@ class Rebuild:
     def _number(self, former: int | None) -> int:
         """Return the generation to build: one that an earlier attempt has begun, or the next."""
         known = [number for number in self._sink.generations() if number < STILL]
-        begun = [number for number in known if number > (former or 0)]
-        return max(begun, default=max(known, default=0) + 1)
+        least = max(self._reported, (former or 0) + 1)
+        begun = [number for number in known if number >= least]
+        return max(begun, default=max([*known, self._reported]) + 1)
 
     def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
         """Raise unless the generation has the keys and seqs that it must have at its frontier."""

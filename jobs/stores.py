@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.config.followers import Follower
-    from sinks.contract import Sink
+    from sinks.contract import Generations
     from sinks.delta.lake import Commit
     from sinks.delta.work import Work
 
 
-def _redis(config: Config, name: str, follower: Follower) -> Sink:
+def _redis(config: Config, name: str, follower: Follower) -> Generations:
     from sinks.redis.sink import RedisSink, Settings  # noqa: PLC0415 - followers of others go without
     from sinks.shapes import Shape  # noqa: PLC0415 - as above
 
@@ -46,7 +46,7 @@ def _redis(config: Config, name: str, follower: Follower) -> Sink:
     )
 
 
-def _delta(config: Config, name: str, follower: Follower) -> Sink:
+def _delta(config: Config, name: str, follower: Follower) -> Generations:
     from sinks.delta.sink import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
 
     delta = follower.delta
@@ -90,7 +90,7 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
     return config.selection.of((schema, table)).snapshot == "direct"
 
 
-def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
+def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
     # Of the extra `opensearch`.
     from sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
     from sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
@@ -115,7 +115,7 @@ def _opensearch(config: Config, name: str, follower: Follower) -> Sink:
 
 # By the name of the field of `Follower` that is set: a function of the configuration, the
 # follower's name and its section.
-_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Sink]]] = {
+_MAKERS: Final[dict[str, Callable[[Config, str, Follower], Generations]]] = {
     "delta": _delta,
     "redis": _redis,
     "opensearch": _opensearch,
@@ -130,6 +130,6 @@ def kind(follower: Follower) -> str:
     raise ConfigError("a follower names no store", hint=f"give it one of {', '.join(_MAKERS)}")
 
 
-def sink(config: Config, name: str, follower: Follower) -> Sink:
+def sink(config: Config, name: str, follower: Follower) -> Generations:
     """Return the follower's sink."""
     return _MAKERS[kind(follower)](config, name, follower)

@@ -205,6 +205,23 @@ def test_a_switch_that_somebody_else_has_ended_is_told_all_the_same(
     assert reported == [(2, True)]
 
 
+@pytest.mark.parametrize(
+    ("reported", "begun", "number"), [(5, False, 6), (5, True, 6), (2, True, 2)]
+)
+def test_its_number_is_one_whose_reports_are_heeded(
+    sink: MemorySink,
+    log: Log,
+    reported: int,
+    begun: bool,  # noqa: FBT001 - a case
+    number: int,
+) -> None:
+    """Also in a store that was lost since, or where an attempt died right before its switch."""
+    log.forward(sink, 1, None)
+    if begun:
+        sink.at(2).open()
+    assert Rebuild(sink, log, lambda _: None, reported=reported).anew().generation == number
+
+
 def test_one_table_is_built_and_the_others_are_taken_over(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:

@@ -4,19 +4,128 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from cdc.config import Config, Log, Source
 from cdc.errors import Exit, UnavailableError
 from cdc.events import LSN
-from jobs.running import Run
+from cdc.log.followers import FollowerRecord
+from jobs import running
+from jobs.running import Run, opened
 from sinks.contract import Applied
+from sinks.memory import STORES, MemorySink
+from tests.fixtures.reported import reported
 
 
-def made(session: object = None) -> Run:
+def made(session: object = None, *, quiet: bool = True) -> Run:
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
-    return Run(config, "cache", "redis", session, quiet=True)  # type: ignore[arg-type]
+    return Run(config, "cache", "redis", session, quiet=quiet)  # type: ignore[arg-type]
+
+
+class Topic:
+    """The reports of all jobs, as the log would keep them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records: list[FollowerRecord] = []
+        monkeypatch.setattr(running, "Reports", lambda _: self)
+        monkeypatch.setattr(running, "read", lambda _: self.newest())
+
+    def write(self, record: FollowerRecord) -> None:
+        self.records.append(record)
+
+    def newest(self) -> dict[str, FollowerRecord]:
+        """Return what counts: none of a generation that is older than one before it."""
+        best = max((each.generation for each in self.records), default=0)
+        heeded = [each for each in self.records if each.generation == best]
+        return {"cache": heeded[-1]} if heeded else {}
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+    return Topic(monkeypatch)
+
+
+@pytest.fixture
+def sink(request: pytest.FixtureRequest) -> Iterator[MemorySink]:
+    yield MemorySink(request.node.nodeid)
+    STORES.pop(request.node.nodeid, None)
+
+
+def stands(sink: MemorySink, lsn: int, generation: int) -> None:
+    """Bring the store of a sink to a frontier, in a generation."""
+    sink.anew(generation)
+    sink.open()
+    sink.begin(lsn, [])
+    sink.commit(Applied("shop", generation, 1, LSN(lsn), lsn, 0, lsn, {}))
+
+
+@pytest.mark.parametrize(
+    ("told", "standing", "builds"),
+    [
+        (None, None, 1),
+        (None, (50, 1), 1),
+        ((50, 1, "following"), None, 2),  # flushed while no job was there
+        ((50, 2, "stopped"), None, 3),
+        ((50, 2, "following"), (30, 2), 2),  # an older frontier of the same
+        ((50, 3, "stopped"), (30, 1), 4),  # restored from before a rebuild
+        ((50, 3, "rebuilding"), (60, 2), 2),  # a rebuild that is about to switch
+        ((0, 3, "rebuilding"), (0, 3), 3),  # begun anew by a job that died
+        ((0, 3, "rebuilding"), None, 4),
+    ],
+)
+def test_a_store_that_was_lost_takes_a_number_that_is_heeded(
+    topic: Topic,
+    sink: MemorySink,
+    told: tuple[int, int, str] | None,
+    standing: tuple[int, int] | None,
+    builds: int,
+) -> None:
+    """Whoever waits heeds no report of an older generation, and none of what is not there."""
+    if told is not None:
+        topic.write(reported(lsn=LSN(told[0]), generation=told[1], state=told[2]))
+    if standing is not None and standing[0]:
+        stands(sink, *standing)
+    elif standing is not None:
+        sink.anew(standing[1])
+    run = made(quiet=False)
+    found = opened(run, sink)
+    assert (found.applied.generation, sink.current()) == (builds, builds)
+    run.stands(found.applied)
+    run.report()
+    last = topic.records[-1]
+    assert last.lsn == (standing[0] if standing and standing[1] == builds else 0)
+    if told is None or told[2] != "rebuilding":
+        assert topic.newest() == {"cache": last}
+    assert found.applied.pipeline == "shop"
+
+
+def test_a_store_that_is_lost_while_it_is_followed_takes_the_next_number(
+    topic: Topic, sink: MemorySink, request: pytest.FixtureRequest
+) -> None:
+    stands(sink, 50, 3)
+    STORES[request.node.nodeid].lost = True
+    run = made(quiet=False)
+    assert opened(run, sink).applied.generation == 4
+    assert [(each.state, each.generation, each.lsn) for each in topic.records] == [
+        ("rebuilding", 4, 0)
+    ]
+
+
+def test_what_is_lost_of_a_generation_aside_is_none_of_the_readers(
+    sink: MemorySink, request: pytest.FixtureRequest
+) -> None:
+    """It is begun anew under its number, which whoever builds it goes by."""
+    stands(sink, 50, 3)
+    aside = sink.at(4)
+    aside.open()
+    store = STORES[request.node.nodeid]
+    store.aside[4].lost = True
+    run = made()
+    run.stands(Applied.beginning("shop", 4))
+    assert opened(run, aside).applied == Applied.beginning("shop", 4)
+    assert (STORES[request.node.nodeid], sink.current()) == (store, 3)
 
 
 def test_where_nobody_writes_it_follows_by_the_canaries() -> None:
