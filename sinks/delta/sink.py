@@ -164,6 +164,7 @@ class DeltaSink:
             mirror.make(version)
         elif mirror.seq > self._frontiers.reached:
             raise StoreLostError(f"{mirror.path} is ahead of all that _frontiers knows of")
+        self._upkeep.retain(mirror)
 
     def write(self, changes: Changes) -> int:
         if not self._keeps(changes.version):
@@ -184,7 +185,8 @@ class DeltaSink:
         self._pending.clear()
         if self._frontiers.newest is None:
             self._adopt()
-        mirrors = self._mirrors
+        # What an older generation left stands at another frontier, until it is written anew.
+        mirrors = {place: each for place, each in self._mirrors.items() if not each.is_stale}
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
             versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
             self._frontiers.commit(applied, versions)
@@ -245,16 +247,25 @@ class DeltaSink:
         return gathered.rows(keys, stored) if gathered else stored
 
     def _stored_rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        mirror = self._mirror(self._place(version))
-        if not mirror.find():
+        """Return rows as they are before the cut, though another copy may have written it."""
+        place = self._place(version)
+        mirror, newest = self._mirror(place), self._frontiers.newest
+        if not mirror.find() or mirror.is_stale:
             return {}
+        table = mirror.table
+        if newest is not None and mirror.seq > newest.applied.seq:
+            before = newest.versions.get(place)
+            found = lake.opened(mirror.path, self._settings.storage, before)
+            if before is None or found is None:
+                return {}
+            table = found
         asked = [Change(key, 0, None, version.schema_id, 0, 0) for key in keys]
-        schema = lake.arrow_schema(mirror.table)
+        schema = lake.arrow_schema(table)
         wanted = batch(Changes((version,), asked), schema, {}).rows
-        stored = self._stored(mirror.table)
-        found = delta_keys.places(wanted, stored, version.key)
-        whole = stored.take(found.drop_null())
-        there = found.is_valid().to_pylist()
+        stored = self._stored(table)
+        places = delta_keys.places(wanted, stored, version.key)
+        whole = stored.take(places.drop_null())
+        there = places.is_valid().to_pylist()
         rows = (row for _, row in delta_json.rows(whole, version))
         return {key: next(rows) for key, is_there in zip(keys, there, strict=True) if is_there}
 

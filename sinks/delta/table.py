@@ -90,7 +90,7 @@ class Mirror:
         return lake.told(self._table.transaction_version(self._keeper.app))
 
     @property
-    def _is_stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether an older generation left it: the first batch takes its rows' place."""
         return 0 < self._reached[0] < self._keeper.generation
 
@@ -186,7 +186,7 @@ class Mirror:
             batch=batch(changes, schema, self._readers),
             key=key,
             # Above everything that is stored, whoever's it is.
-            truncated=_ALL if self._is_stale else changes.truncated,
+            truncated=_ALL if self.is_stale else changes.truncated,
             soft=self._keeper.soft,
             history=history,
             before=old,

@@ -82,9 +82,31 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     standing = next_.open()
     assert standing is not None
     assert (standing.applied.seq, standing.reached) == (2, 4)
+    # What a longer cut takes from rows is theirs before it.
+    assert b'"n1"' in next_.rows(USERS, [key(USERS, 1)])[key(USERS, 1)]
     assert apply(next_, 5, users(3, 1), lines(4, 1), users(5, 2)) == 1
     assert (lake.ids(), lake.ids("lines")) == ({1: 3, 2: 5}, {1: 4})
     assert lake.ids(lsn=applied(2).lsn) == {1: 1, 2: 1}
+
+
+def test_what_an_older_generation_left_is_in_no_frontier_of_the_new_one(lake: Lake) -> None:
+    """A mirror joins when the log has come to its first event, whatever stands there until then."""
+    old = lake.sink()
+    apply(old, 50, users(10, 1), lines(50, 1, 2))
+    old.anew(2)
+    new = lake.sink()
+    for seq in (10, 20):
+        new.begin(seq, [USERS])
+        new.write(users(seq, 1))
+        new.commit(applied(seq, generation=2))
+        assert lake.ids() == {1: seq}
+        with pytest.raises(ConfigError, match="no mirror"):
+            lake.ids("lines")
+        assert new.rows(LINES, [key(LINES, 1, 1)]) == {}
+    new.begin(30, [LINES])
+    new.write(lines(30, 3))
+    new.commit(applied(30, generation=2))
+    assert (lake.ids(), lake.ids("lines")) == ({1: 20}, {3: 30})
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
