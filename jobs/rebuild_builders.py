@@ -267,8 +267,8 @@ def _run(
     return run.applied
 
 
-def switching(config: Config, name: str, applied: Applied, is_seen: bool) -> None:  # noqa: FBT001 - as `Rebuild` calls it
-    """Report the generation that readers are to see, or see by now.
+def switching(config: Config, name: str, applied: Applied, why: str) -> None:
+    """Report the generation that readers are to see, or see by now; `why` not to go by it yet.
 
     Reports of older ones count no more from then on, and until it is seen no wait takes it for
     there: its frontier may be a moment behind what the old one's follower has reported last.
@@ -280,14 +280,14 @@ def switching(config: Config, name: str, applied: Applied, is_seen: bool) -> Non
             follower=name,
             store=kind(config.followers[name]),
             generation=applied.generation,
-            state="stopped" if is_seen else "rebuilding",
+            state="rebuilding" if why else "stopped",
             epoch=applied.epoch,
             lsn=applied.lsn,
             seq=applied.seq,
             committed_at_us=applied.committed_at_us,
             place=applied.place,
-            what="" if is_seen else "readers are about to see another generation",
-            hint="" if is_seen else f"if it stays so, run `cdc rebuild {name}` again",
+            what=why,
+            hint=why and f"start `cdc follow`; if it stays so, run `cdc rebuild {name}` again",
             owner=f"{socket.gethostname()}:{os.getpid()}:rebuild",
             at_us=time.time_ns() // 1_000,
         )

@@ -15,17 +15,19 @@ neither continued nor switched to by what looks for one to go on with.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, StoreLostError
 from jobs.comparing import Difference, Holding
+from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cdc.events import LSN
-    from sinks.contract import Applied, Generations, Version
+    from sinks.contract import Generations, Version
 
 STILL: Final = 1_000_000
 # The old generation goes on meanwhile: what differs is looked at so often before it is believed.
@@ -85,8 +87,9 @@ class Outcome(NamedTuple):
 class Rebuild:
     """One follower's; `tell` is told how far it is.
 
-    `report` is called right before the switch and right behind it, with the new frontier and
-    whether readers see it: by then nobody must take a report of the old generation for its own.
+    `report` is called right before the switch and right behind it, with the new frontier and why
+    nobody is to go by it yet, if so: by then nobody must take a report of the old generation for
+    its own.
     `reported` is the newest generation that was reported: nobody heeds reports of one below.
     """
 
@@ -95,7 +98,7 @@ class Rebuild:
         sink: Generations,
         builder: Builder,
         tell: Callable[[str], None],
-        report: Callable[[Applied, bool], None] = lambda _, __: None,
+        report: Callable[[Applied, str], None] = lambda _, __: None,
         reported: int = 0,
     ) -> None:
         self._sink, self._builder, self._tell, self._report = sink, builder, tell, report
@@ -224,14 +227,28 @@ class Rebuild:
                 break
             applied = self._forward(aside, number)
         if self._sink.current() != number:
-            self._report(applied, False)  # noqa: FBT003 - not seen yet
+            self._report(applied, "readers are about to see another generation")
             failpoints.reach("rebuild_switching")
             self._sink.switch(number)
             failpoints.reach("rebuild_switched")
         # Also where an attempt that died has left the switch to whoever opens the store next.
-        self._report(applied, True)  # noqa: FBT003 - seen
-        self._tell(f"readers see generation {number}, at {applied.lsn}")
-        return applied
+        seen, why = self._seen(number, applied)
+        self._report(seen, why)
+        self._tell(f"readers see generation {number}, at {seen.lsn}" + (why and f": {why}"))
+        return seen
+
+    def _seen(self, number: int, built: Applied) -> tuple[Applied, str]:
+        """Return where the store stands by now, and why at no frontier yet, if so.
+
+        Where some tables were built alone, the others may stand at an older frontier.
+        """
+        with closing(self._sink.at(number)) as sink:
+            standing = sink.open()
+        seen, reached = standing or (None, 0)
+        if seen is None or not seen.pipeline:
+            seen = Applied.beginning(built.pipeline, number)
+        is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)
+        return seen, "its tables stand at different frontiers until the next batch" * is_torn
 
 
 def _reached(aside: Generations) -> int:

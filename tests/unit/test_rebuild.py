@@ -123,8 +123,8 @@ def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
     told: list[str] = []
     reported: list[tuple[int, int | None, bool]] = []
 
-    def report(at: Applied, is_seen: bool) -> None:  # noqa: FBT001 - as it is called
-        reported.append((at.generation, sink.current(), is_seen))
+    def report(at: Applied, why: str) -> None:
+        reported.append((at.generation, sink.current(), not why))
 
     log.before_each = lambda: log.grow(2)
     outcome = Rebuild(sink, log, told.append, report).anew()
@@ -199,7 +199,7 @@ def test_a_switch_that_somebody_else_has_ended_is_told_all_the_same(
     reported: list[tuple[int, bool]] = []
     log.before_each = lambda: sink.switch(2) if 2 in sink.generations() else None
     outcome = Rebuild(
-        sink, log, lambda _: None, lambda at, is_seen: reported.append((at.generation, is_seen))
+        sink, log, lambda _: None, lambda at, why: reported.append((at.generation, not why))
     ).anew()
     assert (outcome.generation, sink.current()) == (2, 2)
     assert reported == [(2, True)]
@@ -228,8 +228,12 @@ def test_one_table_is_built_and_the_others_are_taken_over(
     log.forward(sink, 1, None)
     log.grow(5)
     STORES[request.node.nodeid].tables["public.users"].rows.clear()
-    Rebuild(sink, log, lambda _: None).anew(frozenset({"public.users"}))
-    assert sink.current() == 2
+    reported: list[tuple[int, bool]] = []
+    rebuild = Rebuild(sink, log, lambda _: None, lambda at, why: reported.append((at.seq, not why)))
+    outcome = rebuild.anew(frozenset({"public.users"}))
+    assert (sink.current(), outcome.applied.seq) == (2, 40)
+    # The others do not have what the new table has: nobody may be told so.
+    assert reported == [(45, False), (40, False)]
     log.forward(sink, 2, None)
     check(sink, log, request.node.nodeid)
 
