@@ -82,7 +82,7 @@ class Client:
             return self._any().execute_command(*command)
 
     def ask_all(self, commands: Sequence[Sequence[bytes]], slots: Sequence[int]) -> list[Any]:
-        """Return the answers to commands that only read, each on the server of its slot."""
+        """Return the answers to commands that can all be repeated, each of its slot's server."""
         answers: list[Any] = [None] * len(commands)
         with self._translated():
             for server, mine in self._by_server(slots).items():

@@ -19,8 +19,10 @@ import msgspec
 from cdc.errors import ConfigError
 from sinks.redis.calls import Layout
 from sinks.redis.client import Call, Client, Script
+from sinks.redis.health import mark_slots
 from sinks.redis.names import Names, slot_of
 from sinks.redis.rows import key_of
+from sinks.redis.scripts import MOVE, TURN
 from sinks.redis.state import (
     ALL,
     Fields,
@@ -29,7 +31,9 @@ from sinks.redis.state import (
     fields_of,
     generations_of,
     layouts_of,
+    sentinel_of,
     stand_of,
+    step_of,
     stored_of,
 )
 from sinks.shapes import Placer, Shape
@@ -44,30 +48,7 @@ class Aside(NamedTuple):
     tables: frozenset[str] | None = None
 
 
-# KEYS the follower's key. ARGV: `current` as it must be, and as it becomes; then fields and values.
-_TURN: Final = Script("""
-if redis.call('HGET', KEYS[1], 'current') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'current', ARGV[2])
-if ARGV[3] then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end
-return 1
-""")
-
-# KEYS: for each place where readers look, where the new build's value is, where the old one's goes.
-# ARGV: `old` moves away what the new build does not have, `new` gives its values their places.
-_MOVE: Final = Script("""
-local call = redis.call
-for at = 1, #KEYS, 3 do
-  local seen, new, old = KEYS[at], KEYS[at + 1], KEYS[at + 2]
-  local there = call('EXISTS', new) == 1
-  if ARGV[1] == 'old' then
-    if not there and call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
-  elseif there then
-    if call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
-    call('RENAME', new, seen)
-  end
-end
-return 1
-""")
+_TURN, _MOVE = Script(TURN), Script(MOVE)
 
 # KEYS companions. ARGV: where the row of each stands if its companion is plain.
 _CLEAR: Final = Script("""
@@ -85,25 +66,37 @@ return 1
 
 def switch(client: Client, names: Names, prefix: str, generation: int) -> None:
     """Let readers see a generation; do nothing where they do."""
-    fields = fields_of(client, names)
-    current = fields.get(b"current", b"")
-    if b">" in current:
-        fields = finish_switch(client, names, prefix, fields)
-        current = fields[b"current"]
-    if current == b"%d" % generation:
-        return
-    if b"%d:applied" % generation not in fields:
-        raise ConfigError(
-            f"generation {generation} of the follower is not built",
-            hint="build it first: `cdc rebuild` does",
-        )
-    under_way = b"%b>%d" % (current, generation)
-    _turn(client, names, current, under_way, [b"applying", _UNENDED])
-    finish_switch(client, names, prefix, fields_of(client, names))
+    fields = finish_switch(client, names, prefix, fields_of(client, names))
+    while (current := fields.get(b"current", b"")) != b"%d" % generation:
+        if b"%d:applied" % generation not in fields:
+            raise ConfigError(
+                f"generation {generation} of the follower is not built",
+                hint="build it first: `cdc rebuild` does",
+            )
+        under_way = b"%b>%d" % (current, generation)
+        _turn(client, names, fields, generation, under_way, [b"applying", _UNENDED])
+        fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 
 def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> Fields:
-    """Go on with a switch that is under way, and return what the follower's key then says."""
+    """Go on with a switch that is under way, and return what the follower's key then says.
+
+    Several may do so at once, each at its own pace: one that is behind moves nothing, and looks
+    where the others are.
+    """
+    while b">" in fields.get(b"current", b""):
+        _go_on(client, names, prefix, fields)
+        fields = fields_of(client, names)
+    return fields
+
+
+def _go_on(client: Client, names: Names, prefix: str, fields: Fields) -> None:
+    """Take a switch from one step to the next.
+
+    In a cluster its sentinels say the step before anything is moved, so that each slot keeps out
+    who writes or moves by an earlier one; and at the end before the follower's key says it, so that
+    whoever reads there that a switch has ended finds it ended everywhere.
+    """
     current = fields[b"current"]
     old, new = (int(each) for each in current.rstrip(b"+").split(b">"))
     olds, news = builds_of(fields, old), builds_of(fields, new)
@@ -115,15 +108,16 @@ def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> 
         if whole or table in news
     }
     pairs = [(table, build_of(olds, table), build_of(news, table)) for table in sorted(tables)]
+    mark_slots(client, names, sentinel_of(fields))
     if not current.endswith(b"+"):
         for table, before, after in pairs:
-            _move(client, names, prefix, fields, _Move(b"old", table, before, before, after))
-        _turn(client, names, current, current + b"+", [])
-        current += b"+"
+            _move(client, names, prefix, fields, _Move(new, b"old", table, before, before, after))
+        _turn(client, names, fields, new, current + b"+", [])
+        return
     for table, before, after in pairs:
-        _move(client, names, prefix, fields, _Move(b"new", table, after, before, after))
-    _turn(client, names, current, b"%d" % new, _switched(fields, old, new, whole=whole))
-    return fields_of(client, names)
+        _move(client, names, prefix, fields, _Move(new, b"new", table, after, before, after))
+    mark_slots(client, names, sentinel_of(fields, turns=1))
+    _turn(client, names, fields, new, b"%d" % new, _switched(fields, old, new, whole=whole))
 
 
 def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]:
@@ -155,15 +149,20 @@ def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]
     ]
 
 
-def _turn(client: Client, names: Names, was: bytes, becomes: bytes, more: list[bytes]) -> None:
+def _turn(
+    client: Client, names: Names, fields: Fields, new: int, becomes: bytes, more: list[bytes]
+) -> None:
     """Take one step of a switch; another copy may have taken it before."""
+    guard = (b"%d:token" % new, fields[b"%d:token" % new], fields[b"current"])
+    told = (b"current", becomes, b"step", step_of(fields, turns=1), *more)
     slot = slot_of(names.main) if names.cluster else 0
-    client.run(_TURN, [Call(slot, (names.main,), (was, becomes, *more))])
+    client.run(_TURN, [Call(slot, (names.main,), (*guard, *told))])
 
 
 class _Move(NamedTuple):
     """One table's part of a switch."""
 
+    generation: int  # that is switched to
     whose: bytes
     table: str
     build: int  # whose places are gone through
@@ -175,16 +174,22 @@ def _move(client: Client, names: Names, prefix: str, fields: Fields, move: _Move
     layout = layouts_of(fields, move.build).get(move.table)
     if layout is None or move.before == move.after:
         return
+    mark = b"%d:token" % move.generation
+    guard = (mark, fields[mark], fields[b"current"])
+    if names.cluster:
+        guard = (b"", sentinel_of(fields), b"")
     for places in _places(client, names, prefix, layout, move):
-        by_slot: defaultdict[int, list[bytes]] = defaultdict(list)
+        by_slot: dict[int, list[bytes]] = {}
         for place in places:
             slot = names.slot(place)
-            by_slot[slot] += [
+            mine = by_slot.setdefault(slot, [names.sentinel(slot) if names.cluster else names.main])
+            mine += [
                 place,
                 names.aside(move.after, slot) + place,
                 names.aside(move.before, slot) + place,
             ]
-        client.run(_MOVE, (Call(slot, keys, (move.whose,)) for slot, keys in by_slot.items()))
+        calls = (Call(slot, keys, (*guard, move.whose)) for slot, keys in by_slot.items())
+        client.run(_MOVE, calls)
 
 
 def _places(

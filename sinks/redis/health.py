@@ -7,6 +7,7 @@ from typing import Final, Literal
 from cdc.errors import StoreLostError
 from sinks.redis.client import Client
 from sinks.redis.names import SLOTS, Names
+from sinks.redis.scripts import MARK, TOKEN_LENGTH
 
 Evicts = Literal["", "volatile", "allkeys"]
 _STEP: Final = 128
@@ -28,20 +29,23 @@ def evicts(client: Client) -> Evicts:
 # --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
 
 
-def mark_slots(client: Client, names: Names, token: bytes) -> None:
-    """Put a sentinel into every slot of a cluster."""
+def mark_slots(client: Client, names: Names, sentinel: bytes, *, new: bool = False) -> None:
+    """Let every slot of a cluster say this at least; `new` where there may be no sentinels."""
     if names.cluster:
-        slots = range(SLOTS)
-        client.ask_all([(b"SET", names.sentinel(slot), token) for slot in slots], slots)
+        slots, last = range(SLOTS), b"new" if new else b""
+        mark = MARK.encode()
+        client.ask_all(
+            [(b"EVAL", mark, b"1", names.sentinel(slot), sentinel, last) for slot in slots], slots
+        )
 
 
-def check_slots(client: Client, names: Names, token: bytes) -> None:
+def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
     """Raise StoreLostError where a server of a cluster has lost its sentinels.
 
     Of some slots of each: servers are lost whole, and whoever writes to a slot looks at its own.
     """
-    found = _sentinels(client, names)
-    lost = sum(each != token for each in found)
+    found, token = _sentinels(client, names), sentinel[:TOKEN_LENGTH]
+    lost = sum(each is None or each[:TOKEN_LENGTH] != token for each in found)
     if lost:
         raise StoreLostError(
             f"the Redis cluster has lost the data of {lost} of {len(found)} hash slots looked at",

@@ -6,25 +6,35 @@ not (deleted, or hidden). Digits alone, so that no locale orders them otherwise.
 
 Every call names its guard: the follower's own key or, in a cluster, the slot's sentinel. Without it
 or with another token in it, this is not the data that was opened: `LOST`. With another generation
-that readers see: `SWITCHED`.
+that readers see, or another step of a switch: `SWITCHED`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+TOKEN_LENGTH: Final = 16  # of what a sentinel begins with; behind it stands its step
+
 # KEYS: the guard. ARGV: its field (in a cluster ""), the token, `current` as it must be.
-_GUARDED: Final = """
+_GUARD: Final = f"""
 local call, sub = redis.call, string.sub
 local KEYS, ARGV = KEYS, ARGV
 local main = KEYS[1]
+local switched
 if ARGV[1] == '' then
-  if call('GET', main) ~= ARGV[2] then return redis.error_reply('LOST') end
+  local found = call('GET', main)
+  if not found or sub(found, 1, {TOKEN_LENGTH}) ~= sub(ARGV[2], 1, {TOKEN_LENGTH}) then
+    return redis.error_reply('LOST')
+  end
+  switched = found ~= ARGV[2]
 else
   local found = call('HMGET', main, ARGV[1], 'current')
   if found[1] ~= ARGV[2] then return redis.error_reply('LOST') end
-  if found[2] ~= ARGV[3] then return redis.error_reply('SWITCHED') end
+  switched = found[2] ~= ARGV[3]
 end
+"""
+_GUARDED: Final = f"""{_GUARD}
+if switched then return redis.error_reply('SWITCHED') end
 """
 
 # Then: generation, what is believed to be applied, the seq that the cut reaches.
@@ -261,4 +271,40 @@ for at = 2, #KEYS do
   end
 end
 return gone
+"""
+
+# Then fields and values. A step of a switch that another copy has taken is not taken again.
+TURN: Final = f"""{_GUARD}
+if switched then return 0 end
+call('HSET', main, unpack(ARGV, 4))
+return 1
+"""
+
+# KEYS: guard; then for each place where readers look, where the new build's value is, where the old
+# one's goes. Then: `old` moves away what the new build does not have, `new` gives its values their
+# places. Nothing once a copy has gone on to the next step: to who comes late with `old`, a value
+# that has its place by then looks like one that the new build lacks.
+MOVE: Final = f"""{_GUARD}
+if switched then return 0 end
+for at = 2, #KEYS, 3 do
+  local seen, new, old = KEYS[at], KEYS[at + 1], KEYS[at + 2]
+  local there = call('EXISTS', new) == 1
+  if ARGV[4] == 'old' then
+    if not there and call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
+  elseif there then
+    if call('EXISTS', seen) == 1 then call('RENAME', seen, old) end
+    call('RENAME', new, seen)
+  end
+end
+return 1
+"""
+
+# KEYS: a slot's sentinel. ARGV: what it is to say at least; `new` where there may be none. It never
+# goes back to an earlier step.
+MARK: Final = f"""
+local found, sub = redis.call('GET', KEYS[1]), string.sub
+local known = found and sub(found, 1, {TOKEN_LENGTH}) == sub(ARGV[1], 1, {TOKEN_LENGTH})
+if not known and ARGV[2] ~= 'new' then return redis.error_reply('LOST') end
+if not known or found < ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
+return 1
 """

@@ -18,7 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
-from cdc.errors import ConfigError, InvariantError, StoreLostError, UnavailableError
+from cdc.errors import (
+    ConfigError,
+    InvariantError,
+    StoreLostError,
+    SwitchedError,
+    UnavailableError,
+)
 from sinks.contract import Applied, Changes, Standing, Version, expect_tables
 from sinks.redis.calls import Laid, Operation, gathered, remembered
 from sinks.redis.client import Call, Client, Script
@@ -37,6 +43,7 @@ from sinks.redis.state import (
     floor_field,
     generations_of,
     layout_field,
+    sentinel_of,
     stand_of,
     state_of,
     stored_of,
@@ -110,10 +117,9 @@ class RedisSink:
         self._cut, self._known = None, set()
         self._evicts = evicts(self._client)
         fields = fields_of(self._client, self._names)
+        fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
         if not fields:
             refuse_orphans(self._client, self._names)
-        if b">" in fields.get(b"current", b""):
-            fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
         fields = self._made(fields)
         self._state = state_of(fields, self._generation(fields))
         check_slots(self._client, self._names, self._state.sentinel)
@@ -131,7 +137,7 @@ class RedisSink:
         fresh = not fields
         fields = create(self._client, self._names, generation, builds)
         if fresh:
-            mark_slots(self._client, self._names, fields[b"sentinel"])
+            mark_slots(self._client, self._names, sentinel_of(fields), new=True)
         return fields
 
     def _generation(self, fields: Fields) -> int:
@@ -141,7 +147,7 @@ class RedisSink:
         self._cut = self._state = None
         clear(self._client, self._names, self._settings.prefix, self._settings.shapes)
         fields = create(self._client, self._names, generation, {ALL: generation})
-        mark_slots(self._client, self._names, fields[b"sentinel"])
+        mark_slots(self._client, self._names, sentinel_of(fields), new=True)
 
     def histories(self) -> frozenset[str]:
         return frozenset()
@@ -164,6 +170,11 @@ class RedisSink:
         if fields.get(b"%d:token" % state.generation) != state.token:
             raise StoreLostError("the generation that was built is gone", hint="build it again")
         again = state_of(fields, state.generation)
+        if b">" in again.current:
+            raise SwitchedError(
+                "a switch of the follower's generations is under way",
+                hint="whoever opens the store goes on with it",
+            )
         return dataclasses.replace(again, stand=max(again.stand, state.stand))
 
     def write(self, changes: Changes) -> int:

@@ -4,7 +4,9 @@ A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applie
 `applying`, which is empty unless rows of a later seq may be there already. For us, by generation
 `1:…`: `token` (another in each one that is begun, so that no copy goes on in data that is not its
 own), `builds`, `stand` and `applied`, `reached`; and by build and table `layout:` and `floor:`.
-`current` is the generation, and while it is being switched where from and where to: `1>2`.
+`current` is the generation, and while it is being switched where from and where to: `1>2`, then
+`1>2+`; `step` counts these turns. `sentinel` is the token that a cluster's sentinels have; behind
+it they have the step, so that each slot keeps writers out.
 """
 
 from __future__ import annotations
@@ -99,12 +101,23 @@ def state_of(fields: Fields, generation: int) -> State:
         generation,
         fields[mark + b"token"],
         fields[b"current"],
-        fields[b"sentinel"],
+        sentinel_of(fields),
         builds_of(fields, generation),
         builds_of(fields, int(fields[b"generation"])),
         fields.get(mark + b"stand", b""),
         _standing(applied, reached, generation),
     )
+
+
+def sentinel_of(fields: Fields, *, turns: int = 0) -> bytes:
+    """Return what a slot's sentinel says, at this step or some turns on."""
+    return fields[b"sentinel"] + step_of(fields, turns=turns)
+
+
+def step_of(fields: Fields, *, turns: int) -> bytes:
+    """Return the step, at which a switch stands, as text that is ordered; the first is empty."""
+    step = int(fields.get(b"step") or b"0", 16) + turns
+    return b"%016x" % step if step else b""
 
 
 def builds_of(fields: Fields, generation: int) -> dict[str, int]:

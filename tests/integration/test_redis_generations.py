@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
+from redis.cluster import RedisCluster
 
 from cdc.errors import SwitchedError
 from sinks.contract import Changes
@@ -15,6 +17,7 @@ from sinks.redis.client import Call, Client, Script
 from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
 from tests.contract.under_test import LINES, USERS, applied, change, row
+from tests.fixtures.store_redis_cluster import ClusterServers
 
 PLAIN = Shape()
 SHAPES = {
@@ -38,9 +41,10 @@ def seen(client: Any) -> dict[str, object]:  # noqa: ANN401 - untyped enough
     """Return all that readers find."""
     found: dict[str, object] = {}
     for name in client.scan_iter(count=1_000):
-        kind, text = client.type(name), name.decode()
+        text = name.decode()
         if text.startswith(("shop:~", "shop:cdc:")):
             continue
+        kind = client.type(name)
         if kind == b"string":
             value = client.get(name)
             found[text] = json.loads(value) if value[:1] == b"{" else value
@@ -110,19 +114,24 @@ def test_a_switch_that_is_killed_goes_on_with_whoever_opens_the_store(
             assert current.current() == 2
             put(current, 9, 1, 2, 3)
             fresh = seen(redis_client)
-            assert fresh == _expected(settings, shapes[1], redis_client)
+            assert fresh == _expected(settings, shapes[1], redis_client, 1, 2, 3)
         for each in (old, aside, current):
             each.close()
         steps += 1
     assert steps > 4
 
 
-def _expected(settings: Settings, shape: Shape, client: redis.Redis) -> dict[str, object]:
+def _expected(
+    settings: Settings,
+    shape: Shape,
+    client: Any,  # noqa: ANN401 - of a server or a cluster
+    *users: int,
+) -> dict[str, object]:
     """Return what a store that never was another has."""
     client.flushall()
     sink = RedisSink(settings._replace(shapes={"public.users": shape}))
     sink.open()
-    put(sink, 9, 1, 2, 3)
+    put(sink, 9, *users)
     sink.close()
     return seen(client)
 
@@ -139,3 +148,110 @@ def _nothing_right_is_missing(
             assert found >= value - {b"n4"}
         elif "4" not in name:
             assert middle.get(name) == value, name
+
+
+def _nobody() -> None:
+    """Let nobody in."""
+
+
+class Turns:
+    """Lets other processes in before a chosen step of one that switches, and kills them later."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.steps = 0
+        self._left: int | None = None
+        self._place = 0
+        self._others: Callable[[], None] = _nobody
+        for name in ("run", "ask_all"):
+            patched.setattr(Client, name, self._counted(getattr(Client, name)))
+
+    def let_in(self, others: Callable[[], None], place: int, most: int) -> None:
+        """Call `others` before that step, and let it take `most` steps itself."""
+
+        def limited() -> None:
+            self._left = most
+            with suppress(KilledError):
+                others()
+            self._left = None
+
+        self.steps, self._place, self._others = 0, place, limited
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:  # noqa: ANN401 - any step's
+            if self._left is not None:
+                self._left -= 1
+                if self._left < 0:
+                    raise KilledError
+                return real(*given)
+            self.steps += 1
+            if self.steps == self._place:
+                self._others()
+            return real(*given)
+
+        return counted
+
+
+def _overtaken(
+    settings: Settings, shapes: tuple[Shape, Shape], turns: Turns, place: int, most: int
+) -> bool:
+    """Switch with others let in; return whether there was such a step."""
+    old, aside = built(settings, shapes)
+    new = settings._replace(shapes={"public.users": shapes[1]})
+    late, build = RedisSink(settings._replace(shapes={"public.users": shapes[0]})), aside.at(2)
+    for each in (late, build):
+        each.open()
+        each.begin(20, [USERS, LINES])
+    found = RedisSink(new)
+
+    def others() -> None:
+        # Whoever is in the middle of a cut of either generation, and then who opens the store.
+        changes = [change(USERS, 20, row(USERS, 20, n), n) for n in (2, 4)]
+        for each in (late, build):
+            with pytest.raises(SwitchedError):  # noqa: PT012 - one server is told by its commit
+                each.write(Changes((USERS,), changes))
+                each.commit(applied(20))
+        found.open()
+        put(found, 30, 1, 2, 3, 5)
+
+    turns.let_in(others, place, most)
+    old.switch(2)
+    came = turns.steps >= place
+    turns.let_in(_nobody, 0, 0)
+    found.open()
+    put(found, 30, 1, 2, 3, 5)
+    for each in (old, aside, late, build, found):
+        each.close()
+    return came
+
+
+def test_whoever_is_slow_to_switch_takes_nothing_from_those_who_were_faster(
+    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overtaken before any of its steps, by one who then ends the switch, or dies at it as well."""
+    settings, turns = Settings(redis_url, "shop", "cache"), Turns(monkeypatch)
+    for shapes in (SHAPES["rows"], SHAPES["rows that move"], SHAPES["sets"]):
+        wanted = _expected(settings, shapes[1], redis_client, 1, 2, 3, 5)
+        for most in (4, 7, 100):
+            place, came = 2, True  # the switch is under way
+            while came:
+                redis_client.flushall()
+                came = _overtaken(settings, shapes, turns, place, most)
+                assert seen(redis_client) == wanted, (shapes, place, most)
+                place += 1
+            assert place > 5
+
+
+def test_a_clusters_slots_each_keep_out_who_is_late(
+    redis_cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is in one step there: each slot's sentinel tells how far the switch is."""
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    turns, shapes = Turns(monkeypatch), SHAPES["rows"]
+    with RedisCluster.from_url(redis_cluster.url) as client:
+        wanted = _expected(settings, shapes[1], client, 1, 2, 3, 5)
+        # Before the slots are told, while the old values move away, and while the new ones come.
+        for place in (2, 4, 8):
+            redis_cluster.flush()
+            assert _overtaken(settings, shapes, turns, place, 100)
+            assert seen(client) == wanted, place
+        client.disconnect_connection_pools()
