@@ -120,6 +120,11 @@ class Client:
             if why.type != "resource_already_exists_exception":
                 raise refusal(400, why, f"the index {name}")
 
+    def get_all(self, alias: str, ids: bytes) -> list[Got]:
+        """Return what there is of several `_id`s, a JSON array of which they are."""
+        answer = self.call("POST", f"/{alias}/_mget", msgspec.Raw(b'{"ids":%b}' % ids))
+        return msgspec.json.decode(answer.body, type=_Gots).docs
+
     def close(self) -> None:
         self._client.close()
 
@@ -156,6 +161,44 @@ class Reason(msgspec.Struct, frozen=True):
         """Return all of it; it may show the document's values."""
         below = f": {self.caused_by.text()}" if self.caused_by else ""
         return f"{self.type}: {self.reason}{below}"
+
+
+class Got(msgspec.Struct):
+    """One of several documents that were asked for by `_id`.
+
+    An answer of status 200 may say of some that nobody could be asked, as while a shard recovers.
+    """
+
+    id: str = msgspec.field(name="_id")
+    version: int = msgspec.field(name="_version", default=0)
+    source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw())
+    found: bool | None = None
+    error: Reason | None = None
+
+    def is_there(self, what: str) -> bool:
+        """Return whether there is such a document; raise where it is not known."""
+        if self.found is None:
+            why = self.error or Reason("an item tells neither `found` nor `error`")
+            status = 404 if why.type == "index_not_found_exception" else 503
+            raise refusal(status, why, what)
+        return self.found
+
+
+class _Gots(msgspec.Struct):
+    docs: list[Got]
+
+
+class Shards(msgspec.Struct):
+    """On how many shards a request was to be done, and on how many it was not."""
+
+    total: int
+    failed: int
+
+    def expect_all(self, what: str) -> None:
+        """Raise unless all have answered: with status 200 too, some may not have."""
+        if self.failed:
+            why = Reason("shards", f"{self.failed} of {self.total} shards failed")
+            raise refusal(503, why, what)
 
 
 class _Refused(msgspec.Struct):

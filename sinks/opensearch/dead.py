@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from sinks.opensearch.bulk import Action, Refused, send
-from sinks.opensearch.client import refusal
+from sinks.opensearch.client import Shards, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,21 +65,13 @@ class _Text(msgspec.Struct):
     document: str | None
 
 
-class _Found(msgspec.Struct):
-    name: str = msgspec.field(name="_id")
-    source: _Text | None = msgspec.field(name="_source", default=None)
-
-
-class _Documents(msgspec.Struct):
-    docs: list[_Found]
-
-
 class _Hits(msgspec.Struct):
     hits: list[_Hit]
 
 
 class _Page(msgspec.Struct):
     hits: _Hits
+    shards: Shards = msgspec.field(name="_shards")
 
 
 class DeadLetters:
@@ -93,9 +85,12 @@ class DeadLetters:
         """Return the seqs of a shelf's letters, by `_id` as JSON."""
         return self._known[shelf]
 
+    def forget(self) -> None:
+        self._known.clear()
+
     def learn(self) -> None:
         """Find out which letters there are; before, none is known but this copy's own."""
-        self._known.clear()
+        self.forget()
         for letter in self._stored():
             shelf = Shelf(letter.generation, letter.table)
             self._known[shelf][msgspec.json.encode(letter.id)] = letter.seq
@@ -139,13 +134,13 @@ class DeadLetters:
         names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._known[shelf]}
         if not names:
             return {}
-        body = {"ids": [msgspec.json.decode(name) for name in names]}
-        answer = self._client.call("POST", f"/{self._alias}/_mget", body)
-        return {
-            names[msgspec.json.encode(each.name)]: each.source.document.encode()
-            for each in msgspec.json.decode(answer.body, type=_Documents).docs
-            if each.source is not None and each.source.document is not None
-        }
+        letters = {}
+        for each in self._client.get_all(self._alias, b"[%b]" % b",".join(names)):
+            if each.is_there(f"an item of /{self._alias}/_mget"):
+                text = msgspec.json.decode(each.source, type=_Text).document
+                if text is not None:
+                    letters[names[msgspec.json.encode(each.id)]] = text.encode()
+        return letters
 
     def _prepare(self) -> None:
         if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
@@ -167,7 +162,9 @@ class DeadLetters:
             answer = self._client.call("POST", f"/{self._alias}/_search", body, fine=_GONE)
             if answer.status in _GONE:
                 return
-            hits = msgspec.json.decode(answer.body, type=_Page).hits.hits
+            page = msgspec.json.decode(answer.body, type=_Page)
+            page.shards.expect_all(f"a search of {self._alias}")
+            hits = page.hits.hits
             yield from (hit.source for hit in hits)
             if len(hits) < _PAGE:
                 return

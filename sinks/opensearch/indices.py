@@ -18,7 +18,7 @@ import msgspec
 
 from cdc.errors import ConfigError, StoreLostError
 from sinks.opensearch.bulk import Action, Refused
-from sinks.opensearch.client import Client, Reason, refusal
+from sinks.opensearch.client import Client, Got, Reason, Shards, refusal
 from sinks.opensearch.mapping import Properties
 
 if TYPE_CHECKING:
@@ -66,17 +66,18 @@ class Document(msgspec.Struct):
     source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw())
 
 
-class _Documents(msgspec.Struct):
-    docs: list[Document]
-
-
 class _Hits(msgspec.Struct):
     hits: list[Document]
 
 
 class _Page(msgspec.Struct):
     hits: _Hits
+    shards: Shards = msgspec.field(name="_shards")
     scroll_id: str = msgspec.field(name="_scroll_id")
+
+
+class _Refreshed(msgspec.Struct):
+    shards: Shards = msgspec.field(name="_shards")
 
 
 class Indices:
@@ -160,8 +161,12 @@ class Indices:
         body = {"size": _PAGE, "sort": ["_doc"], "version": True}
         answer = self._client.call("POST", f"/{place.index}/_search", body, scroll=_KEPT)
         try:
-            while found := (page := msgspec.json.decode(answer.body, type=_Page)).hits.hits:
-                yield from found
+            while True:
+                page = msgspec.json.decode(answer.body, type=_Page)
+                page.shards.expect_all(f"a search of {place.index}")
+                if not page.hits.hits:
+                    return
+                yield from page.hits.hits
                 body = {"scroll_id": page.scroll_id, "scroll": _KEPT}
                 answer = self._client.call("POST", "/_search/scroll", body)
         finally:
@@ -172,10 +177,7 @@ class Indices:
         """Make what was written visible to searches, in all of them at about one time."""
         for some in _lines(names):
             answer = self._client.call("POST", f"/{some}/_refresh")
-            shards = msgspec.json.decode(answer.body, type=dict[str, dict[str, Any]])["_shards"]
-            if shards["failed"]:
-                why = Reason("shards", f"{shards['failed']} of {shards['total']} shards failed")
-                raise refusal(503, why, "_refresh")
+            msgspec.json.decode(answer.body, type=_Refreshed).shards.expect_all("_refresh")
 
     def show(self, moves: Iterable[tuple[str, str | None, Iterable[str]]]) -> None:
         """Give each alias to one index, or none, and take it from others: all at once."""
@@ -264,12 +266,10 @@ class Indices:
             for id_, each in found.items()
         ]
 
-    def documents(self, place: Place, ids: list[bytes]) -> list[Document]:
+    def documents(self, place: Place, ids: list[bytes]) -> list[Got]:
         """Return the documents of some ids, written or visible, those that are there."""
-        body = b'{"ids":[%b]}' % b",".join(ids)
-        answer = self._client.call("POST", f"/{place.door}/_mget", msgspec.Raw(body))
-        found = msgspec.json.decode(answer.body, type=_Documents).docs
-        return [each for each in found if each.source]
+        found = self._client.get_all(place.door, b"[%b]" % b",".join(ids))
+        return [each for each in found if each.is_there(f"an item of /{place.door}/_mget")]
 
 
 def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -93,6 +93,7 @@ class OpenSearchSink:
         record = finish_switch(self._records, self._indices, record)
         generation, build = self._found(record)
         self._records.take(generation, build)
+        self._tables.forget()
         self._check()
         named = {place.index for place in self._records.known.places()}
         # What a writer that died has left.
@@ -175,15 +176,16 @@ class OpenSearchSink:
         table = self._tables.get(version.name)
         if table is None:
             return {}
-        self._tables.learn()
         ids, documents = Ids(version.key), Documents(version.columns)
         wanted = {ids.of(key): key for key in keys}
         found = {}
-        for some in _some(list(wanted)):
-            for each in self._indices.documents(table.target, some):
-                key = wanted[msgspec.json.encode(each.id)]
-                found[key] = documents.row(bytes(each.source))
-        letters = self._dead.documents(Shelf(table.origin, version.name), wanted)
+        with self._unless_moved():
+            self._tables.learn()
+            for some in _some(list(wanted)):
+                for each in self._indices.documents(table.target, some):
+                    key = wanted[msgspec.json.encode(each.id)]
+                    found[key] = documents.row(bytes(each.source))
+            letters = self._dead.documents(Shelf(table.origin, version.name), wanted)
         return found | {wanted[id_]: documents.row(each) for id_, each in letters.items()}
 
     def close(self) -> None:

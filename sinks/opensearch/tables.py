@@ -168,6 +168,12 @@ class Tables:
         self.dead.take_back(shelf, late)
         return outcome.applied
 
+    def forget(self) -> None:
+        """Know of no letters and fields but what is found out from now on."""
+        self._fields.clear()
+        self.dead.forget()
+        self._learnt = 0
+
     def learn(self) -> None:
         """Learn of the letters that other copies have written, if there are any.
 

@@ -13,6 +13,7 @@ from cdc.errors import (
     ConfigError,
     PermissionDeniedError,
     StoreLostError,
+    SwitchedError,
     UnavailableError,
 )
 from sinks.contract import Change, Changes, Column, Version
@@ -160,6 +161,40 @@ def test_what_never_passes_is_said(
     broken.close()
     busy_opensearch.close()
     refused(2, UnavailableError, "can't be reached")
+    sink.close()
+
+
+def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
+    opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch
+) -> None:
+    """OpenSearch answers 200, with errors for some documents, or fewer of them."""
+    sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
+    sink.open()
+    apply(sink, 2, users(user(1, 1, name="true"), user(2, 2, name="maybe")))
+    both = [key(USERS, n) for n in (1, 2, 3)]
+    busy_opensearch.recovering = True
+    for read in (
+        lambda: sink.rows(USERS, both[:1]),
+        lambda: sink.rows(USERS, both[1:]),
+        lambda: list(sink.contents(USERS)),
+    ):
+        with pytest.raises(UnavailableError):
+            read()
+    late = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
+    late.open()
+    with pytest.raises(UnavailableError, match="shards"):  # of the letters
+        late.begin(3, [USERS])
+    busy_opensearch.recovering = False
+    assert sink.rows(USERS, both).keys() == set(both[:2])
+    # Nor is a deleted index of letters met for ever.
+    opensearch_store.delete(f"{opensearch_store.prefix}-dead")
+    newer = users(user(3, 2, name="false"))
+    with pytest.raises(SwitchedError):
+        apply(sink, 3, newer)
+    sink.open()
+    assert apply(sink, 3, newer) == 0
+    assert set(opensearch_store.rows("public.users")) == set(both[:2])
+    late.close()
     sink.close()
 
 
