@@ -8,6 +8,8 @@ which lies in old versions.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import time
 from datetime import UTC, datetime, timedelta
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
+# A frontier may name versions that were replaced some time before the frontier behind it was there.
+_MORE_HOURS: Final = 1
+# What was removed stands in the log for longer than its files: so it is known when they are due.
+_LOG_HOURS: Final = 7 * 24
+_ALWAYS_HOURS: Final = 100 * 365 * 24
 _VECTOR: Final = re.compile(r"deletion_vector_(.{36})\.bin")
 
 
@@ -37,6 +44,13 @@ class Upkeep:
     def __init__(self, minutes: float, hours: float, storage: Mapping[str, str]) -> None:
         self._seconds, self._hours, self._storage = minutes * 60, hours, storage
         self._last = time.monotonic()
+        kept = f"interval {math.ceil(hours) + _LOG_HOURS if hours else _ALWAYS_HOURS} hours"
+        self._properties = {
+            "delta.logRetentionDuration": kept,
+            "delta.deletedFileRetentionDuration": kept,
+            # Whoever makes a checkpoint would do it, also while an older generation is kept.
+            "delta.enableExpiredLogCleanup": "false",
+        }
 
     def is_due(self) -> bool:
         """Return whether it is time again; then it counts as done."""
@@ -45,6 +59,26 @@ class Upkeep:
             return False
         self._last = now
         return True
+
+    def retain(self, mirror: Mirror) -> None:
+        """Let the table keep its log and removed files as long as is told, whoever looks after it.
+
+        By a commit of our own: that of delta-rs asks readers for features that they may not know.
+        """
+        table, about = mirror.table, mirror.table.metadata().configuration
+        if self._properties.items() <= about.items():
+            return
+        schema = json.loads(table.schema().to_json())
+        try:
+            actions.commit(
+                actions.Files(table.table_uri, self._storage),
+                table,
+                [actions.described(table, schema, about | self._properties)],
+                "SET TBLPROPERTIES",
+                lake.Commit("", None, mirror.facts),
+            )
+        except lake.ConflictError:
+            mirror.find()  # the next batch does it
 
     def optimize(self, mirror: Mirror, cluster: Sequence[str]) -> None:
         """Join a mirror's small files, by the columns it is clustered by; whoever is first wins."""
@@ -69,14 +103,16 @@ class Upkeep:
         table = mirror.table
         with lake.translated(mirror.path):
             table.vacuum(
-                retention_hours=int(self._hours), dry_run=False, enforce_retention_duration=False
+                retention_hours=math.ceil(self._hours) + _MORE_HOURS,
+                dry_run=False,
+                enforce_retention_duration=False,
             )
             table.cleanup_metadata()
         self._sweep(table)
 
     def _sweep(self, table: DeltaTable) -> None:
         """Delete deletion vectors that no such version needs; delta-rs leaves them."""
-        oldest = datetime.now(UTC) - timedelta(hours=self._hours)
+        oldest = datetime.now(UTC) - timedelta(hours=self._hours + _MORE_HOURS)
         files = log.files(table)
         old = {
             found[1]: each.path

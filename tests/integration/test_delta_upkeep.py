@@ -18,6 +18,7 @@ from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import USERS, applied, apply, change, row
 
 KEPT_HOURS = 3
+KEPT = ("logRetentionDuration", "deletedFileRetentionDuration", "enableExpiredLogCleanup")
 
 
 def users(seq: int, *ids: int) -> Changes:
@@ -32,7 +33,7 @@ class Aged:
         patched.setattr(delta_frontiers, "_now", lambda: datetime.now(UTC) + self.ahead)
 
     def sink(self, **settings: object) -> DeltaSink:
-        mine = Settings("shop", "lake", "shop", str(self.path), applier="delta-rs")
+        mine = Settings("shop", "lake", "shop", str(self.path))
         sink = DeltaSink(mine._replace(optimize_minutes=0, **settings))  # type: ignore[arg-type]
         sink.open()
         return sink
@@ -143,3 +144,27 @@ def test_an_old_generation_stays_whole_until_it_is_dropped(aged: Aged) -> None:
     assert aged.ids(7) == {1, 2, 3, 4, 5, 6, 7, 9}
     for each in (aside, old, sink):
         each.close()
+
+
+@pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
+@pytest.mark.parametrize(("hours", "kept"), [(0.5, 1 + 168), (2_000, 2_000 + 168), (0, 876_000)])
+def test_files_and_log_are_kept_as_long_as_is_told(
+    aged: Aged, applier: str, hours: float, kept: int
+) -> None:
+    """Less than an hour is not nothing; Delta's own 7 and 30 days do not bound it, nor zero."""
+    sink = aged.sink(vacuum_hours=hours, applier=applier)
+    for seq in (1, 2, 3):
+        apply(sink, seq, users(seq, 1, seq))
+        sink._tidy()
+    assert [aged.ids(seq) for seq in (1, 2, 3)] == [{1}, {1, 2}, {1, 2, 3}]
+    table = DeltaTable(aged.path / "public.users")
+    about = table.metadata().configuration
+    assert {name: about[f"delta.{name}"] for name in KEPT} == {
+        "logRetentionDuration": f"interval {kept} hours",
+        "deletedFileRetentionDuration": f"interval {kept} hours",
+        "enableExpiredLogCleanup": "false",
+    }
+    # Nothing that a reader would have to know came along.
+    vectors = ["deletionVectors"] if applier == "vectors" else None
+    assert table.protocol().reader_features == vectors
+    sink.close()
