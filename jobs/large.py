@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 # What is reduced and written at a time.
 _PIECE_EVENTS: Final = 20_000
 _PIECE_BYTES: Final = 32 << 20
+# Of one of the partitions that events are sorted into: the driver's JVM holds it several times.
+_SORTED_BYTES: Final = 16 << 20
 # Of what goes from the JVM to Python at a time.
 _ARROW_BYTES: Final = 8 << 20
 _ARROW_ROWS: Final = 10_000
@@ -124,7 +126,7 @@ class Large:
             for topic, counted in tables.items():
                 if counted.in_order:
                     mine = [part for part in parts if part.topic == topic]
-                    self._write_in_order(cut, mine, letters, torn=torn)
+                    self._write_in_order(cut, mine, counted.bytes, letters, torn=torn)
                 failpoints.reach("follow_written")
         except (PySparkException, Py4JJavaError) as error:
             raise translated(error) from error
@@ -211,9 +213,10 @@ class Large:
                 write(self._sink, (keys, values), bounds, known(part.topic))
 
     def _write_in_order(
-        self, cut: Cut, parts: list[Part], letters: CutLetters, *, torn: bool
+        self, cut: Cut, parts: list[Part], size: int, letters: CutLetters, *, torn: bool
     ) -> None:
         topic = parts[0].topic
+        count = 1 + size // _SORTED_BYTES
         events = (
             self._read(parts)
             .where("value IS NOT NULL")
@@ -222,7 +225,8 @@ class Large:
                 "value",
                 "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG) seq",
             )
-            .orderBy("seq")
+            .repartitionByRange(count, "seq")
+            .sortWithinPartitions("seq")
         )
         rows = ((row.key, row.value) for row in events.toLocalIterator())
         records = ((key and bytes(key), bytes(value)) for key, value in rows)

@@ -52,7 +52,11 @@ _SMALL: Final = {
     "spark.sql.adaptive.enabled": "false",
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-_JAVA: Final = f"-XX:+UseSerialGC -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+# Where one of Spark's own threads ran out of memory, jobs would wait for it for ever.
+_NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
+_JAVA: Final = (
+    f"-XX:+UseSerialGC {_NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+)
 # One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
 _QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 _WORKER: Final = """\

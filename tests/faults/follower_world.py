@@ -152,7 +152,8 @@ class World:
         self.http = HttpProxy(port, seed)
         self.mirrors = folder / "mirrors"
         stores: dict[str, dict[str, Any]] = {
-            "mirror": {"delta": {"path": str(self.mirrors)}},
+            # So that the largest transactions are read by Spark, as those of a catch-up are.
+            "mirror": {"delta": {"path": str(self.mirrors)}, "max_events": 250},
             "cache": {"redis": {"url": ends.redis_url}},
             "search": {"opensearch": {"url": self.http.url}},
         }

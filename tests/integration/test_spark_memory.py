@@ -1,0 +1,32 @@
+"""A driver's JVM that runs out of memory ends, so that the follower is started again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cdc.local.java import system_java
+
+_SCRIPT = """
+from py4j.protocol import Py4JError
+from jobs.session import session
+
+spark = session("memory", short=True, delta=False)
+try:
+    spark.sparkContext._jvm.java.nio.ByteBuffer.allocate(2_000_000_000)
+except Py4JError:
+    print("code", spark.sparkContext._gateway.proc.wait(120))
+"""
+_OUT_OF_MEMORY = 3  # of ExitOnOutOfMemoryError
+
+
+@pytest.mark.slow
+def test_it_ends_instead_of_waiting_for_ever() -> None:
+    if system_java() is None:
+        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=600, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == f"code {_OUT_OF_MEMORY}", ended.stderr[-2_000:]
