@@ -3,7 +3,7 @@
 Does what `jobs.reduce.newest` does, for any cut. A value that was not sent is taken from the row
 before it, under whatever key that was; where that row is not in the cut the store is asked for it,
 by the key that it had there. What nobody has told yet is left out of a row: it is unknown, not
-null.
+null, which `unchanged` tells a store of whole rows.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def in_order(
     """Return what `newest` does, for any cut.
 
     `letter` returns a dead letter's event, asked for in seq order; `rows` the store's rows, as they
-    are before the cut. With `whole_rows` nothing is left `unchanged`. With `every` all changes are
-    returned, in seq order, truncates among them; of a table without a key all behind the last one.
+    are before the cut. With `whole_rows` only what is unknown is left `unchanged`. With `every` all
+    changes are returned, in seq order, truncates among them; of a table without a key all behind
+    the last one.
     """
     events = [
         (key, parsed(value))
@@ -212,6 +213,8 @@ def _change(
             elif name in stored.get(value.key, ()):
                 whole[name] = stored[value.key][name]
         told = encode_row(whole)
+        if whole_rows:
+            unchanged = [name for name in source.unchanged if name not in whole]
     return Change(
         pending.key,
         source.seq,

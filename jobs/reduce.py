@@ -223,7 +223,10 @@ def lsn_of(text: str) -> int:
 
 
 def completed(reduced: Reduced, rows: Rows) -> Reduced:
-    """Return the changes with nothing left `unchanged`: as the store has it."""
+    """Return the changes with what is `unchanged` as the store has it.
+
+    What the store does not have either is unknown: left out of the row, and named in `unchanged`.
+    """
     changes = reduced.changes
     asked = [change.key for change in changes if change.unchanged and change.key is not None]
     if not asked:
@@ -238,9 +241,9 @@ def _completed(change: Change, stored: Mapping[bytes, bytes]) -> Change:
     assert change.row is not None
     row = decode_row(change.row)
     old = decode_row(stored[change.key]) if change.key in stored else {}
+    unknown = tuple(name for name in change.unchanged if name not in old)
     for name in change.unchanged:
+        row.pop(name, None)
         if name in old:
             row[name] = old[name]
-        else:
-            row.pop(name, None)
-    return change._replace(row=encode_row(row), unchanged=())
+    return change._replace(row=encode_row(row), unchanged=unknown)

@@ -53,6 +53,7 @@ class Change(NamedTuple):
     commit_lsn: int
     committed_at_us: int
     unchanged: tuple[str, ...] = ()  # columns whose place in `row` holds no value: keep the stored
+    # (of a sink of whole rows: columns that `row` lacks, since not even the store has a value)
     before: bytes | None = None  # JSON, as far as the log has it
     op: str = "c"
 
@@ -127,7 +128,8 @@ class Sink(Protocol):
     needs a person.
     """
 
-    # Whether `write` must be given whole rows: the follower then fills `unchanged` from `rows`.
+    # Whether `write` must be given whole rows: the follower then fills `unchanged` from `rows`, and
+    # leaves there only what is unknown, which is not null.
     whole_rows: bool
     # Whether `write` may be called from many processes at once, each with some keys of a table.
     parallel: bool

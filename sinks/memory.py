@@ -195,7 +195,8 @@ def _apply(table: Table, change: Change) -> bool:
         return False
     row = None if change.row is None else msgspec.json.decode(change.row, type=Row)
     if row is not None:
-        row |= {name: (stored or {}).get(name) for name in change.unchanged}
+        row = {name: value for name, value in row.items() if name not in change.unchanged}
+        row |= {name: value for name, value in (stored or {}).items() if name in change.unchanged}
     table.rows[change.key] = (change.seq, row)
     return True
 

@@ -23,10 +23,11 @@ from cdc.log.fold import Fold, canonical
 from cdc.log.letters import Letters, Pointer
 from jobs.applying import Applying, TornError
 from jobs.in_order import Whole, in_order
-from jobs.reduce import Bounds, NeedsOrderError, Reduced, newest
+from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from jobs.schemas import version
-from sinks.contract import Applied, Changes
+from sinks.contract import Applied, Changes, Column, Version
 from sinks.memory import STORES, Memory, MemorySink
+from sinks.shapes import Shape, Shaper
 from tests.property.followed_world import CLICKS, LINES, USERS, Record, World
 from tests.property.stream import PREFIX
 
@@ -239,3 +240,40 @@ def test_an_event_of_another_cut_is_a_gap() -> None:
     for bounds in (Bounds(0, 3), Bounds(world.seq, world.seq + 100)):
         with pytest.raises(GapError, match="stands in the cut of seq"):
             newest(partitions, bounds)
+
+
+def test_what_nobody_knows_is_told_as_unknown() -> None:
+    """Both ways: the store has lost the row, or never had it; a shape that needs it shows none."""
+    event = {
+        "op": "u",
+        "after": {"id": 1, "name": "Ada", "body": "__debezium_unavailable_value", "note": "?"},
+        "source": {
+            "seq": 5,
+            "commit_lsn": "0/5",
+            "ordinal": 1,
+            "schema_id": 1,
+            "ts_us": 0,
+            "unchanged": ["body", "note"],
+        },
+    }
+    key, partitions = b'{"id":1}', [([b'{"id":1}'], [orjson.dumps(event)])]
+    columns = tuple(Column(name, "text", 25, -1, nullable=True) for name in ("id", "name", "body"))
+    table = Version(1, "public", "users", USERS, ("id",), columns, {})
+
+    def stored(_: object, __: object) -> dict[bytes, bytes]:
+        return {key: b'{"note":"kept"}'}
+
+    def letter(_: Pointer) -> bytes:
+        raise AssertionError
+
+    bounds = Bounds(4, 5)
+    for reduced in (
+        completed(newest(partitions, bounds), stored),
+        in_order(partitions, bounds, letter=letter, rows=stored, whole_rows=True),
+    ):
+        (change,) = reduced.changes
+        assert change.unchanged == ("body",)
+        assert orjson.loads(change.row or b"") == {"id": 1, "name": "Ada", "note": "kept"}
+        for form, shows in (("row", False), ("fields", False), ("hash", False), ("text", True)):
+            shape = Shape(key="u:{name}", form=form, value="{id}" if form == "text" else None)
+            assert bool(Shaper(shape, table, "shop").shaped(change)) is shows
