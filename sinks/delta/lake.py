@@ -32,7 +32,7 @@ from sinks.delta import layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Our commits are among the newest: others only compact, add a property, and the like.
+# Our commits are mostly among the newest: others only compact, add a property, and the like.
 _HISTORY: Final = 50
 _TABLE: Final = "t"
 _PARTS_AHEAD: Final = 4
@@ -148,11 +148,12 @@ def size(table: DeltaTable) -> int:
 
 def newest_facts(table: DeltaTable) -> dict[str, object]:
     """Return what the newest commit of ours says of itself; nothing where none does."""
-    with translated(table.table_uri):
-        history = table.history(_HISTORY)
-    for commit in history:
-        if found := layout.facts(commit.get("userMetadata")):
-            return found
+    for many in (_HISTORY, None):
+        with translated(table.table_uri):
+            history = table.history(many)
+        for commit in history:
+            if found := layout.facts(commit.get("userMetadata")):
+                return found
     return {}
 
 

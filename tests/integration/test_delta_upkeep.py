@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.errors import ConfigError
+from cdc.config import Config, Log, Source
+from cdc.config.followers import DeltaFollower, Follower, RedisFollower
+from cdc.errors import ConfigError, GapError
+from jobs.documents.following import DocumentsFollower
 from jobs.reading_as_of import read_as_of_arrow
-from sinks.contract import Applied, Changes
+from sinks.contract import Applied, Changes, Standing
 from sinks.delta import frontiers as delta_frontiers
+from sinks.delta import lake
 from sinks.delta.frontiers import Frontiers
 from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import USERS, applied, apply, change, row
@@ -100,11 +104,13 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
         sink.write(users(seq, seq))
         sink.commit(stand(seq))
 
+    documents = DocumentsFollower(_config(aged.path), "cache", lambda _: {})
     for seq in range(1, 6):
         cut(seq)
     sink._tidy()
     for seq in range(1, 6):
         assert aged.ids(seq) == set(range(1, seq + 1))
+        assert (documents.cut(Standing(stand(seq), seq)) is None) == (seq == 5)
     aged.older(KEPT_HOURS + 1)
     for seq in range(6, 8):
         cut(seq)
@@ -112,6 +118,9 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
     assert [aged.ids(seq) == set(range(1, seq + 1)) for seq in (5, 6, 7)] == [True] * 3
     with pytest.raises(ConfigError, match="no frontier so old"):
         aged.ids(4)
+    with pytest.raises(GapError, match="does not have"):
+        documents.cut(Standing(stand(4), 4))
+    assert documents.cut(Standing(stand(5), 5)) is not None
     # The newest is how things stand, whatever its age.
     aged.older(100)
     sink._tidy()
@@ -168,3 +177,34 @@ def test_files_and_log_are_kept_as_long_as_is_told(
     vectors = ["deletionVectors"] if applier == "vectors" else None
     assert table.protocol().reader_features == vectors
     sink.close()
+
+
+def test_a_mirror_is_the_followers_however_much_others_have_done_to_it_since(aged: Aged) -> None:
+    apply(aged.sink(), 1, users(1, 1))
+    table = DeltaTable(aged.path / "public.users")
+    for _ in range(51):
+        table.alter.set_table_properties({"delta.appendOnly": "false"})
+    apply(aged.sink(), 2, users(2, 2))
+    table.update_incremental()
+    for number in range(2):  # and now the log forgets ours
+        table.alter.set_table_properties({"delta.appendOnly": "false"})
+        table.create_checkpoint()
+        for each in (aged.path / "public.users" / "_delta_log").iterdir():
+            os.utime(each, (number, number))
+        table.cleanup_metadata()
+    assert lake.newest_facts(table) == {}
+    apply(aged.sink(), 3, users(3, 3))
+    assert aged.ids(3) == {1, 2, 3}
+
+
+def _config(path: Path) -> Config:
+    """Return a pipeline whose documents are made from the lake."""
+    return Config(
+        pipeline="shop",
+        source=Source(dsn="postgresql://nobody"),
+        log=Log(bootstrap_servers="localhost:1", prefix="shop"),
+        followers={
+            "lake": Follower(delta=DeltaFollower(path=str(path))),
+            "cache": Follower(redis=RedisFollower(url="redis://nowhere"), mirror="lake"),
+        },
+    )
