@@ -7,9 +7,10 @@ opens the follower next ends what a process that died has left.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, StoreLostError
 from sinks.contract import Applied
 from sinks.opensearch.dead import DeadLetters, Shelf
 from sinks.opensearch.record import Build, Record, Records
@@ -84,6 +85,25 @@ def finish_switch(records: Records, indices: Indices, record: Record) -> Record:
         return True
 
     return records.change(end)
+
+
+def take_from_others(records: Records, indices: Indices, record: Record) -> None:
+    """Take readers' aliases from indices of generations that they are not to see.
+
+    A writer that a switch overtook may have put one there, before it was told.
+    """
+    seen = record.builds[str(record.generation)].places()
+    others = {place.index for place in record.places()} - {place.index for place in seen}
+    if not others:
+        return
+    held = indices.shown(
+        table.alias for build in record.builds.values() for table in build.tables.values()
+    )
+    strays = {alias: sorted(others.intersection(found)) for alias, found in held.items()}
+    # Asked behind the aliases: by now they might be in the right.
+    if any(strays.values()) and records.is_newest():
+        with suppress(StoreLostError):  # another copy was quicker
+            indices.show((alias, None, found) for alias, found in strays.items())
 
 
 def drop(records: Records, indices: Indices, dead: DeadLetters, generation: int) -> None:

@@ -70,6 +70,13 @@ class Build(msgspec.Struct):
     letters: int = 0  # how many documents were refused; copies learn from it that some were
     only: list[str] | None = None  # built aside for these tables; the rest is the current one's
 
+    def places(self) -> Iterator[Place]:
+        """Yield its indices."""
+        for table in self.tables.values():
+            yield table.now
+            if table.next is not None:
+                yield table.next
+
 
 def new_build(only: frozenset[str] | None = None) -> Build:
     return Build(token=uuid.uuid4().hex, only=None if only is None else sorted(only))
@@ -96,10 +103,7 @@ class Record(msgspec.Struct):
     def places(self) -> Iterator[Place]:
         """Yield the indices of all generations; one may come twice."""
         for build in self.builds.values():
-            for table in build.tables.values():
-                yield table.now
-                if table.next is not None:
-                    yield table.next
+            yield from build.places()
 
     def show(self) -> None:
         """Bring what readers see in line with the current generation."""

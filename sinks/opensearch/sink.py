@@ -22,7 +22,13 @@ from sinks.contract import Applied, Changes, Standing, Version, expect_tables
 from sinks.opensearch.bulk import Action, send
 from sinks.opensearch.client import Client
 from sinks.opensearch.dead import DeadLetters, Shelf
-from sinks.opensearch.generations import drop, finish_switch, generations, switch
+from sinks.opensearch.generations import (
+    drop,
+    finish_switch,
+    generations,
+    switch,
+    take_from_others,
+)
 from sinks.opensearch.indices import Indices
 from sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
 from sinks.opensearch.record import Build, Record, Records, new_build, to_record
@@ -91,6 +97,7 @@ class OpenSearchSink:
             self._records.create(self._records.first(1))
             record = self._records.known
         record = finish_switch(self._records, self._indices, record)
+        take_from_others(self._records, self._indices, record)
         generation, build = self._found(record)
         self._records.take(generation, build)
         self._tables.forget()
@@ -147,6 +154,8 @@ class OpenSearchSink:
         # nobody has written.
         due = build.tables if build.reached <= applied.seq else {}
         moves = {name: table for name, table in due.items() if table.next is not None}
+        if moves and not self._records.is_newest():
+            self._records.mine(self._records.known)  # or readers would be shown what they are not
         if self._records.known.generation == self._records.generation:
             with self._unless_moved():
                 self._indices.show(

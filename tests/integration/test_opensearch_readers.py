@@ -15,7 +15,8 @@ from cdc.errors import SwitchedError, UnavailableError
 from sinks.contract import Change, Changes, Version
 from sinks.opensearch.reader import OpenSearchReader
 from sinks.opensearch.sink import OpenSearchSink
-from tests.contract.under_test import USERS, applied, apply, change, row
+from tests.contract.under_test import USERS, applied, apply, change, key, row
+from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore
 
 ACCOUNTS: Final = tuple(USERS._replace(table=f"t{n}", schema_id=20 + n) for n in range(2))
@@ -188,3 +189,36 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
     assert states_read
     assert opensearch_store.record()["seq"] == history[-1].seq
     assert amounts_now(opensearch_store) == history[-1].held
+
+
+@pytest.mark.parametrize("retyping", [False, True])
+def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
+    opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch, *, retyping: bool
+) -> None:
+    """Which puts another index before them: of the generation that they see no more."""
+    first = Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)])
+    columns = [c._replace(type="int4") if c.name == "name" else c for c in USERS.columns]
+    retyped = USERS._replace(schema_id=9, columns=tuple(columns))
+    old = opensearch_store.sink(url=busy_opensearch.url)
+    old.open()
+    apply(old, 1, first)
+    other = opensearch_store.sink()
+    aside = other.at(2)
+    aside.open()
+    apply(aside, 1, first)
+
+    def overtake(method: str, path: str) -> None:
+        if (method, path) == ("POST", "/_aliases") and other.current() == 1:
+            other.switch(2)
+
+    busy_opensearch.before = overtake
+    cut = Changes((retyped,), []) if retyping else Changes((USERS,), [], truncated=2)
+    with pytest.raises(SwitchedError):
+        apply(old, 3, cut)
+    alias = f"{opensearch_store.prefix}-public.users"
+    assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 2  # as it was left
+    old.open()
+    assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 1
+    assert opensearch_store.rows("public.users") == {key(USERS, 1): row(USERS, 1, 1)}
+    for each in (old, other, aside):
+        each.close()
