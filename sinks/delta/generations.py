@@ -75,12 +75,16 @@ def switch(settings: Settings, generation: int) -> None:
         each: _moved(settings, generation, each, new.versions[each]) for each in new.versions
     }
     shared = ((before and before.versions) or {}).keys() - versions.keys()
-    versions |= {each: _carried(settings, generation, each) for each in shared}
+    carried = {each: _carried(settings, generation, each) for each in shared}
+    versions |= {each: version for each, (version, _) in carried.items()}
     applied, reached = new.applied, max(new.applied.seq, built.reached)
+    whole = True
     if before is not None and shared:
         applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
-        reached = max(reached, before.applied.seq, current.reached)
-    whole = before is None or not shared or before.applied.seq == new.applied.seq
+        # Where the follower is in the midst of a cut, some of them are ahead of its frontier.
+        ahead = max(seq for _, seq in carried.values())
+        reached = max(reached, before.applied.seq, current.reached, ahead)
+        whole = before.applied.seq == new.applied.seq and ahead <= applied.seq
     applied = applied._replace(generation=generation)
     current.switch(Row(generation, applied, versions, whole), reached)
     clear(settings, generation, settings.path)
@@ -121,8 +125,8 @@ def _moved(settings: Settings, generation: int, mirror: str, version: int) -> in
     return table.version()
 
 
-def _carried(settings: Settings, generation: int, mirror: str) -> int:
-    """Make a mirror that stays as it is one of the new generation; return the Delta version."""
+def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int]:
+    """Make a mirror that stays as it is one of the new generation; return Delta version and seq."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
@@ -132,7 +136,7 @@ def _carried(settings: Settings, generation: int, mirror: str) -> int:
         commit = Commit(app, lake.as_told(generation, seq), facts)
         with lake.translated(table.table_uri):
             lake.append(table, lake.arrow_schema(table).empty_table(), commit)
-    return table.version()
+    return table.version(), seq
 
 
 def folders(settings: Settings, root: str) -> list[str]:

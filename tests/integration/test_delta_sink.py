@@ -18,6 +18,7 @@ from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableEr
 from cdc.events import LSN
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes
+from sinks.delta import generations as delta_generations
 from sinks.delta import layout as delta_layout
 from sinks.delta.frontiers import Frontiers
 from sinks.delta.sink import DeltaSink, Settings
@@ -69,11 +70,7 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     """And the next writer, whose cut is another, ends up with each change once."""
     apply(lake.sink(applier=applier), 2, users(1, 1, 2), lines(2, 1))
     dying = lake.sink(applier=applier)
-
-    def die(*_: object) -> None:
-        raise UnavailableError("killed", hint="")
-
-    monkeypatch.setattr(Frontiers, "commit", die)
+    monkeypatch.setattr(Frontiers, "commit", _die)
     with pytest.raises(UnavailableError):
         apply(dying, 4, users(3, 1), lines(4, 1))
     monkeypatch.undo()
@@ -107,6 +104,47 @@ def test_what_an_older_generation_left_is_in_no_frontier_of_the_new_one(lake: La
     new.write(lines(30, 3))
     new.commit(applied(30, generation=2))
     assert (lake.ids(), lake.ids("lines")) == ({1: 20}, {3: 30})
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    """A mirror that stays may be ahead of the frontier; or get there while the others are moved."""
+    follower = lake.sink()
+    apply(follower, 2, users(1, 1), lines(2, 1))
+    aside = follower.at(2, frozenset({"public.users"}))
+    aside.open()
+    apply(aside, 2, users(1, 1))
+    moved = delta_generations._moved
+    follower.begin(4, [LINES])
+    follower.write(lines(4, 1, 2))
+
+    def in_the_midst() -> None:
+        with monkeypatch.context() as killed, pytest.raises(UnavailableError):
+            killed.setattr(Frontiers, "commit", _die)
+            follower.commit(applied(4))
+
+    def moved_late(*given: Any) -> int:  # noqa: ANN401 - as the real one
+        in_the_midst()
+        return moved(*given)
+
+    if late:
+        monkeypatch.setattr(delta_generations, "_moved", moved_late)
+    else:
+        in_the_midst()
+    follower.switch(2)
+    assert (lake.ids(), lake.ids("lines")) == ({1: 1}, {1: 2})
+    standing = follower.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.reached) == (2, 4)
+    apply(follower, 4, users(3, 1), lines(4, 1, 2))
+    assert (lake.ids(), lake.ids("lines")) == ({1: 3}, {1: 4, 2: 4})
+    aside.close()
+
+
+def _die(*_: object) -> None:
+    raise UnavailableError("killed", hint="")
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
