@@ -121,9 +121,10 @@ def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
     follower.write(lines(4, 1, 2))
 
     def in_the_midst() -> None:
-        with monkeypatch.context() as killed, pytest.raises(UnavailableError):
+        with monkeypatch.context() as killed:
             killed.setattr(Frontiers, "commit", _die)
-            follower.commit(applied(4))
+            with pytest.raises(UnavailableError):
+                follower.commit(applied(4))
 
     def moved_late(*given: Any) -> int:  # noqa: ANN401 - as the real one
         in_the_midst()
