@@ -51,6 +51,11 @@ _TICK_SECONDS: Final = 0.5
 _FLUSH_SECONDS: Final = 5.0
 
 
+def now_us() -> int:
+    """Return the time in microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
 class Progress:
     """What a follower has done since its job began, for its reports."""
 
@@ -59,10 +64,13 @@ class Progress:
         self.tables: set[str] = set()
         self.events_per_second = self.batch_seconds = 0.0
         self.canary_at_us: int | None = None
+        self.began_at_us = self.moved_at_us = now_us()
+        self.failing_since_us: int | None = None
         self._window = (time.monotonic(), 0)
 
     def batch(self, events: int, tables: set[str], seconds: float, canary: int | None) -> None:
         """Count a batch."""
+        self.moved_at_us = now_us()
         self.events += events
         self.batches += 1
         self.tables |= tables
@@ -72,6 +80,11 @@ class Progress:
         if (lasted := time.monotonic() - began) >= REPORT_SECONDS:
             self.events_per_second = round((self.events - before) / lasted, 1)
             self._window = (time.monotonic(), self.events)
+
+    def error(self) -> None:
+        """Count an error."""
+        self.errors += 1
+        self.failing_since_us = self.failing_since_us or now_us()
 
 
 class Run:
@@ -112,7 +125,7 @@ class Run:
             error = self._turn()
             if error is None or (self.stopping.is_set() and self._goes_on(error)):
                 break
-            self.progress.errors += 1
+            self.progress.error()
             if not self._goes_on(error):
                 self.exit = Exit(error.exit_code)
                 self.to("halted", error)
@@ -150,6 +163,8 @@ class Run:
         if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
                 log.info("%s: %s", self.name, state)
+            if state in {"following", "catching_up"}:  # the store is open
+                self.progress.failing_since_us = None
             self.state, self.error = state, error
             self.report()
 
@@ -211,7 +226,10 @@ class Run:
         )
 
     def _record(self, at: Applied) -> FollowerRecord:
-        error, progress = self.error, self.progress
+        error, progress, known = self.error, self.progress, self._known
+        # Until one has come it is as old as an earlier job has left it, in the same store.
+        same = known is not None and known.generation == at.generation
+        canary = progress.canary_at_us or (known.canary_at_us if known and same else None)
         return FollowerRecord(
             pipeline=self.config.pipeline,
             follower=self.name,
@@ -229,11 +247,14 @@ class Run:
             errors=progress.errors,
             events_per_second=progress.events_per_second,
             batch_seconds=progress.batch_seconds,
-            canary_at_us=progress.canary_at_us,
+            canary_at_us=canary,
+            began_at_us=progress.began_at_us,
+            moved_at_us=progress.moved_at_us,
+            failing_since_us=progress.failing_since_us,
             what=error.what if error else "",
             hint=error.hint if error else "",
             owner=self._owner,
-            at_us=time.time_ns() // 1_000,
+            at_us=now_us(),
         )
 
     def _tick(self) -> None:

@@ -23,9 +23,9 @@ def status(config: Config, *, as_json: bool) -> int:
     Of each follower: up to where its store holds everything, how far that is behind, for how long
     the log has held what it lacks, and how old the newest canary is that came out of it.
 
-    Exits 0 when all is well, 1 when no daemon reads, it is not ready or a follower does not run, 69
-    or 77 when a server does not answer or refuses us, 78 when the pipeline is not set up or a
-    person is needed.
+    Exits 0 when all is well, or what is wrong may pass by itself, which it then tells; 1 when no
+    daemon reads, it is not ready, or a follower does not run or stands; 69 or 77 when a server does
+    not answer or refuses us, 78 when the pipeline is not set up or a person is needed.
     """
     from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
 
@@ -41,6 +41,8 @@ def status(config: Config, *, as_json: bool) -> int:
         click.echo(f"{mark} {problem.what}\n    {click.style('fix:', dim=True)} {problem.hint}")
     if found.problems:
         next_step("cdc doctor looks closer")
+    elif found.warnings:
+        next_step("it works; `cdc doctor` looks closer at what is said above")
     else:
         click.echo(f"{click.style('✓', fg='green', bold=True)} all is well")
         next_step("cdc tail shows what arrives")

@@ -195,11 +195,13 @@ def _standings(config: Config) -> Iterator[Finding]:
         return  # the checks of the log tell
     finally:
         look.close()
-    for what, hint, code in judge(config, standings):
-        if code == Exit.FAILED:
+    complaints = list(judge(config, standings))
+    running = {each.name for each in standings if each.record and each.record.runs}
+    for name, what, hint, code in complaints:
+        if code == Exit.FAILED and name not in running:
             yield note("follower", what, hint)
         else:
             yield (error if code else warning)("follower", what, hint)
-    well = [each.name for each in standings if each.record and each.record.runs]
+    well = sorted(running - {each.follower for each in complaints})
     if well:
-        yield ok("follower", f"{listed(well)}: running")
+        yield ok("follower", f"{listed(well)}: running, and not behind")

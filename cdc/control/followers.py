@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdc.control.retention import spell
 from cdc.errors import CDCError, Exit
 from cdc.log.followers import REPORT_SECONDS, Readings
 from cdc.log.unapplied import Places, Unapplied
@@ -31,8 +32,12 @@ STATES: Final = (
     *("starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"),
     *(NOT_RUNNING, NEW),
 )
-# A canary passes a follower that keeps up within a batch or two.
-_CANARY_SECONDS: Final = 60.0
+# A canary passes a follower that keeps up within a batch or two, and so does all else: what takes
+# longer is told.
+_LATE_SECONDS: Final = 60.0
+# Who has applied nothing for so long, though there is something, does not work: a store is up again
+# sooner, and no batch but a huge one takes longer.
+_STANDS_SECONDS: Final = 180.0
 
 
 class Standing(NamedTuple):
@@ -68,9 +73,27 @@ class Standing(NamedTuple):
     @property
     def canary_age_seconds(self) -> float | None:
         """How long ago the newest canary that is applied was sent."""
-        if self.record is None or self.record.canary_at_us is None:
-            return None
-        return max(0.0, time.time() - self.record.canary_at_us / 1e6)
+        return self._ago("canary_at_us")
+
+    @property
+    def job_seconds(self) -> float | None:
+        """For how long its job has been there."""
+        return self._ago("began_at_us")
+
+    @property
+    def stands_seconds(self) -> float:
+        """For how long its job has applied nothing of what the log has."""
+        still = self._ago("moved_at_us") or 0.0
+        return min(still, self.lag_seconds or 0.0)
+
+    @property
+    def failing_seconds(self) -> float | None:
+        """For how long errors have kept its job from applying anything."""
+        return self._ago("failing_since_us")
+
+    def _ago(self, field: str) -> float | None:
+        at_us = getattr(self.record, field, None)
+        return None if at_us is None else max(0.0, time.time() - at_us / 1e6)
 
     def fields(self) -> dict[str, Any]:
         """Return it as JSON-ready values."""
@@ -124,38 +147,74 @@ class Look:
 class Complaint(NamedTuple):
     """What is wrong with a follower; with exit code 0 it may pass by itself."""
 
+    follower: str
     what: str
     hint: str
     exit_code: int
 
 
 def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
-    """Yield what is wrong with followers, or will be."""
+    """Yield what is wrong with followers, or will be; nothing of those that keep up."""
     for each in standings:
-        record, name = each.record, each.name
-        run = f"cdc follow --followers {name}"
-        if record is None:
-            yield Complaint(f"{name} has never run", run, Exit.FAILED)
-            continue
         if each.unapplied is not None and each.unapplied.forgotten:
-            what = f"the log no longer holds what {name} has not applied"
-            yield Complaint(what, f"cdc rebuild {name}", Exit.CONFIG)
-        if each.state == "halted":
-            yield Complaint(f"{name} has halted: {record.what}", record.hint, Exit.CONFIG)
-        elif not record.runs:
-            what = f"{name} is not running; its last report is {record.age_seconds:.0f} s old"
-            yield Complaint(what, run, Exit.FAILED)
-        elif record.what:
-            what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
-            yield Complaint(what, record.hint, Exit.OK)
-        elif _is_silent(config, each.canary_age_seconds):
-            what = f"{name}: no canary has come out of it for {each.canary_age_seconds:.0f} s"
-            yield Complaint(what, "see what it lags behind: cdc status", Exit.OK)
+            what = f"the log no longer holds what {each.name} has not applied"
+            yield Complaint(each.name, what, f"cdc rebuild {each.name}", Exit.CONFIG)
+        found = _trouble(config, each)
+        if found is not None:
+            yield Complaint(each.name, *found)
 
 
-def _is_silent(config: Config, age: float | None) -> bool:
-    seconds = config.canary_seconds
-    return bool(seconds) and age is not None and age > _CANARY_SECONDS + 2 * seconds
+def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return the gravest thing that keeps a follower from what the log has."""
+    record, name = each.record, each.name
+    run = f"cdc follow --followers {name}"
+    if record is None:
+        return f"{name} has never run", run, Exit.FAILED
+    if each.state == "halted":
+        return f"{name} has halted: {record.what}", record.hint, Exit.CONFIG
+    if not record.runs:
+        what = f"{name} is not running; its last report is {record.age_seconds:.0f} s old"
+        return what, run, Exit.FAILED
+    if record.what:
+        what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
+        seconds = max(each.failing_seconds or 0.0, each.stands_seconds)
+        if seconds > _STANDS_SECONDS + _waits(config, name):
+            return f"{what}, for {spell(seconds)}", record.hint, Exit.FAILED
+        return what, record.hint, Exit.OK
+    return _lateness(config, each) or _silence(config, each)
+
+
+def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return that it lacks what the log has held for long; the worse where it does not move on."""
+    lag, stands, waits = each.lag_seconds or 0.0, each.stands_seconds, _waits(config, each.name)
+    if lag <= _LATE_SECONDS + waits:
+        return None
+    since = f"the log has held for {spell(lag)} what it lacks"
+    if stands <= _LATE_SECONDS + waits:
+        return f"{each.name} is behind: {since}", "it moves on: see that this falls", Exit.OK
+    mirror = config.followers[each.name].mirror
+    hint = "see its job's log, and whether Spark has executors for a large batch"
+    hint = f"it goes by its mirror: see {mirror}; then its job's log" if mirror else hint
+    code = Exit.FAILED if stands > _STANDS_SECONDS + waits else Exit.OK
+    return f"{each.name} has applied nothing for {spell(stands)}, and {since}", hint, code
+
+
+def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return that canaries should have come out of it since its job began, and have not."""
+    # What a job found when it began is as old as the time without one.
+    ages = [age for age in (each.canary_age_seconds, each.job_seconds) if age is not None]
+    silent, each_seconds = min(ages, default=0.0), config.canary_seconds
+    if not each_seconds or silent <= _LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
+        return None
+    what = f"{each.name}: no canary has come out of it for {silent:.0f} s"
+    return what, "see that the daemon runs, and its warnings: cdc status", Exit.OK
+
+
+def _waits(config: Config, name: str) -> float:
+    """Return how long a follower may wait for more by its settings, its mirror included."""
+    follower = config.followers[name]
+    mirror = config.followers.get(follower.mirror or "")
+    return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
 
 
 class Watch:

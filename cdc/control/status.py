@@ -166,7 +166,9 @@ def read_status(config: Config) -> Status:
         if age > _STALE_SECONDS:
             what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
             problems.append(Problem(what, "see its log, and /readyz where it serves http"))
-    problems.extend(Problem(*each) for each in complaints if each.exit_code)
+    problems.extend(
+        Problem(each.what, each.hint, each.exit_code) for each in complaints if each.exit_code
+    )
     return status
 
 

@@ -70,6 +70,11 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     events_per_second: float = 0.0
     batch_seconds: float = 0.0
     canary_at_us: int | None = None  # when the newest canary that it has applied was sent
+    # Since when it stands, should it: when this job began, when it applied something last (before
+    # the first time: when it began), and since when errors have kept it from that.
+    began_at_us: int | None = None
+    moved_at_us: int | None = None
+    failing_since_us: int | None = None
     # Where it waits, rebuilds or has halted: why, and what to do.
     what: str = ""
     hint: str = ""

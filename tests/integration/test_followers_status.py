@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from cdc.cli.main import run
+from cdc.control import followers
 from cdc.control.doctor import examine
 from cdc.control.findings import Severity
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log import names, reader, topics
 from cdc.log.followers import SILENT_SECONDS
+from jobs.running import Run
+from sinks.contract import Applied
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
@@ -78,6 +82,43 @@ def test_status_tells_what_a_follower_lacks_and_since_when(
     out = capsys.readouterr().out
     assert f"following; holds all up to {frontier.lsn}, seq 0; behind" in out
     assert "; canary " in out
+    assert "all is well" not in out
+    follower.report(lsn=frontier.lsn, place=place + 1_000, canary_at_us=now_us, moved_at_us=now_us)
+    run(["status", "-c", str(line.config_file)])
+    assert "all is well" in capsys.readouterr().out
+
+
+def test_a_job_that_stands_at_its_first_batch_is_not_well(
+    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is there, and reports."""
+    monkeypatch.setattr(followers, "_LATE_SECONDS", 0.2)
+    monkeypatch.setattr(followers, "_STANDS_SECONDS", 0.4)
+
+    def session(run: Run) -> None:
+        run.stands(Applied.beginning(line.config.pipeline, 1))
+        run.to("catching_up")
+        run.stopping.wait()
+
+    job = Run(line.config, "cache", "redis", session)
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        wait_until(
+            lambda: [
+                each
+                for each in status(line, capsys)[1]["problems"]
+                if "cache has applied nothing for" in each["what"]
+            ],
+            "it is not told",
+        )
+        assert run(["status", "-c", str(line.config_file)]) == Exit.FAILED
+        assert "all is well" not in capsys.readouterr().out
+        told = {each.what: each for each in examine(line.config) if each.check == "follower"}
+        assert [each.severity for each in told.values()] == [Severity.ERROR]
+    finally:
+        job.stop()
+        thread.join()
 
 
 def test_status_tells_who_has_halted_or_does_not_run_or_can_not_go_on(

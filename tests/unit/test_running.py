@@ -35,6 +35,9 @@ class Topic:
     def write(self, record: FollowerRecord) -> None:
         self.records.append(record)
 
+    def flush(self, _: float) -> None:
+        """Have all there."""
+
     def newest(self) -> dict[str, FollowerRecord]:
         """Return what counts: none of a generation that is older than one before it."""
         best = max((each.generation for each in self.records), default=0)
@@ -137,6 +140,40 @@ def test_where_nobody_writes_it_follows_by_the_canaries() -> None:
         run.has_applied(old, 1, set(), 0.1, canary)
         said.append(run.state)
     assert said == ["following", "catching_up"]
+
+
+def test_it_tells_since_when_it_does_not_get_on(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first error on, not the newest, until a store is open or something is applied."""
+    topic.write(reported(canary_at_us=7))
+    clock = iter(range(100, 10_000))
+    monkeypatch.setattr(running, "now_us", lambda: next(clock))
+    monkeypatch.setattr(running, "_BACKOFF_SECONDS", (0.001, 0.001))
+    turns = iter(["away", "away", "open", "away", "batch"])
+    at = Applied("shop", 1, 1, LSN(0x100), 7, 0, 3, {})
+
+    def session(run: Run) -> None:
+        match next(turns):
+            case "open":
+                run.to("following")
+            case "batch":
+                run.has_applied(at, 1, set(), 0.1, None)
+                run.stop()
+                return
+        raise UnavailableError("away", hint="")
+
+    run = made(session, quiet=False)
+    assert run.run() is Exit.OK
+    waited = [each for each in topic.records if each.state == "waiting"]
+    first, again, *later = (each.failing_since_us for each in waited)
+    assert first == again
+    assert all(each and first and each > first for each in later)
+    last = topic.records[-1]
+    assert (last.failing_since_us, last.canary_at_us) == (None, 7)
+    began = topic.records[1].moved_at_us
+    assert last.began_at_us == began
+    assert (last.moved_at_us or 0) > (began or 0)
 
 
 def test_told_to_stop_it_says_nothing_of_what_that_broke_off(

@@ -1,0 +1,143 @@
+"""No follower that stands is passed over, and none that keeps up, or has just begun, is named."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.config.followers import Follower
+from cdc.control.followers import Complaint, Standing, judge
+from cdc.errors import Exit
+from cdc.log.unapplied import Unapplied
+from tests.fixtures.reported import reported
+from tests.unit.test_control_doctor import CONFIG
+
+HOUR, DAY = 3_600.0, 86_400.0
+FOLLOWERS = {
+    "cache": {"redis": {"url": "redis://localhost"}},
+    "hourly": {"redis": {"url": "redis://localhost"}, "every_seconds": HOUR},
+    "docs": {"redis": {"url": "redis://localhost"}, "mirror": "hourly", "documents": {}},
+}
+# Of a job that has been there for a day, at an idle pipeline, or at one that is written to.
+IDLE = {"began": DAY, "moved": 3, "canary": 3}
+
+
+def ago(seconds: float) -> int:
+    return int((time.time() - seconds) * 1e6)
+
+
+def told(
+    name: str = "cache",
+    lag: float | None = None,
+    canary_seconds: float = 5.0,
+    **given: Any,  # noqa: ANN401 - the report's fields
+) -> list[Complaint]:
+    """Return what is said of a follower; times are how long ago they were."""
+    fields = {"began": "began_at_us", "moved": "moved_at_us", "canary": "canary_at_us"}
+    fields |= {"failing": "failing_since_us", "age": "at_us"}
+    record = reported(
+        **{
+            fields.get(each, each): ago(value) if each in fields else value
+            for each, value in given.items()
+        }
+    )
+    source = msgspec.structs.replace(CONFIG.source, canary_seconds=canary_seconds)
+    followers = msgspec.convert(FOLLOWERS, dict[str, Follower])
+    config = msgspec.structs.replace(CONFIG, followers=followers, source=source)
+    unapplied = Unapplied(None if lag is None else ago(lag))
+    return list(judge(config, [Standing(name, record, None, unapplied)]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        IDLE,
+        IDLE | {"lag": 2.0},
+        # Nobody writes, and no canary is sent: nothing is applied because there is nothing.
+        IDLE | {"canary_seconds": 0.0, "moved": DAY, "canary": DAY},
+        # It has just begun, after a night without any job.
+        {"began": 2, "moved": 2, "canary": DAY / 2, "state": "starting"},
+        {"began": 2, "moved": 2, "state": "starting", "lag": 40.0},
+        # Configured to apply once an hour, and made from a mirror that is.
+        IDLE | {"name": "hourly", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
+        IDLE | {"name": "docs", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
+        # An error that has passed.
+        IDLE | {"errors": 7},
+    ],
+)
+def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
+    assert told(**given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "code"),
+    [
+        # A job begun again, whose first large batch waits for executors for hours.
+        (
+            {"began": 3 * HOUR, "moved": 3 * HOUR, "canary": DAY, "lag": DAY},
+            "cache has applied nothing for 3 h, and the log has held for",
+            Exit.FAILED,
+        ),
+        ({"began": 70, "moved": 70, "lag": DAY}, "cache has applied nothing for 70 s", Exit.OK),
+        ({"began": 2, "moved": 2, "lag": DAY / 2}, "cache is behind: the log has held", Exit.OK),
+        # Of a store that was up when the session began, and refuses every batch.
+        (
+            IDLE | {"lag": HOUR, "moved": HOUR, "state": "following"},
+            "cache has applied nothing for 60 min",
+            Exit.FAILED,
+        ),
+        # Documents whose mirror stands, or is not there.
+        (
+            IDLE | {"name": "docs", "lag": DAY, "moved": DAY},
+            "docs has applied nothing for 24 h",
+            Exit.FAILED,
+        ),
+        # A store that does not answer: a restart passes.
+        (
+            IDLE | {"what": "away", "failing": 20, "state": "waiting", "moved": DAY},
+            "cache is waiting: away",
+            Exit.OK,
+        ),
+        (
+            IDLE | {"what": "away", "failing": HOUR, "state": "waiting"},
+            "cache is waiting: away, for 60 min",
+            Exit.FAILED,
+        ),
+        (
+            IDLE | {"what": "away", "failing": 1, "state": "waiting", "lag": HOUR, "moved": HOUR},
+            "cache is waiting: away, for 60 min",
+            Exit.FAILED,
+        ),
+        ({"began": 300, "moved": 3}, "cache: no canary has come out of it for 300 s", Exit.OK),
+        (IDLE | {"canary": 300}, "cache: no canary has come out of it for 300 s", Exit.OK),
+        ({"canary": 300}, "cache: no canary", Exit.OK),  # of a job that tells no more
+        (IDLE | {"age": 30}, "cache is not running", Exit.FAILED),
+        ({"state": "stopped"}, "cache is not running", Exit.FAILED),
+        ({"state": "halted", "what": "a gap"}, "cache has halted: a gap", Exit.CONFIG),
+    ],
+)
+def test_what_stands_is_told(given: dict[str, Any], says: str, code: Exit) -> None:
+    (complaint,) = told(**given)
+    assert complaint.what.startswith(says), complaint
+    assert (complaint.exit_code, complaint.follower) == (code, given.get("name", "cache"))
+    assert complaint.hint or given.get("what")
+
+
+@given(
+    st.sampled_from(["starting", "following", "catching_up", "waiting", "rebuilding"]),
+    st.floats(400, DAY),
+    st.floats(0, DAY),
+    st.one_of(st.none(), st.floats(0, DAY)),
+    st.sampled_from(["", "away"]),
+)
+def test_whatever_its_state_who_applies_nothing_of_what_there_is_fails(
+    state: str, stands: float, more: float, canary: float | None, what: str
+) -> None:
+    times: dict[str, Any] = {} if canary is None else {"canary": canary}
+    (complaint,) = told(lag=stands + more, began=DAY, moved=stands, state=state, what=what, **times)
+    assert complaint.exit_code == Exit.FAILED
