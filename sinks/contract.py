@@ -237,3 +237,22 @@ def expect_tables(
             f"generation {generation} was begun for {told}",
             hint="rebuild it as it was begun, or delete it: `cdc rebuild NAME --drop-old`",
         )
+
+
+def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0) -> None:
+    """Raise ConfigError where rows would stand beside others that another key tells apart.
+
+    Nobody could say which of them are one. `stored` is the key of the rows that are there, if any;
+    a truncate takes these away, and below `floor` nothing is written any more.
+    """
+    keys = {version.schema_id: version.key for version in changes.versions}
+    found = {keys[each.schema_id] for each in changes.changes if each.seq > floor}
+    if stored is not None and changes.truncated is None:
+        found.add(stored)
+    if len(found) > 1:
+        name, key = changes.version.name, ", ".join(changes.version.key)
+        raise ConfigError(
+            f"{name} has another key now ({key}), and the store has rows of the one before",
+            hint=f"`cdc snapshot {name} --anew`, and then start the follower again; the batch must"
+            " reach from here to where that empties the table: see `max_events`",
+        )

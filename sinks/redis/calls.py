@@ -6,6 +6,7 @@ lie in one hash slot; operations of one slot are gathered into calls.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from cdc.errors import ConfigError
-from sinks.contract import Change, Version
+from sinks.contract import Change, Changes, Version
 from sinks.redis.names import Names
 from sinks.shapes import Shape, Shaper
 
@@ -130,6 +131,21 @@ class Laid:
         ]
 
 
+@dataclasses.dataclass
+class Cut:
+    """The cut that is being written."""
+
+    reached: int
+    servers: list[str]  # the run of each server, by which a restart shows
+    # What is not sent yet; None once the cut is written as it comes.
+    gathered: list[tuple[Laid, list[Operation]]] | None
+    changes: int = 0
+    bytes: int = 0
+    announced: bool = False
+    is_copy: bool = False  # a task's
+    refused: dict[str, ConfigError] = dataclasses.field(default_factory=dict)  # by table
+
+
 def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Operation]]]:
     """Yield operations by slot, so many together as go into a call."""
     waiting: defaultdict[int, list[Operation]] = defaultdict(list)
@@ -153,3 +169,21 @@ def remembered(layout: Layout) -> bytes:
 def layout_of(stored: bytes) -> Layout:
     """Return a stored layout."""
     return msgspec.json.decode(stored, type=Layout)
+
+
+def remembered_key(key: tuple[str, ...] | None) -> bytes:
+    """Return the columns of a key as the store keeps them."""
+    return b"" if key is None else msgspec.json.encode(key)
+
+
+def key_columns(stored: bytes) -> tuple[str, ...] | None:
+    """Return the stored columns of a key."""
+    return msgspec.json.decode(stored, type=tuple[str, ...]) if stored else None
+
+
+def key_of_rows(changes: Changes) -> tuple[str, ...] | None:
+    """Return the columns that tell the first row apart; None where there is none."""
+    if not changes.changes:
+        return None
+    first = changes.changes[0].schema_id
+    return next(version.key for version in changes.versions if version.schema_id == first)

@@ -239,7 +239,7 @@ def drop(client: Client, names: Names, generation: int) -> None:
         client.ask("HDEL", names.main, *gone)
 
 
-_OF_BUILDS: Final = (b"layout", b"floor")
+_OF_BUILDS: Final = (b"layout", b"key", b"floor")
 
 
 def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:

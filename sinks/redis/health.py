@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cdc.errors import StoreLostError
+from cdc.errors import ConfigError, StoreLostError
+from sinks.redis.calls import Laid
 from sinks.redis.client import Client
 from sinks.redis.names import SLOTS, Names
 from sinks.redis.scripts import MARK, TOKEN_LENGTH
@@ -24,6 +25,18 @@ def evicts(client: Client) -> Evicts:
         if memory.get("maxmemory") and policy.startswith("volatile"):
             found = "volatile"
     return found
+
+
+def refuse_eviction(laid: Laid, found: Evicts) -> None:
+    """Raise ConfigError where evictions would leave something wrong of a table's rows."""
+    bears_not = laid.rows_can_go
+    mortal = laid.layout.shape.ttl_seconds is not None
+    if bears_not and (found == "allkeys" or (found == "volatile" and mortal)):
+        raise ConfigError(
+            f"{laid.version.name} can't stand in a Redis that evicts keys: {bears_not}",
+            hint="set `maxmemory-policy noeviction`, or take a form that is no collection, and a "
+            "key of the primary key's columns",
+        )
 
 
 # --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---

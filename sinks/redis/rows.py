@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sinks.redis.calls import Filling, Laid
+from sinks.redis.calls import Filling, Laid, Operation
 from sinks.redis.client import Call, Client
+from sinks.redis.state import floor_field
 
 
 def stored_rows(
@@ -36,6 +37,20 @@ def stored_rows(
             row = laid.shaper.row(value, stored[n][2])
             rows[keys[n]] = (int(stored[n][0][:16], 16), row)
     return rows
+
+
+def news(client: Client, laid: Laid, filling: Filling, operations: Sequence[Operation]) -> int:
+    """Return how many of one server's operations will find an older row, or none."""
+    plain = laid.layout.form == "plain"
+    field = floor_field(filling.build, laid.version.name)
+    asked = [(b"HGET", laid.names.main, field)] + [
+        (b"GET", keys[1]) if plain else (b"HGET", keys[0], b"seq") for _, keys, _ in operations
+    ]
+    floor, *stored = client.ask_all(asked, [0] * len(asked))
+    return sum(
+        given[0] > max(floor or b"", seq or b"")
+        for (_, _, given), seq in zip(operations, stored, strict=True)
+    )
 
 
 def _values(

@@ -53,16 +53,16 @@ if (call('HGET', main, 'applying') or '') < ARGV[5] then call('HSET', main, 'app
 return 1
 """
 
-# Then: the field of a table's floor, and its truncate's seq.
+# Then: the field of a table's floor, and its truncate's seq; that of its key, and its key.
 FLOOR: Final = f"""{_GUARDED}
 local floor = call('HGET', main, ARGV[4])
-if not floor or floor < ARGV[5] then call('HSET', main, ARGV[4], ARGV[5]) end
+if not floor or floor <= ARGV[5] then call('HSET', main, unpack(ARGV, 4)) end
 return 1
 """
 
-# Then: the field of a table's layout, and the layout; returns the one that is there.
+# Then: the field of a table's layout or key, and what it is; returns the one that is there.
 REMEMBER: Final = f"""{_GUARDED}
-call('HSETNX', main, ARGV[4], ARGV[5])
+if (call('HGET', main, ARGV[4]) or '') == '' then call('HSET', main, ARGV[4], ARGV[5]) end
 return call('HGET', main, ARGV[4])
 """
 

@@ -21,27 +21,43 @@ from typing import Any, Final, NamedTuple, Self
 from cdc.errors import (
     ConfigError,
     InvariantError,
-    StoreLostError,
-    SwitchedError,
     UnavailableError,
 )
-from sinks.contract import Applied, Changes, Standing, Version, expect_tables
-from sinks.redis.calls import Laid, Operation, gathered, remembered
+from sinks.contract import Applied, Changes, Standing, Version, expect_key, expect_tables
+from sinks.redis.calls import (
+    Cut,
+    Laid,
+    Operation,
+    gathered,
+    key_columns,
+    key_of_rows,
+    remembered,
+    remembered_key,
+)
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.generations import Aside, clear, drop, finish_switch, switch
-from sinks.redis.health import check_slots, evicts, mark_slots, refuse_orphans
+from sinks.redis.health import (
+    Evicts,
+    check_slots,
+    evicts,
+    mark_slots,
+    refuse_eviction,
+    refuse_orphans,
+)
 from sinks.redis.names import Names, slot_of
-from sinks.redis.rows import key_of, stored_rows, takes
+from sinks.redis.rows import key_of, news, stored_rows, takes
 from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, REMEMBER, TAKE
 from sinks.redis.state import (
     ALL,
     Fields,
     State,
+    again,
     builds_of,
     create,
     fields_of,
     floor_field,
     generations_of,
+    key_field,
     layout_field,
     sentinel_of,
     stand_of,
@@ -70,19 +86,6 @@ class Settings(NamedTuple):
     answer_seconds: float = 60.0  # a server that forks to save stands still for seconds
 
 
-@dataclasses.dataclass
-class Cut:
-    """The cut that is being written."""
-
-    reached: int
-    servers: list[str]  # the run of each server, by which a restart shows
-    # What is not sent yet; None once the cut is written as it comes.
-    gathered: list[tuple[Laid, list[Operation]]] | None
-    changes: int = 0
-    bytes: int = 0
-    announced: bool = False
-
-
 class RedisSink:
     """One follower's keys, those of the generation that readers see or of another."""
 
@@ -95,13 +98,15 @@ class RedisSink:
         self._client = self._connect()
         self._laid: dict[int, Laid] = {}
         self._known: set[tuple[int, str]] = set()  # builds' tables whose layout the store knows
+        # By the same their rows' key, and the seq of the truncate from which on they have it.
+        self._keys: dict[tuple[int, str], tuple[tuple[str, ...] | None, int]] = {}
         self._state: State | None = None
         self._cut: Cut | None = None
-        self._evicts = ""
+        self._evicts: Evicts = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave connections and what is not sent behind: a copy writes what it is given at once."""
-        cut = self._cut and dataclasses.replace(self._cut, gathered=None)
+        cut = self._cut and dataclasses.replace(self._cut, gathered=None, is_copy=True)
         return self.__dict__ | {"_client": None, "_laid": {}, "_cut": cut}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,7 +119,7 @@ class RedisSink:
         return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
 
     def open(self) -> Standing | None:
-        self._cut, self._known = None, set()
+        self._cut, self._known, self._keys = None, set(), {}
         self._evicts = evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
@@ -158,24 +163,11 @@ class RedisSink:
             if state.holds(version.name):
                 self._lay(version)
         if self._aside is not None:  # it stays with its generation, whichever readers see
-            self._state = state = self._again(state)
+            self._state = state = again(self._client, self._names, state)
         stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
         state.stand = max(state.stand, stored or b"")
         servers = self._client.runs()
         self._cut = Cut(reached, servers, None if self._settings.cluster else [])
-
-    def _again(self, state: State) -> State:
-        """Return the state of the same generation as it is by now."""
-        fields = fields_of(self._client, self._names)
-        if fields.get(b"%d:token" % state.generation) != state.token:
-            raise StoreLostError("the generation that was built is gone", hint="build it again")
-        again = state_of(fields, state.generation)
-        if b">" in again.current:
-            raise SwitchedError(
-                "a switch of the follower's generations is under way",
-                hint="whoever opens the store goes on with it",
-            )
-        return dataclasses.replace(again, stand=max(again.stand, state.stand))
 
     def write(self, changes: Changes) -> int:
         cut = self._begun()
@@ -184,7 +176,8 @@ class RedisSink:
         laid = self._lay(changes.version)
         if changes.truncated is not None:
             self._send_gathered(cut)
-            self._truncate(cut, laid, changes.truncated)
+            self._truncate(cut, laid, changes, changes.truncated)
+        self._expect_key(cut, changes)
         operations = self._operations(changes, laid)
         cut.changes += len(changes.changes)
         if cut.gathered is None or cut.changes > SMALL_CHANGES:
@@ -196,10 +189,12 @@ class RedisSink:
             self._send_gathered(cut)
             return self._send(cut, laid, mine)
         cut.gathered.append((laid, mine))
-        return self._news(laid, mine)
+        return news(self._client, laid, self._opened().filling(laid.version.name), mine)
 
     def commit(self, applied: Applied) -> None:
         cut, state = self._begun(), self._opened()
+        for error in cut.refused.values():
+            raise error
         # Asked on the connection that commits: a restart behind the answer breaks it.
         if self._client.runs() != cut.servers:
             raise UnavailableError(
@@ -293,14 +288,14 @@ class RedisSink:
         return answer
 
     def _lay(self, version: Version) -> Laid:
-        """Return how a table is laid out, which its build has to have been from its beginning."""
+        """Return how a table is laid out, as its build must be from its beginning on."""
         laid = self._laid.get(version.schema_id)
         if laid is None or laid.version != version:
             settings = self._settings
             shape = settings.shapes.get(version.name, Shape())
             life = settings.tombstone_seconds
             laid = Laid(self._names, settings.prefix, shape, version, life)
-            self._refuse_eviction(laid)
+            refuse_eviction(laid, self._evicts)
             self._laid[version.schema_id] = laid
         build = self._opened().filling(version.name).build
         if (build, version.name) not in self._known:
@@ -308,21 +303,35 @@ class RedisSink:
             stored = self._main(_REMEMBER, layout_field(build, version.name), layout)
             if stored != layout:
                 raise ConfigError(
-                    f"{version.name} has another shape or key than when it was filled",
+                    f"{version.name} has another shape than when it was filled",
                     hint=f"set the old one again, or `cdc rebuild {self._settings.follower}`",
                 )
             self._known.add((build, version.name))
         return laid
 
-    def _refuse_eviction(self, laid: Laid) -> None:
-        bears_not = laid.rows_can_go
-        mortal = laid.layout.shape.ttl_seconds is not None
-        if bears_not and (self._evicts == "allkeys" or (self._evicts == "volatile" and mortal)):
-            raise ConfigError(
-                f"{laid.version.name} can't stand in a Redis that evicts keys: {bears_not}",
-                hint="set `maxmemory-policy noeviction`, or take a form that is no collection, and "
-                "a key of the primary key's columns",
-            )
+    def _expect_key(self, cut: Cut, changes: Changes) -> None:
+        """Refuse rows beside those of another key.
+
+        A cut that is written as it comes may still reach a truncate, so only its end tells; but
+        tasks are never given a table that has one in the cut.
+        """
+        table, key = changes.version.name, key_of_rows(changes)
+        at = (self._opened().filling(table).build, table)
+        if changes.truncated is not None:
+            cut.refused.pop(table, None)
+            self._keys.pop(at, None)
+        if key is None:
+            return
+        if at not in self._keys:
+            stored = self._main(_REMEMBER, key_field(*at), remembered_key(key))
+            floor = self._client.ask("HGET", self._names.main, floor_field(*at)) or b"0"
+            self._keys[at] = key_columns(stored), int(floor[:16], 16)
+        try:
+            expect_key(changes, *self._keys[at])
+        except ConfigError as error:
+            if cut.is_copy:
+                raise
+            cut.refused.setdefault(table, error)
 
     def _operations(self, changes: Changes, laid: Laid) -> Iterator[Operation]:
         """Yield what the changes do, each by the version of its table."""
@@ -333,20 +342,6 @@ class RedisSink:
         by_id = {version.schema_id: self._lay(version) for version in changes.versions}
         for schema_id, each in groupby(changes.changes, lambda change: change.schema_id):
             yield from by_id[schema_id].operations(filling, each)
-
-    def _news(self, laid: Laid, operations: Sequence[Operation]) -> int:
-        """Return how many of a server's operations will find an older row, or none."""
-        filling = self._opened().filling(laid.version.name)
-        plain = laid.layout.form == "plain"
-        field = floor_field(filling.build, laid.version.name)
-        asked = [(b"HGET", self._names.main, field)] + [
-            (b"GET", keys[1]) if plain else (b"HGET", keys[0], b"seq") for _, keys, _ in operations
-        ]
-        floor, *stored = self._client.ask_all(asked, [0] * len(asked))
-        return sum(
-            given[0] > max(floor or b"", seq or b"")
-            for (_, _, given), seq in zip(operations, stored, strict=True)
-        )
 
     def _send_gathered(self, cut: Cut) -> None:
         """Go on with a cut that was gathered by writing it as it comes."""
@@ -382,12 +377,15 @@ class RedisSink:
             self._main(_ANNOUNCE, b"%d" % state.generation, b"%016x" % cut.reached)
             cut.announced = True
 
-    def _truncate(self, cut: Cut, laid: Laid, seq: int) -> None:
+    def _truncate(self, cut: Cut, laid: Laid, changes: Changes, seq: int) -> None:
         """Keep late rows out, then take those away that are there."""
         self._announce(cut)
         state, table = self._opened(), laid.version.name
         filling, floor = state.filling(table), b"%016xf" % seq
-        self._main(_FLOOR, floor_field(filling.build, table), floor)
+        at = (filling.build, table)
+        self._main(
+            _FLOOR, floor_field(*at), floor, key_field(*at), remembered_key(key_of_rows(changes))
+        )
         guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
         for names in self._client.scan(self._names.pattern(filling.build, table)):
             self._client.run(_TAKE, takes(laid, filling, guard, floor, names))

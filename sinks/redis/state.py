@@ -3,7 +3,8 @@
 A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applied frontier, and
 `applying`, which is empty unless rows of a later seq may be there already. For us, by generation
 `1:…`: `token` (another in each one that is begun, so that no copy goes on in data that is not its
-own), `builds`, `stand` and `applied`, `reached`; and by build and table `layout:` and `floor:`.
+own), `builds`, `stand` and `applied`, `reached`; and by build and table `layout:`, `key:` (empty
+while it is not known) and `floor:`.
 `current` is the generation, and while it is being switched where from and where to: `1>2`, then
 `1>2+`; `step` counts these turns. `sentinel` is the token that a cluster's sentinels have; behind
 it they have the step, so that each slot keeps writers out.
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cdc.errors import StoreLostError, SwitchedError
 from sinks.contract import Applied, Standing
 from sinks.redis.calls import Filling, Layout, layout_of
 from sinks.redis.client import Call, Client, Script
@@ -109,6 +111,20 @@ def state_of(fields: Fields, generation: int) -> State:
     )
 
 
+def again(client: Client, names: Names, state: State) -> State:
+    """Return the state of the same generation as it is by now, for who stays with it."""
+    fields = fields_of(client, names)
+    if fields.get(b"%d:token" % state.generation) != state.token:
+        raise StoreLostError("the generation that was built is gone", hint="build it again")
+    if b">" in fields[b"current"]:
+        raise SwitchedError(
+            "a switch of the follower's generations is under way",
+            hint="whoever opens the store goes on with it",
+        )
+    found = state_of(fields, state.generation)
+    return dataclasses.replace(found, stand=max(found.stand, state.stand))
+
+
 def sentinel_of(fields: Fields, *, turns: int = 0) -> bytes:
     """Return what a slot's sentinel says, at this step or some turns on."""
     return fields[b"sentinel"] + step_of(fields, turns=turns)
@@ -143,6 +159,10 @@ def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
 
 def layout_field(build: int, table: str) -> bytes:
     return b"layout:%d:%b" % (build, table.encode())
+
+
+def key_field(build: int, table: str) -> bytes:
+    return b"key:%d:%b" % (build, table.encode())
 
 
 def floor_field(build: int, table: str) -> bytes:

@@ -318,3 +318,57 @@ def test_keys_name_their_rows(
         for name in (b"a%3Ab:c", b"a:b%3Ac", b"a%253Ab:c", b"%25N:c", b"%N:c")
     }
     assert sink.rows(version, [key(USERS, 1)]) == {}
+
+
+def test_another_key_waits_for_a_truncate(
+    settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """Rows of both keys would be one row twice: in cuts small and large, in tasks and copies."""
+    other = USERS._replace(schema_id=9, key=("id", "name"))
+    both, old = (USERS, other), users(0, MANY, 1)
+    sink, late = open_sink(settings), open_sink(settings)
+    apply(sink, MANY, old)
+    seq = MANY
+
+    def rows(*ids: int) -> list[Change]:
+        nonlocal seq
+        seq += len(ids)
+        told = [row(other, seq, id=each, name=f"n{each}") for each in ids]
+        keys = [json.dumps({"id": each, "name": f"n{each}"}).encode() for each in ids]
+        return [
+            Change(k, seq, json.dumps(r).encode(), 9, 1, 1) for k, r in zip(keys, told, strict=True)
+        ]
+
+    def names() -> set[bytes | str]:
+        return set(redis_client.keys("shop:public.users:*"))
+
+    with pytest.raises(ConfigError, match=r"another key now \(id, name\)") as caught:
+        apply(sink, seq + 1, Changes(both, rows(1)))
+    assert "--anew" in caught.value.hint
+    assert len(names()) == MANY
+    sink.begin(seq, both)
+    with pytest.raises(ConfigError, match="another key"):
+        pickle.loads(pickle.dumps(sink)).write(Changes(both, rows(2)))  # noqa: S301 - ours
+    # A transaction that empties the table, in pieces as large cuts come; torn off, then whole.
+    pieces = (
+        Changes(both, [change(USERS, seq + 1, row(USERS, seq + 1, 1), 1)]),
+        Changes(both, rows(3, 4)),
+        Changes(both, rows(5), truncated=seq - 1),
+    )
+    for torn in (True, False):
+        sink.begin(seq, both)
+        sink.rows(USERS, [])  # what was gathered goes at once from here on
+        for piece in pieces:
+            sink.write(piece)
+        if torn:
+            sink = open_sink(settings)
+            with pytest.raises(ConfigError, match="another key"):
+                apply(sink, seq, Changes(both, [change(USERS, seq + 9, row(USERS, 1, 1), 1)]))
+    sink.commit(applied(seq))
+    assert names() == {b"shop:public.users:5:n5"}
+    # A copy that is behind repeats what is gone, and goes on.
+    apply(late, MANY, old)
+    apply(open_sink(settings), MANY, old)
+    apply(late, seq, pieces[2])
+    apply(late, seq + 1, Changes(both, rows(5, 6)))
+    assert names() == {b"shop:public.users:5:n5", b"shop:public.users:6:n6"}
