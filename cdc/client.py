@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from cdc.config import Config, load
 from cdc.config.followers import named
 from cdc.control.findings import size
-from cdc.errors import BehindError, ConfigError, Exit
+from cdc.errors import BehindError, ConfigError, Exit, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.followers import Readings
@@ -45,7 +45,9 @@ __all__ = ["Behind", "BehindError", "Client", "Token"]
 # A thread that reads gives way to others so often; a report ends its turn at once.
 _TURN_SECONDS: Final = 0.1
 # Who does not want to wait at all still asks the broker, and connects to it the first time.
-_LEAST_SECONDS: Final = 5.0
+_ASK_SECONDS: Final = 1.0
+_CONNECT_SECONDS: Final = 5.0
+_APPLIED_SECONDS: Final = 15.0
 
 
 class Behind(NamedTuple):
@@ -66,6 +68,7 @@ class Client:
         self._config = config if isinstance(config, Config) else load(config)
         self._readings = Readings(self._config)
         self._turn = threading.Lock()
+        self._connected = False
         self._ours: tuple[str, str] | None = None  # system identifier and database
 
     def token(self, connection: psycopg.Connection[Any]) -> Token:
@@ -78,9 +81,8 @@ class Client:
     def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
         """Return the newest reports, of all followers or of these; who never ran has none."""
         names = named(self._config.followers, followers)
-        with self._turn:
-            newest = self._readings.refresh()
-            return {name: newest[name] for name in names if name in newest}
+        newest = self._refreshed(_APPLIED_SECONDS)
+        return {name: newest[name] for name in names if name in newest}
 
     def wait(
         self,
@@ -96,16 +98,19 @@ class Client:
         """
         given, names = _given(lsn), named(self._config.followers, followers)
         began = time.monotonic()
-        with self._turn:  # first, since this keeps to the timeout where no broker answers
-            newest = dict(self._readings.refresh(max(timeout, _LEAST_SECONDS)))
+        # First, since this keeps to the timeout where no broker answers.
+        newest = self._refreshed(timeout)
         wanted = given if isinstance(given, LSN) else self._lsn(given)
         while late := behind(wanted, names, newest):
             left = began + timeout - time.monotonic()
             if left <= 0 or any(each.hopeless for each in late):
                 raise _error(wanted, late, time.monotonic() - began)
-            with self._turn:
-                self._readings.wait(min(left, _TURN_SECONDS))
-                newest = dict(self._readings.newest)
+            if self._turn.acquire(timeout=left):
+                try:
+                    self._readings.wait(min(left, _TURN_SECONDS))
+                    newest = dict(self._readings.newest)
+                finally:
+                    self._turn.release()
         return {name: newest[name] for name in names}
 
     def close(self) -> None:
@@ -118,6 +123,26 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refreshed(self, seconds: float) -> dict[str, FollowerRecord]:
+        """Return the newest reports, within so long, whoever else is asking for them.
+
+        Raises UnavailableError where the brokers do not tell in time.
+        """
+        seconds = max(seconds, _ASK_SECONDS if self._connected else _CONNECT_SECONDS)
+        deadline = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=seconds):
+            raise UnavailableError(
+                f"the brokers have told nothing for {seconds:.1f} s, as another thread asked them",
+                hint="see that they run, or wait for longer",
+            )
+        try:
+            left = max(deadline - time.monotonic(), _TURN_SECONDS)
+            newest = dict(self._readings.refresh(left))
+            self._connected = True
+        finally:
+            self._turn.release()
+        return newest
 
     def _lsn(self, given: Token) -> LSN:
         """Return a token's LSN; ConfigError where it is not of the database that is followed."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.client import behind
-from cdc.errors import Exit
+from cdc import client as module
+from cdc.client import Client, behind
+from cdc.config import Config, Log, Source
+from cdc.config.followers import Follower
+from cdc.errors import Exit, UnavailableError
 from cdc.events import LSN
 from cdc.log.followers import SILENT_SECONDS, FollowerRecord, FollowerState
 from tests.fixtures.reported import reported
@@ -56,3 +61,52 @@ def test_it_says_why(state: FollowerState | None, age: float, says: str, code: i
 def test_what_has_applied_nothing_is_not_told_in_bytes() -> None:
     (late,) = behind(LSN(2058), ["cache"], {"cache": record(0, "catching_up", 0)})
     assert late.why == "is catching up, with nothing applied yet"
+
+
+class Away:
+    """Reports that come once; then no broker answers, and whoever asks waits for all his time."""
+
+    def __init__(self, _: Config) -> None:
+        self.newest = {"cache": record(5)}
+        self.asked: list[float] = []
+
+    def refresh(self, seconds: float) -> dict[str, FollowerRecord]:
+        self.asked.append(seconds)
+        if len(self.asked) == 1:
+            return self.newest
+        time.sleep(seconds)
+        raise UnavailableError("nobody answers", hint="")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_threads_that_ask_a_broker_that_is_away_wait_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one after another, each for its time and all those before it."""
+    monkeypatch.setattr(module, "Readings", Away)
+    monkeypatch.setattr(module, "_ASK_SECONDS", 0.5)
+    cache = msgspec.convert({"redis": {"url": "redis://localhost"}}, Follower)
+    source, log = Source(dsn=""), Log(bootstrap_servers="")
+    client = Client(Config(pipeline="shop", source=source, log=log, followers={"cache": cache}))
+    client.applied()
+    asked = client._readings.asked  # type: ignore[attr-defined]
+    together, failed = threading.Barrier(8), []
+
+    def waits() -> None:
+        together.wait()
+        try:
+            client.wait(LSN(6), timeout=0.01)
+        except UnavailableError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=waits) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failed) == 8
+    # One after another that would be 4 s; the first time one may take longer to connect.
+    assert asked[0] >= 5
+    assert sum(asked[1:]) < 2
