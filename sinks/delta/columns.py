@@ -24,7 +24,7 @@ from sinks.delta.types import TEXT, DeltaType, Kind, delta_type, fixed_type
 from sinks.delta.values import Digits, Form, Odd, element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from sinks.contract import Change, Column, Version
 
@@ -40,17 +40,22 @@ _WHOLE_NUMBERS: Final = {"short": pa.int16(), "integer": pa.int32(), "long": pa.
 _MILLISECONDS: Final = 3
 
 
-def wanted(version: Version, changes: Iterable[Change] = ()) -> list[tuple[str, DeltaType]]:
+def wanted(
+    version: Version, changes: Iterable[Change] = (), stored: Collection[str] = ()
+) -> list[tuple[str, DeltaType]]:
     """Return the columns that a mirror of this version has, but for ours.
 
-    Of a `fixed` mask only the rows tell the type: a string where none does.
+    Of a `fixed` mask only the rows tell the type. Where none does, as deletes don't, the column
+    stays as it is `stored`, and is not among these; else it is a string until one comes.
     """
     found = []
     for column in version.columns:
-        kind = _type_of(column, version)
-        if column.mask == "fixed":
-            kind = _fixed(column.name, version.schema_id, changes)
-        found.append((column.name, kind))
+        if column.mask != "fixed":
+            found.append((column.name, _type_of(column, version)))
+        elif kind := _fixed(column.name, version.schema_id, changes):
+            found.append((column.name, kind))
+        elif column.name not in stored:
+            found.append((column.name, TEXT))
     return found
 
 
@@ -61,11 +66,15 @@ def _type_of(column: Column, version: Version) -> DeltaType:
     return delta_type(column.type, column.modifier, money_digits=digits)
 
 
-def _fixed(name: str, schema_id: int, changes: Iterable[Change]) -> DeltaType:
+def _fixed(name: str, schema_id: int, changes: Iterable[Change]) -> DeltaType | None:
     for change in changes:
-        if change.row is not None and change.schema_id == schema_id:
-            return fixed_type(msgspec.json.decode(change.row)[name])
-    return fixed_type(None)
+        if change.schema_id != schema_id:
+            continue
+        for text in (change.row, change.before):
+            row = msgspec.json.decode(text) if text else {}
+            if name in row:
+                return fixed_type(row[name])
+    return None
 
 
 class Reader:

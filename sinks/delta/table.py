@@ -147,8 +147,9 @@ class Mirror:
                 hint="give it a primary key or `tables.<table>.key`, or take it out of `history`",
             )
         found: dict[str, DeltaType] = {}
+        stored = lake.arrow_schema(self._table).names if self._table else ()
         for each in reversed(versions):
-            for column, kind in wanted(each, changes):
+            for column, kind in wanted(each, changes, stored):
                 found.setdefault(column, kind)
         columns = list(found.items())
         ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
