@@ -19,11 +19,13 @@ import msgspec
 
 from cdc.control import snapshots
 from cdc.errors import ConfigError, UnavailableError
+from cdc.events import table_name
 from cdc.log import names, reader, records
 from cdc.log.followers import FollowerRecord, Reports
 from cdc.log.ranges import Range, RangeReader
 from jobs.chosen import Chosen
 from jobs.documents.following import DocumentsFollower, DocumentsFollowing
+from jobs.documents.kinds import SCHEMA
 from jobs.following import Following
 from jobs.running import Run
 from jobs.schemas import version
@@ -31,7 +33,7 @@ from jobs.stores import kind
 from sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -73,16 +75,22 @@ class LogBuilder:
         self._config, self._path, self._name = config, path, name
         self._spark, self._tell = spark, tell
 
-    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
-        follower = self._config.followers[self._name]
-        follows = Chosen(self._config, follower).follows
+    def tables(self) -> list[str]:
+        return [names.table_name(self._config.prefix, topic) for topic in self._topics()]
+
+    def _topics(self) -> dict[str, int]:
+        """Return the topics of the tables that are followed, with their partitions."""
         resume = reader.read_resume(self._config)
         if resume is None:
             raise ConfigError(
                 f'there is no log of pipeline "{self._config.pipeline}"', hint="`cdc setup`"
             )
-        topics = resume[0].partitions
-        lost = _lost(self._config, {each: topics[each] for each in topics if follows(each)})
+        follows = Chosen(self._config, self._config.followers[self._name]).follows
+        return {topic: count for topic, count in resume[0].partitions.items() if follows(topic)}
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        follower, topics = self._config.followers[self._name], self._topics()
+        lost = _lost(self._config, topics)
         wanted = sorted(tables or follower.tables) if lost else self._direct(topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
@@ -164,14 +172,13 @@ class LogBuilder:
             )
         return found
 
-    def _direct(self, topics: Mapping[str, int]) -> list[str]:
-        """Return the followed tables whose rows went into Delta past the log."""
+    def _direct(self, topics: Iterable[str]) -> list[str]:
+        """Return those of the followed tables whose rows went into Delta past the log."""
         prefix, selection = self._config.prefix, self._config.selection
-        follows = Chosen(self._config, self._config.followers[self._name]).follows
         return [
             names.table_name(prefix, topic)
             for topic in topics
-            if follows(topic) and selection.of(names.table_of(prefix, topic)).snapshot == "direct"
+            if selection.of(names.table_of(prefix, topic)).snapshot == "direct"
         ]
 
     def _begin_here(self, sink: Generations, generation: int) -> None:
@@ -206,6 +213,9 @@ class MirrorBuilder:
     def __init__(self, config: Config, name: str, tell: Callable[[str], None]) -> None:
         self._config, self._name, self._tell = config, name, tell
         self._follower = DocumentsFollower(config, name)
+
+    def tables(self) -> list[str]:
+        return [table_name(SCHEMA, name) for name in self._follower.names]
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         return 0

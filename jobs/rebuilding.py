@@ -19,12 +19,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc import failpoints
+from cdc.control.findings import listed
 from cdc.errors import CDCError, ConfigError, StoreLostError
 from jobs.comparing import Difference, Holding
 from sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cdc.events import LSN
     from sinks.contract import Generations, Version
@@ -46,6 +47,10 @@ class Builder(Protocol):
 
     # Whether a row has the same seq whenever it is built.
     keeps_seqs: bool
+
+    def tables(self) -> Iterable[str]:
+        """Return the names of all that the follower has, or would have."""
+        ...
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
         """See that all there is can be read; return the seq from which on the generation is whole.
@@ -111,7 +116,9 @@ class Rebuild:
         return Outcome(number, applied, self._sink.current())
 
     def anew(self, tables: frozenset[str] | None = None) -> Outcome:
-        """Build a generation, compare it, and switch to it."""
+        """Build a generation, of some tables if given, compare it, and switch to it."""
+        if tables is not None:
+            _expect_known(tables, self._builder.tables())
         former = self._sink.current()
         number = self._number(former)
         aside = self._sink.at(number, tables)
@@ -285,13 +292,11 @@ def _told(table: str, differences: Sequence[Difference]) -> str:
     )
 
 
-def chosen(tables: Sequence[str], versions: Sequence[Version]) -> frozenset[str] | None:
-    """Return the tables that are to be rebuilt; None for all. ConfigError where one is unknown."""
-    known = {version.name for version in versions}
-    unknown = sorted(set(tables) - known)
-    if unknown:
+def _expect_known(tables: frozenset[str], known: Iterable[str]) -> None:
+    """Raise ConfigError where a follower has no table of such a name."""
+    there = sorted(known)
+    if unknown := sorted(tables - set(there)):
         raise ConfigError(
             f"the follower has no table {', '.join(unknown)}",
-            hint=f"it has {', '.join(sorted(known)) or 'none yet'}",
+            hint=f"it has {listed(there) or 'none yet'}",
         )
-    return frozenset(tables) or None

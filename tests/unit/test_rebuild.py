@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from cdc.errors import CDCError, SwitchedError
+from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
 from jobs.comparing import Difference, Holding
 from jobs.rebuilding import STILL, DivergedError, Rebuild
@@ -41,6 +41,9 @@ class Log:
             ids = [self._random.randint(1, 9) for _ in version.key]
             there = None if self._random.random() < 0.3 else row(version, seq, *ids)
             self.changes.append((version, change(version, seq, there, *ids)))
+
+    def tables(self) -> Sequence[str]:
+        return list(TABLES)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         """Have everything."""
@@ -236,6 +239,14 @@ def test_one_table_is_built_and_the_others_are_taken_over(
     assert reported == [(45, False), (40, False)]
     log.forward(sink, 2, None)
     check(sink, log, request.node.nodeid)
+
+
+def test_a_table_that_the_follower_does_not_have_is_refused(sink: MemorySink, log: Log) -> None:
+    """Before anything is begun: else nothing would be built, and switched to."""
+    log.forward(sink, 1, None)
+    with pytest.raises(ConfigError, match=r"no table public\.user\b"):
+        Rebuild(sink, log, lambda _: None).anew(frozenset({"public.users", "public.user"}))
+    assert list(sink.generations()) == [1]
 
 
 def test_what_does_not_hold_what_the_log_says_is_not_shown(sink: MemorySink, log: Log) -> None:
