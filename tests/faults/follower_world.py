@@ -152,8 +152,7 @@ class World:
         self.http = HttpProxy(port, seed)
         self.mirrors = folder / "mirrors"
         stores: dict[str, dict[str, Any]] = {
-            # So that the largest transactions are read by Spark, as those of a catch-up are.
-            "mirror": {"delta": {"path": str(self.mirrors)}, "max_events": 250},
+            "mirror": {"delta": {"path": str(self.mirrors)}},
             "cache": {"redis": {"url": ends.redis_url}},
             "search": {"opensearch": {"url": self.http.url}},
         }
