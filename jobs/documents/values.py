@@ -26,7 +26,7 @@ from cdc.decode.types import type_name
 from cdc.log import values
 from cdc.log.records import SchemaColumn
 from cdc.log.values_options import Values
-from jobs.documents.floats import text4, text8
+from sinks.floats import text4, text8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

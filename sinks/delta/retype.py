@@ -2,8 +2,8 @@
 
 Postgres rewrites the rows without an event, by an expression that the log does not tell. So a value
 keeps its text and is read again as the new type; where that type cannot hold it, it stands in
-`_exact`, as any other that does not fit. Nothing is lost, and nothing is guessed: for what nobody
-cast with an expression of his own it is what Postgres made of it.
+`_exact`, as any other that does not fit. Nothing is lost, and nothing is guessed: a value that
+Postgres has rounded stands there with the text that it had.
 
 Pure.
 """
@@ -11,18 +11,24 @@ Pure.
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sinks.floats import text4, text8
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Digits = Callable[[float], str]
 
 
 def retyped(values: pa.Array, odd: pa.Array | None, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     """Return values of another type, and the texts of those that do not fit it."""
-    texts = [None if each is None else text(each) for each in values.to_pylist()]
+    digits = _digits(values.type, kind)
+    texts = [None if each is None else text(each, digits) for each in values.to_pylist()]
     if odd is not None:
         texts = [
             mine if other is None else other
@@ -35,18 +41,37 @@ def retyped(values: pa.Array, odd: pa.Array | None, kind: pa.DataType) -> tuple[
         if each is not None:
             try:
                 made[row] = read(each)
-            except (ValueError, InvalidOperation):
+            except (ValueError, ArithmeticError):
                 left[row] = each
     return pa.array(made, kind), pa.array(left, pa.string())
 
 
-def text(value: Any) -> str:  # noqa: ANN401, PLR0911 - any type's
+def _digits(stored: pa.DataType, kind: pa.DataType) -> Digits:
+    """Return how a float's digits are told: as Postgres casts it to the new type."""
+    element = getattr(stored, "value_type", stored)
+    is_single = pa.types.is_float32(element)
+    if pa.types.is_floating(kind):
+        return repr  # a double has what a real is, to the last bit
+    if pa.types.is_decimal(kind):
+        return lambda value: _rounded(value, 6 if is_single else 15)
+    told = text4 if is_single else text8
+    return lambda value: told(value).decode()
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Return what a float is as a numeric: the digits that any value of its type can hold."""
+    if not isfinite(value):
+        return text8(value).decode()
+    return format(Decimal(f"{value:.{digits}g}"), "f")
+
+
+def text(value: Any, digits: Digits) -> str:  # noqa: ANN401, PLR0911 - any type's
     """Return the text of a value as a cast to text gives it."""
     match value:
         case bool():
             return "true" if value else "false"
         case float():
-            return repr(value).removesuffix(".0").replace("inf", "Infinity").replace("nan", "NaN")
+            return digits(value)
         case Decimal():
             return format(value, "f")
         case datetime():
@@ -56,14 +81,14 @@ def text(value: Any) -> str:  # noqa: ANN401, PLR0911 - any type's
         case bytes():
             return "\\x" + value.hex()
         case list():
-            return "{" + ",".join(map(_element, value)) + "}"
+            return "{" + ",".join(_element(each, digits) for each in value) + "}"
     return str(value)
 
 
-def _element(value: Any) -> str:  # noqa: ANN401 - any type's
+def _element(value: Any, digits: Digits) -> str:  # noqa: ANN401 - any type's
     if value is None:
         return "NULL"
-    plain = text(value)
+    plain = text(value, digits)
     if plain and plain.upper() != "NULL" and not set(plain) & set('{}",\\ \t\n\r\v\f'):
         return plain
     escaped = plain.replace("\\", "\\\\").replace('"', '\\"')

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from cdc.log.records import SchemaRecord
 from cdc.log.values_options import Values
-from jobs.documents.floats import text4, text8
 from jobs.documents.rows import NodeRows
 from sinks.contract import Column, Version
 from sinks.documents import Node
+from sinks.floats import text4, text8
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_delta_types import Mirror
