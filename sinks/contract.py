@@ -6,7 +6,7 @@ has them (docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from cdc.errors import ConfigError
 from cdc.events import LSN, table_name
@@ -223,7 +223,19 @@ class Generations(Sink, Protocol):
         ...
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield each row's key, its seq and what is stored of it as JSON, in any order."""
+        """Yield each row's key, its seq and what is stored of it as JSON, in any order.
+
+        Nothing is stored (b"") of a row that is known and that readers do not find.
+        """
+        ...
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A sink whose store may lose single rows, so that no comparison can demand them."""
+
+    def forgets(self, version: Version) -> bool:
+        """Return whether rows of the table may have gone: evicted, or their time was over."""
         ...
 
 

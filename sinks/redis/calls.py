@@ -23,6 +23,9 @@ from sinks.shapes import Shape, Shaper
 CHANGES_IN_A_CALL: Final = 500
 BYTES_IN_A_CALL: Final = 1 << 20
 
+# What stands behind the seq in a version: what became of the row (sinks.redis.scripts).
+GONE, HIDDEN, STANDS = b"0", b"00", b"1"
+
 # Slot, keys, arguments.
 Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
 
@@ -82,7 +85,10 @@ class Laid:
             values = b"" if filling.seen else self.names.aside(build, slot)
             companion = self.names.companions(build, table, slot) + change.key
             shaped = self.shaper.shaped(change)
-            version = b"%016x%d" % (change.seq, shaped is not None)
+            version = b"%016x%b" % (
+                change.seq,
+                STANDS if shaped else HIDDEN if change.row else GONE,
+            )
             if plain:
                 place = shaped.place if shaped else self.shaper.place(change.key)
                 value = shaped.value[0] if shaped else b""
@@ -108,9 +114,9 @@ class Laid:
             assert key is not None
             keys = (place(key), companions + key)
             if row is None or change.unchanged:
-                yield 0, keys, (b"%016x0" % change.seq, b"")
+                yield 0, keys, (b"%016x%b" % (change.seq, HIDDEN if row else GONE), b"")
             else:
-                yield 0, keys, (b"%016x1" % change.seq, row)
+                yield 0, keys, (b"%016x%b" % (change.seq, STANDS), row)
 
     def slot(self, key: bytes) -> int:
         """Return the hash slot of a row; 0 where there are none."""

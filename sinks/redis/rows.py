@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sinks.redis.calls import Filling, Laid, Operation
+from sinks.redis.calls import GONE, Filling, Laid, Operation
 from sinks.redis.client import Call, Client
 from sinks.redis.state import floor_field
 
@@ -14,7 +14,10 @@ from sinks.redis.state import floor_field
 def stored_rows(
     client: Client, laid: Laid, filling: Filling, keys: Sequence[bytes]
 ) -> dict[bytes, tuple[int, bytes]]:
-    """Return the seq of each row that is there, and its columns as JSON as far as they are."""
+    """Return the seq of each row that is there, and its columns as JSON as far as they are.
+
+    Nothing is told of a row that stands nowhere, whose place has another, or whose value is gone.
+    """
     table, names = laid.version.name, laid.names
     slots = [laid.slot(key) for key in keys]
     aside = [b"" if filling.seen else names.aside(filling.build, slot) for slot in slots]
@@ -27,16 +30,23 @@ def stored_rows(
         asked = [(b"GET", name) for pair in zip(at, places, strict=True) for name in pair]
         answers = client.ask_all(asked, [slot for slot in slots for _ in range(2)])
         found = zip(keys, answers[::2], answers[1::2], strict=True)
-        return {key: (int(v[:16], 16), row) for key, v, row in found if v and row is not None}
+        return {key: (int(v[:16], 16), row or b"") for key, v, row in found if _is_there(v)}
     stored = client.ask_all([(b"HMGET", name, b"seq", b"place", b"kept") for name in at], slots)
     there = [n for n, (_, place, _) in enumerate(stored) if place is not None]
     values = _values(client, laid, filling, [(slots[n], *stored[n][:2]) for n in there])
-    rows = {}
+    rows = {
+        key: (int(version[:16], 16), b"")
+        for key, (version, _, _) in zip(keys, stored, strict=True)
+        if _is_there(version)
+    }
     for n, value in zip(there, values, strict=True):
         if value is not None:
-            row = laid.shaper.row(value, stored[n][2])
-            rows[keys[n]] = (int(stored[n][0][:16], 16), row)
+            rows[keys[n]] = (rows[keys[n]][0], laid.shaper.row(value, stored[n][2]))
     return rows
+
+
+def _is_there(version: bytes | None) -> bool:
+    return version is not None and version[16:] != GONE
 
 
 def news(client: Client, laid: Laid, filling: Filling, operations: Sequence[Operation]) -> int:

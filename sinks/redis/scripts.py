@@ -1,8 +1,8 @@
 """What runs inside Redis: compare-and-set by seq, many keys a call, nothing in between.
 
 Versions are compared as text of fixed width in lower-case hexadecimal, since Lua's numbers are
-doubles: sixteen digits of the seq, then `1` where the row stands somewhere and `0` where it does
-not (deleted, or hidden). Digits alone, so that no locale orders them otherwise.
+doubles: sixteen digits of the seq, then `1` where the row stands somewhere, `00` where it is there
+and stands nowhere, and `0` where it is gone. Digits alone, so that no locale orders them otherwise.
 
 Every call names its guard: the follower's own key or, in a cluster, the slot's sentinel. Without it
 or with another token in it, this is not the data that was opened: `LOST`. With another generation
@@ -66,6 +66,15 @@ if (call('HGET', main, ARGV[4]) or '') == '' then call('HSET', main, ARGV[4], AR
 return call('HGET', main, ARGV[4])
 """
 
+# Of a row that is gone so long that no late write brings it back; of others as long as the row.
+_KEEP: Final = """
+local function keep(companion, version)
+  if sub(version, 17) == '0' then call('EXPIRE', companion, life)
+  elseif ttl == '' then call('PERSIST', companion)
+  else call('EXPIRE', companion, ttl + life) end
+end
+"""
+
 # Rows without a TTL are stored some hundred at once, which takes the server two thirds of the time
 # of one after another; no call has more changes than Lua's stack can take.
 _PLAIN: Final = """
@@ -79,9 +88,10 @@ local function plain(count)
     if version > floor and (not stored[at] or stored[at] < version) then
       local value, companion = KEYS[k + 1], companions[at]
       news = news + 1
-      if sub(version, 17) == '0' then
+      if sub(version, 17) ~= '1' then
         call('DEL', value)
-        call('SET', companion, version, 'EX', life)
+        call('SET', companion, version)
+        keep(companion, version)
       elseif ttl == '' then
         pairs[many + 1], pairs[many + 2] = value, ARGV[a + 2]
         pairs[many + 3], pairs[many + 4] = companion, version
@@ -155,13 +165,11 @@ local function placed(count, form)
       end
       if stands then
         call('HSET', companion, 'seq', version, 'place', place, 'kept', kept, 'claim', claim)
-        if ttl == '' then call('PERSIST', companion)
-        else call('EXPIRE', companion, ttl + life) end
       else
         call('HDEL', companion, 'place', 'kept', 'claim')
         call('HSET', companion, 'seq', version)
-        call('EXPIRE', companion, life)
       end
+      keep(companion, version)
     end
   end
 end
@@ -221,7 +229,7 @@ end
 APPLY: Final = f"""{_GUARDED}
 local k, a, news = 1, 3, 0
 local floor, ttl, life, values, holders, moves
-{_PLAIN}{_CLAIMS}{_PLACED}{_COMMIT}
+{_KEEP}{_PLAIN}{_CLAIMS}{_PLACED}{_COMMIT}
 while ARGV[a + 1] do
   local form = ARGV[a + 1]
   a = a + 1
@@ -249,7 +257,7 @@ TAKE: Final = f"""{_GUARDED}
 local k, a, news = 1, 3, 0
 local floor, form, values, holders, moves = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local ttl, life = '', ''
-{_CLAIMS}{_PLACED}
+{_KEEP}{_CLAIMS}{_PLACED}
 local gone = 0
 for at = 2, #KEYS do
   if form == 'plain' then

@@ -225,7 +225,7 @@ class RedisSink:
         if self._cut is not None:
             self._send_gathered(self._cut)
         found = stored_rows(self._client, laid, self._opened().filling(version.name), keys)
-        return {key: row for key, (_, row) in found.items()}
+        return {key: row for key, (_, row) in found.items() if row}
 
     def close(self) -> None:
         self._client.close()
@@ -252,6 +252,10 @@ class RedisSink:
     def drop(self, generation: int) -> None:
         """Delete what only that generation has."""
         drop(self._client, self._names, generation)
+
+    def forgets(self, version: Version) -> bool:
+        """Return whether rows may go away by themselves, with all that is known of them."""
+        return self._evicts == "allkeys" or self._lay(version).layout.shape.ttl_seconds is not None
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield each row's key, seq and stored value as JSON."""
