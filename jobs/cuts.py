@@ -136,7 +136,7 @@ class CutReader(SimpleDataSourceStreamReader):
             self._tail = FrontierTail(self._config, self._applied.place, self._applied.seq)
         cutter, tail = self._cutter, self._tail
         wait = _LOOK_SECONDS if cutter.waiting == 0 else 0.0
-        for record, offset in tail.come(wait):
+        for record, offset in () if cutter.has_enough else tail.come(wait):
             cutter.add(record, offset)
         if self._pace.exists():
             cutter.limits.event_bytes = float(self._pace.read_text("ascii") or 0)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # What an event takes in the log until the follower has seen some.
 EVENT_BYTES: Final = 1_000
+# So many records wait at most, however few events they count.
+_MOST_WAITING: Final = 10_000
 
 
 class Part(NamedTuple):
@@ -50,6 +52,12 @@ class Cut(NamedTuple):
     def events(self) -> int:
         """How many events it holds, of the topics that are followed."""
         return sum(part.events for part in self.parts)
+
+
+class _Waiting(NamedTuple):
+    record: FrontierRecord
+    offset: int
+    events: int  # of the topics that are followed
 
 
 @dataclass(slots=True)
@@ -81,7 +89,8 @@ class Cutter:
     limits: Limits
     reached: int = 0
     through: LSN | None = None
-    _records: deque[tuple[FrontierRecord, int]] = field(default_factory=deque)
+    _records: deque[_Waiting] = field(default_factory=deque)
+    _events: int = 0  # that these count, of what is followed
     _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest that came
     _from: tuple[int, int] = (0, 0)  # seq and epoch where the next cut begins
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -101,6 +110,12 @@ class Cutter:
         """How many records have come that are in no cut yet."""
         return len(self._records)
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether no more need come until the next cut is taken: the log has what is behind it."""
+        is_much = len(self._records) >= _MOST_WAITING or self._events > self.limits.most
+        return is_much and self._last[2] >= self.reached
+
     def add(self, record: FrontierRecord, offset: int) -> None:
         """Take the next record; raise GapError where it does not follow the one before."""
         epoch, lsn, seq = self._last
@@ -116,16 +131,17 @@ class Cutter:
             )
         self._last = (record.epoch, record.lsn, record.seq)
         if self.through is None or record.lsn <= self.through:
-            self._records.append((record, offset))
+            events = sum(count for topic, *_, count in record.partitions if self.follows(topic))
+            self._records.append(_Waiting(record, offset, events))
+            self._events += events
 
     def take(self, now: float) -> Cut | None:
         """Return the next cut; None while there is none, or it is not time yet."""
         if now < self._free_at or not self._records or self._last[2] < self.reached:
             return None
         taken, total = 0, 0
-        newest = self._records[0][0]
-        for record, _ in self._records:
-            events = sum(count for topic, *_, count in record.partitions if self.follows(topic))
+        newest = self._records[0].record
+        for record, _, events in self._records:
             full = total + events > self.limits.most or self._from[0] < self.reached
             if taken and full and newest.seq >= self.reached:
                 break
@@ -134,11 +150,12 @@ class Cutter:
             self._free_at = now + total / self.limits.events_per_second
         return self._cut([self._records.popleft() for _ in range(taken)])
 
-    def _cut(self, taken: list[tuple[FrontierRecord, int]]) -> Cut:
+    def _cut(self, taken: list[_Waiting]) -> Cut:
         """Return the cut that these records make, and stand behind it."""
         counts: dict[tuple[str, int], int] = {}
         ends: dict[tuple[str, int], int] = {}
-        for record, _ in taken:
+        for record, _, followed in taken:
+            self._events -= followed
             for topic, number, end, events in record.partitions:
                 if self.follows(topic):
                     counts[topic, number] = counts.get((topic, number), 0) + events
@@ -148,7 +165,7 @@ class Cutter:
             for place, end in sorted(ends.items())
         )
         self._ends.update(ends)
-        record, offset = taken[-1]
+        record, offset, _ = taken[-1]
         above, from_epoch = self._from
         self._from = (record.seq, record.epoch)
         return Cut(

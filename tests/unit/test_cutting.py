@@ -62,10 +62,13 @@ def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
     most = chance.choice((1, 7, 40, MANY))
     cutter = Cutter(NEW, lambda topic: topic == "a", Limits(most, MANY << 10))
     found: list[Cut] = []
+    cut_off = 0
     for offset, record in enumerate(records):
         cutter.add(record, 2 * offset)
+        assert cutter.has_enough == (sum(map(followed, records[: offset + 1])) - cut_off > most)
         if chance.random() < 0.3:
             found += cuts(cutter)
+            cut_off = sum(cut.events for cut in found)
     found += cuts(cutter)
     assert (found[0].above, found[-1].seq, found[-1].place) == (0, records[-1].seq, 59)
     ends = {0: 0, 1: 0}
@@ -96,12 +99,28 @@ def test_a_torn_cut_is_cut_again_to_the_same_end() -> None:
     cutter = Cutter(NEW, lambda _: True, Limits(1, 1), reached)
     for offset, record in enumerate(records[:6]):
         cutter.add(record, offset)
+        assert not cutter.has_enough
     assert cutter.take(0.0) is None
     for offset, record in enumerate(records[6:], 6):
         cutter.add(record, offset)
     first = cutter.take(0.0)
     assert first is not None
     assert (first.above, first.seq) == (0, reached)
+
+
+def test_what_waits_is_bounded_though_it_counts_next_to_nothing() -> None:
+    """Of topics that are not followed, while cuts are held back: the log keeps them as well."""
+    cutter = Cutter(NEW, lambda _: False, Limits(MANY, MANY << 10, events_per_second=1))
+    come = 0
+    while not cutter.has_enough:
+        record = FrontierRecord(
+            pipeline="shop", epoch=1, lsn=LSN(1 + come), seq=0, committed_at_us=0, partitions=()
+        )
+        cutter.add(record, come)
+        come += 1
+    assert come == 10_000
+    assert cutter.take(0.0) is not None
+    assert not cutter.has_enough
 
 
 def test_events_a_second_are_bounded_on_average() -> None:
