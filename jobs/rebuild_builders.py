@@ -1,9 +1,9 @@
 """What a generation is built from: the log, or a mirror's frontiers where it holds documents.
 
 A log that has its beginning has everything. Of one that has lost it, or of tables that were copied
-past it, the rows are read again: the generation begins at a frontier of now, and live snapshots
-(`cdc snapshot TABLE`) put every row behind that. Deletes of rows from before have nothing to
-delete. So it needs a daemon that streams, and nothing of the old state.
+past it or had another key, the rows are read again: the generation begins at a frontier of now, and
+live snapshots (`cdc snapshot TABLE`) put every row behind that. Deletes of rows from before have
+nothing to delete. So it needs a daemon that streams, and nothing of the old state.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cdc.log import names, reader, records
 from cdc.log.followers import FollowerRecord, Reports
 from cdc.log.ranges import Range, RangeReader
 from jobs.chosen import Chosen
+from jobs.comparing import Holding, Newest
 from jobs.documents.following import DocumentsFollower, DocumentsFollowing
 from jobs.documents.kinds import SCHEMA
 from jobs.following import Following
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 _TELL_SECONDS: Final = 5.0
 _FRONTIER_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
-_OFFSETS_AT_ONCE: Final = 50_000
 
 
 class _Source(msgspec.Struct):
     seq: int
+    schema_id: int
 
 
 class _Event(msgspec.Struct):
@@ -90,7 +91,13 @@ class LogBuilder:
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
         follower, topics = self._config.followers[self._name], self._topics()
-        lost = _lost(self._config, topics)
+        chosen = [
+            topic
+            for topic in topics
+            if tables is None or names.table_name(self._config.prefix, topic) in tables
+        ]
+        # Of a table that had another key the log has rows that nothing but the old one tells apart.
+        lost = _lost(self._config, topics) or _rekeyed(self._config, chosen)
         wanted = sorted(tables or follower.tables) if lost else self._direct(topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
@@ -99,7 +106,7 @@ class LogBuilder:
         if not snapshots.daemon_streams(self._config):
             raise ConfigError(
                 f"the log does not have all rows of {self._name}: "
-                + (f"{lost[0]} has lost its beginning" if lost else f"{wanted[0]} went past it"),
+                + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
                 hint="start `cdc run`: the rows are read again through the stream",
             )
         if lost:
@@ -133,27 +140,26 @@ class LogBuilder:
         }
         return list(newest.values())
 
-    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]]:
-        ends = list(enumerate(applied.ends.get(version.topic, ())))
-        held = reader.offsets(self._config, [(version.topic, number) for number, _ in ends])
-        truncated = 0
+    def truth(self, version: Version, applied: Applied) -> Holding:
+        # A key's events are in one partition, but for those from before partitions were added.
+        ends = enumerate(applied.ends.get(version.topic, ()))
+        wanted = {(version.topic, number): Range(0, end) for number, end in ends}
+        held = reader.offsets(self._config, list(wanted))
+        ranges = {place: each._replace(start=held[place][0]) for place, each in wanted.items()}
+        newest, truncated = Newest(), 0
         decode = msgspec.json.Decoder(_Event).decode
         with closing(RangeReader(self._config)) as log:
-            # Truncates stand in the first partition, and count for all.
-            for number, end in ends:
-                place, newest = (version.topic, number), dict[bytes, tuple[int, bool]]()
-                for start in range(held[place][0], end, _OFFSETS_AT_ONCE):
-                    part = Range(start, min(start + _OFFSETS_AT_ONCE, end))
-                    found = (log.read({place: part}) or {})[place]
-                    for key, value in zip(found.keys, found.values, strict=True):
-                        event = decode(value)
-                        if event.op == "t":
-                            truncated = max(truncated, event.source.seq)
-                        elif key is not None:
-                            newest[key] = event.source.seq, event.op != "d"
-                for key, (seq, there) in newest.items():
-                    if there and seq > truncated:
-                        yield key, seq
+            for _, messages in log.pieces(ranges):
+                for message in messages:
+                    key, value = message.key(), message.value()
+                    if value is None:
+                        continue
+                    event = decode(value)
+                    if event.op == "t":
+                        truncated = max(truncated, event.source.seq)
+                    elif key is not None:
+                        newest.add(key, event.source.seq, there=event.op != "d")
+        return newest.rows(truncated)
 
     def _target(self, until: LSN | None) -> FrontierRecord:
         """Return the newest frontier, or the newest that is not above `until`."""
@@ -237,9 +243,9 @@ class MirrorBuilder:
     def versions(self, applied: Applied) -> Sequence[Version]:
         return [kind.version for kind in self._follower.kinds(applied)]
 
-    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]] | None:
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
         keys = self._follower.keys(version.table, applied)
-        return None if keys is None else ((key, 0) for key in keys)
+        return None if keys is None else Holding((key, 0, None) for key in keys)
 
 
 def _run(
@@ -362,6 +368,14 @@ def _lost(config: Config, topics: Mapping[str, int]) -> list[str]:
     parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
     held = reader.offsets(config, [(frontiers, 0), *parts])
     return sorted({topic for (topic, _), (first, _) in held.items() if first})
+
+
+def _rekeyed(config: Config, topics: Iterable[str]) -> list[str]:
+    """Return the topics whose tables have had more than one key."""
+    keys: dict[str, set[tuple[str, ...]]] = {}
+    for record in reader.read_schemas(config):
+        keys.setdefault(record.topic, set()).add(record.key)
+    return sorted(topic for topic in topics if len(keys.get(topic, ())) > 1)
 
 
 def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:

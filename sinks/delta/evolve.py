@@ -32,6 +32,8 @@ _FEATURE: Final = "columnMapping"
 _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
+# By which columns the stored rows are told apart: a list of names, as JSON.
+_KEY: Final = "lockstep.key"
 # What stands in rows that are there already, in columns of ours that come later.
 _BEFORE: Final = {layout.CURRENT: True, layout.DELETED: False}
 
@@ -70,6 +72,32 @@ def follow(
             added = [Field.from_json(json.dumps(fields[each])) for each in new]
             table.alter.add_columns(added, commit_properties=lake.unmoved(facts))
     return True
+
+
+def key_of(table: DeltaTable) -> tuple[str, ...] | None:
+    """Return the key by which the rows were written; None where nobody has said so yet."""
+    told = table.metadata().configuration.get(_KEY)
+    return None if told is None else tuple(json.loads(told))
+
+
+def keep_key(
+    table: DeltaTable,
+    key: tuple[str, ...] | None,
+    facts: Mapping[str, object],
+    storage: Mapping[str, str],
+) -> None:
+    """Note in the table by which key its rows are told apart."""
+    if key is None or key_of(table) == key:
+        return
+    schema = json.loads(table.schema().to_json())
+    about = {**table.metadata().configuration, _KEY: json.dumps(key)}
+    actions.commit(
+        actions.Files(table.table_uri, storage),
+        table,
+        [actions.described(table, schema, about)],
+        "SET TBLPROPERTIES",
+        Commit("", None, facts),
+    )
 
 
 def map_columns(table: DeltaTable, facts: Mapping[str, object], storage: Mapping[str, str]) -> None:

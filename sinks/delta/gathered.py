@@ -26,11 +26,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Gathered:
-    """A cut's changes of one table; `every` of them where it has a history or no key."""
+    """A cut's changes of one table."""
 
-    def __init__(self, *, every: bool) -> None:
+    def __init__(self, *, history: bool) -> None:
+        self._history = history
         self._versions: dict[int, Version] = {}
-        self._every: list[Change] | None = [] if every else None
+        self._every: list[Change] = []  # where there is a history, or no key
         self._newest: dict[bytes, Change] = {}
         self._truncated: int | None = None
 
@@ -38,32 +39,34 @@ class Gathered:
         """Take a part, the next in the order of seq of each of its keys."""
         self._versions |= {version.schema_id: version for version in changes.versions}
         if changes.truncated is not None:
-            self._truncate(changes.truncated, keyless=not changes.version.key)
-        if self._every is not None:
+            self._truncate(changes.truncated)
+        if self._history:
             self._every += changes.changes
         newest = self._newest
         for change in changes.changes:
-            if change.op == "t":  # of a history
-                newest.clear()
-            elif change.key is not None:
+            if change.key is not None:
                 before = newest.get(change.key)
                 if before is None:
                     newest[change.key] = change
                 elif before.seq < change.seq:
                     newest[change.key] = _over(change, before)
+            elif change.op == "t":  # of a history
+                newest.clear()
+            else:
+                self._every.append(change)
 
-    def _truncate(self, seq: int, *, keyless: bool) -> None:
+    def _truncate(self, seq: int) -> None:
         """Let go of what is below; a history keeps what its truncates end."""
         self._truncated = max(seq, self._truncated or 0)
         self._newest = {key: each for key, each in self._newest.items() if each.seq > seq}
-        if self._every and keyless:
+        if not self._history:
             self._every = [each for each in self._every if each.seq > seq]
 
     def changes(self) -> Changes:
         """Return all of it as one."""
         versions = tuple(self._versions[each] for each in sorted(self._versions))
-        changes = list(self._newest.values()) if self._every is None else self._every
-        return Changes(versions, changes, self._truncated)
+        every = self._every if self._history else [*self._every, *self._newest.values()]
+        return Changes(versions, every, self._truncated)
 
     def rows(self, keys: Sequence[bytes], stored: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """Return the rows of these keys, of which `stored` are in the table."""

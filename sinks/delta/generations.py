@@ -17,7 +17,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError
-from sinks.delta import lake
+from sinks.delta import evolve, lake
 from sinks.delta.frontiers import Frontiers, Row
 from sinks.delta.lake import Commit
 
@@ -122,6 +122,7 @@ def _moved(settings: Settings, generation: int, mirror: str, version: int) -> in
         table = lake.copied(
             built, path, settings.storage, Commit(app, upto, lake.newest_facts(built))
         )
+    evolve.keep_key(table, evolve.key_of(built), lake.newest_facts(built), settings.storage)
     return table.version()
 
 

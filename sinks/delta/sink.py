@@ -174,14 +174,16 @@ class DeltaSink:
         news = [change for change in changes.changes if change.seq > seq]
         truncated = changes.truncated if (changes.truncated or 0) > seq else None
         if news or truncated is not None:
-            every = not changes.version.key or changes.version.name in self._settings.history
-            gathered = self._pending.setdefault(place, Gathered(every=every))
+            history = changes.version.name in self._settings.history
+            gathered = self._pending.setdefault(place, Gathered(history=history))
             gathered.add(changes._replace(changes=news, truncated=truncated))
         return len(news) + (truncated is not None)
 
     def commit(self, applied: Applied) -> None:
-        pending = list(self._pending.items())
-        self._every(lambda place, gathered: self._apply(place, gathered, applied), pending)
+        pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
+        for place, changes in pending:
+            self._mirrors[place].expect_key(changes)
+        self._every(lambda place, changes: self._apply(place, changes, applied), pending)
         self._pending.clear()
         if self._frontiers.newest is None:
             self._adopt()
@@ -221,8 +223,8 @@ class DeltaSink:
 
         self._every(tidy, places)
 
-    def _apply(self, place: str, gathered: Gathered, applied: Applied) -> None:
-        mirror, changes = self._mirrors[place], gathered.changes()
+    def _apply(self, place: str, changes: Changes, applied: Applied) -> None:
+        mirror = self._mirrors[place]
         mirror.make(*changes.versions, changes=changes.changes)
         mirror.apply(mirror.work(changes), applied, self._applier)
 
@@ -250,7 +252,7 @@ class DeltaSink:
         """Return rows as they are before the cut, though another copy may have written it."""
         place = self._place(version)
         mirror, newest = self._mirror(place), self._frontiers.newest
-        if not mirror.find() or mirror.is_stale:
+        if not mirror.find() or mirror.is_stale or not mirror.has_key(version):
             return {}
         table = mirror.table
         if newest is not None and mirror.seq > newest.applied.seq:

@@ -157,6 +157,7 @@ class Mirror:
         if self._table is not None:
             if evolve.follow(self._table, schema, self.name, keeper.facts(), keeper.storage):
                 self._readers.clear()
+            evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
             return
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
             raise ConfigError(
@@ -173,6 +174,26 @@ class Mirror:
             partition=keeper.partition.get(self.name, ()),
         )
         evolve.map_columns(self._table, keeper.facts(), keeper.storage)
+        evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
+
+    def has_key(self, version: Version) -> bool:
+        """Return whether the stored rows are told apart as the version's are."""
+        return evolve.key_of(self.table) in {None, version.key}
+
+    def expect_key(self, changes: Changes) -> None:
+        """Raise ConfigError where rows would stand beside others that another key tells apart."""
+        key, keys = changes.version.key, {each.schema_id: each.key for each in changes.versions}
+        found = {key}
+        if len(set(keys.values())) > 1:
+            found |= {keys[change.schema_id] for change in changes.changes}
+        is_emptied = changes.truncated is not None or self.is_stale
+        if len(found) > 1 or not (is_emptied or self.has_key(changes.version)):
+            raise ConfigError(
+                f"{self.name} has another key now ({', '.join(key) or 'none'}), and {self.path}"
+                " has rows of the one before",
+                hint=f"`cdc rebuild {self._keeper.follower} --table {self.name}`: it reads the rows"
+                " again, by the new key; then start the follower",
+            )
 
     def work(self, changes: Changes) -> Work:
         """Return what is to be done for changes that are all above `seq`."""

@@ -57,7 +57,8 @@ class Vectors:
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
-        self._known: dict[str, tuple[str, Positions]] = {}
+        # By place: the table that was there, the key of its rows, and where each is.
+        self._known: dict[str, tuple[tuple[str, tuple[str, ...]], Positions]] = {}
 
     def knows(self, table: DeltaTable) -> bool:
         """Return whether the table's keys are in memory: then it is kept tidy here."""
@@ -81,7 +82,7 @@ class Vectors:
                 table.create_checkpoint()
 
     def _positions(self, table: DeltaTable, work: Work) -> Positions:
-        uri, known = table.table_uri, str(table.metadata().id)
+        uri, known = table.table_uri, (str(table.metadata().id), work.key)
         if uri not in self._known or self._known[uri][0] != known:
             self._known[uri] = known, Positions(work.key)
         positions = self._known[uri][1]

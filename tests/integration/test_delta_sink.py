@@ -170,6 +170,66 @@ def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier:
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
+def test_another_key_is_refused_until_the_table_is_emptied(lake: Lake, applier: str) -> None:
+    """Rows of two keys never stand beside each other; a generation aside may have the new one."""
+    named = USERS._replace(schema_id=9, key=("name",))
+
+    def new(seq: int, name: str, number: int | None = None) -> Change:
+        """Return a change by the new key."""
+        told = None if number is None else row(named, seq, name=name, id=number)
+        return change(USERS, seq, told, 0)._replace(
+            schema_id=9, key=json.dumps({"name": name}, separators=(",", ":")).encode()
+        )
+
+    sink = lake.sink(applier=applier)
+    apply(sink, 2, users(2, 7, 8))
+    refused = [
+        Changes((named,), [new(3, "n2", 7)]),
+        Changes((USERS, named), [*users(3, 7).changes, new(4, "n3", 7)]),
+    ]
+    assert sink.rows(named, [b'{"name":"n2"}']) == {}
+    for each in refused:
+        with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
+            apply(sink, 4, each)
+    aside = sink.at(2)
+    aside.open()
+    aside.begin(5, [named])
+    aside.write(Changes((named,), [new(5, "n5", 7)]))
+    aside.commit(applied(5, generation=2))
+    aside.close()
+    mixed = [*refused[1].changes, new(6, "a", 7), new(7, "b", 8)]
+    sink = lake.sink(applier=applier)
+    sink.begin(7, [USERS, named])
+    sink.write(Changes((USERS, named), mixed[:2]))
+    sink.write(Changes((USERS, named), mixed[2:], truncated=5))
+    sink.commit(applied(7))
+    assert lake.ids() == {7: 6, 8: 7}
+    for again in (sink, lake.sink(applier=applier)):
+        seq = 8 + 2 * (again is not sink)
+        apply(again, seq + 1, Changes((named,), [new(seq, "a", 7), new(seq + 1, "b")]))
+        assert lake.ids() == {7: seq}
+    with pytest.raises(ConfigError, match=r"another key now \(id\)"):
+        apply(sink, 12, users(12, 1))
+
+
+def test_a_generation_brings_its_key_along(lake: Lake) -> None:
+    sink = lake.sink()
+    apply(sink, 2, users(2, 7, 8))
+    named = USERS._replace(schema_id=9, key=("name",))
+    told = change(USERS, 3, row(USERS, 3, 7, name="n"), 7)
+    changes = Changes((named,), [told._replace(schema_id=9, key=b'{"name":"n"}')])
+    aside = sink.at(2)
+    aside.open()
+    for seq in (3, 4):
+        each = aside if seq == 3 else lake.sink()
+        each.begin(seq, [named])
+        each.write(changes._replace(changes=[changes.changes[0]._replace(seq=seq)]))
+        each.commit(applied(seq, generation=2))
+        sink.switch(2)
+        assert lake.ids() == {7: seq}
+
+
+@pytest.mark.parametrize("applier", APPLIERS)
 def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> None:
     """Each with cuts of its own; whatever a reader sees at a frontier is the model's."""
     chance = Random(3)

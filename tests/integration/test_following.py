@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from cdc.errors import Exit
+from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.followers import read
 from jobs import following, large, stores
 from jobs.following import Following
 from jobs.reading_as_of import read_as_of_arrow
+from jobs.rebuild_builders import LogBuilder
+from jobs.rebuilding import Rebuild
 from jobs.running import Run
-from sinks.contract import Sink
+from sinks.contract import Generations
 from sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
-from tests.fixtures.followed import LONG
+from tests.fixtures.followed import LONG, Followed
 
 if TYPE_CHECKING:
     import redis
@@ -41,7 +43,7 @@ Rows = dict[bytes, dict[str, Any]]
 
 
 def running(
-    spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Sink
+    spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Generations
 ) -> AbstractContextManager[dict[str, Run]]:
     """Run followers of these names in the session, until the block ends."""
     config, file = pipeline.config, pipeline.config_file
@@ -232,3 +234,36 @@ def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: N
     assert len(STORES[f"{config.prefix}-lines"].rows("public.lines")) == 50
     told = read(config)["users"]
     assert (told.state, told.what, told.seq) == ("halted", error.what, 0)
+
+
+@pytest.mark.slow
+def test_another_key_halts_a_mirror_until_it_is_rebuilt(
+    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path
+) -> None:
+    """What the hint says is what helps; the other tables go on where they were."""
+    made = pipeline(*TABLES[:2], followers={"mirror": {"delta": {"path": str(tmp_path)}}})
+    made.start().wait_ready()
+    everyone, told = Followed(made, spark), list[str]()
+    made.database.execute(
+        "INSERT INTO users SELECT g, 'n' || g FROM generate_series(1, 20) g",
+        "INSERT INTO lines SELECT 1, g FROM generate_series(1, 9) g",
+    )
+    everyone.follow("mirror")
+    made.database.execute(
+        "UPDATE users SET id = id + 100 WHERE id < 5",
+        "ALTER TABLE users DROP CONSTRAINT users_pkey, ADD PRIMARY KEY (name)",
+        "UPDATE users SET id = id + 100 WHERE id < 10",
+        "DELETE FROM users WHERE id = 20",
+        "DELETE FROM lines WHERE id = 1",
+    )
+    halted = everyone.run("mirror", everyone.lsn())
+    assert halted.run() == Exit.CONFIG
+    assert "public.users has another key now (name)" in str(halted.error)
+    assert "`cdc rebuild mirror --table public.users`" in cast("ConfigError", halted.error).hint
+    builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, told.append)
+    Rebuild(everyone.sink("mirror"), builder, told.append).anew(frozenset({"public.users"}))
+    made.database.execute("UPDATE users SET id = 0 WHERE name = 'n11'")
+    everyone.follow("mirror")
+    for name, columns in (("users", ("id", "name", "body")), ("lines", ("no", "id", "name"))):
+        rows = map(str, table(made, name).values())
+        assert in_delta(str(tmp_path), f"public.{name}", columns) == sorted(rows)
