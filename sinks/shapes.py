@@ -303,11 +303,31 @@ class Shaper:
 
 
 def number_of(text: str) -> float:
-    """Return a number's or a time's number: of a time the seconds since 1970."""
+    """Return a number's or a time's number: of a time the seconds since 1970.
+
+    Dates and timestamps without a zone are numbers in the log, each type in its own unit; one that
+    is out of their range is text, and no number.
+    """
     try:
         return float(text)
     except ValueError:
-        return datetime.fromisoformat(text).timestamp()
+        far = _FAR.fullmatch(text)
+        if far is None:
+            return datetime.fromisoformat(text).timestamp()
+        if far["zone"] is None:
+            return math.nan
+    year = 1 - int(far["year"]) if far["bc"] else int(far["year"])
+    # The calendar repeats itself every 400 years, which are 146,097 days; Python has but 9999.
+    cycles, year = divmod(year, 400)
+    near = f"{2000 + year}{far['rest']}{far['zone']}"
+    return datetime.fromisoformat(near).timestamp() + (cycles - 5) * 146_097 * 86_400
+
+
+# A time before our era or behind the year 9999, as Postgres writes it.
+_FAR: Final = re.compile(
+    r"(?P<year>\d{4}(?=.* BC)|\d{5,})"
+    r"(?P<rest>-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:\.\d+)?)?)(?P<zone>[+-][\d:]+)?(?P<bc> BC)?"
+)
 
 
 _SHAPE: Final = "mend `shapes` of the follower, then `cdc rebuild` it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -128,6 +129,13 @@ def test_a_shape_that_does_not_fit_its_table_is_refused(shape: Shape, what: str)
 def test_a_score_is_a_number_or_a_time() -> None:
     assert number_of("1970-01-01T00:00:01.5Z") == 1.5
     assert number_of("-infinity") < number_of("12.50")
+    # As Postgres says: extract(epoch from …).
+    assert number_of("0044-03-15 12:00:00.25+00 BC") == -63517780799.75
+    assert number_of("0001-02-29 00:00:00+00 BC") == -62162121600
+    assert number_of("10000-01-01 02:00:00+02") == 253402300800
+    assert number_of("294276-12-31 23:59:59+00") == 9224318015999
+    for no_zone in ("0044-03-15 BC", "10000-01-01 00:00:00"):
+        assert math.isnan(number_of(no_zone))
     zset = Shaper(Shape(key="z", form="zset", member="{id}", score="name"), USERS, "p")
     for text, score in ((b'"NaN"', None), (b'"7"', b"7.0")):
         shaped = zset.shaped(Change(b'{"id":1}', 1, b'{"id":1,"name":%b}' % text, 1, 1, 1))
