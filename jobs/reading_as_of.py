@@ -90,6 +90,8 @@ def _row(
     time: datetime | None,
     storage: Mapping[str, str] | None,
 ) -> delta_frontiers.Row:
+    if time is not None and time.tzinfo is None:
+        raise ConfigError(f"{time} names no moment: it has no time zone", hint="add tzinfo=UTC")
     table = delta_lake.opened(f"{path.rstrip('/')}/{delta_frontiers.NAME}", storage or {})
     row = None
     if table is not None:

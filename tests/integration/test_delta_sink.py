@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
@@ -19,8 +20,10 @@ from cdc.events import LSN
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes, Version
 from sinks.delta import generations as delta_generations
+from sinks.delta import actions as delta_actions
 from sinks.delta import layout as delta_layout
 from sinks.delta.frontiers import Frontiers
+from sinks.delta.lake import Commit
 from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import CLICKS, LINES, USERS, applied, apply, change, key, row
 
@@ -280,6 +283,51 @@ def test_others_may_optimize_at_any_time(lake: Lake, applier: str) -> None:
     assert lake.ids() == {seq: seq for seq in range(1, 12)} | {100: 11}
 
 
+def test_files_that_another_spark_has_written_anew_are_read(lake: Lake) -> None:
+    """As its own settings have it: INT96, which by default ends in 2262, without a time zone."""
+    at = USERS.columns[1]._replace(name="at", type="timestamptz", type_id=1184)
+    times = USERS._replace(key=("id", "at"), columns=(USERS.columns[0], at, *USERS.columns[2:]))
+
+    def told(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
+        identity = {"id": number, "at": f"{2000 + 3 * number}-01-02T03:04:05.678901Z"}
+        whole = change(times, seq, row(times, seq, number, 0, **identity), number, 0, **more)
+        return whole._replace(key=json.dumps(identity, separators=(",", ":")).encode())
+
+    apply(lake.sink(applier="vectors"), 99, Changes((times,), [told(n, n) for n in range(1, 99)]))
+    table = lake.table()
+    [old] = pa.table(table.get_add_actions())["path"].to_pylist()
+    rows = pq.read_table(lake.path / "public.users" / old)
+    again = lake.path / "public.users" / "again.parquet"
+    pq.write_table(rows, again, use_deprecated_int96_timestamps=True, store_schema=False)
+    add = {
+        "path": again.name,
+        "partitionValues": {},
+        "size": again.stat().st_size,
+        "modificationTime": 0,
+        "dataChange": False,
+    }
+    removal = {"path": old, "deletionTimestamp": 0, "dataChange": False}
+    files = delta_actions.Files(str(lake.path / "public.users"), {})
+    delta_actions.commit(
+        files, table, [{"remove": removal}, {"add": add}], "OPTIMIZE", Commit("spark", None, {})
+    )
+    sink = lake.sink(applier="vectors")
+    gone = told(120, 98)._replace(row=None, op="d")
+    apply(
+        sink,
+        120,
+        Changes(
+            (times,),
+            [told(n + 10, n, unchanged=("body",)) for n in (97, 2)],
+        ),
+        Changes((times,), [gone]),
+    )
+    assert lake.ids() == {n: n + 10 * (n in {2, 97}) for n in range(1, 98)}
+    assert b'"body":"long 97"' in next(
+        each for at, _, each in sink.contents(times) if b":97," in at
+    )
+
+
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_upkeep_leaves_every_frontier_that_is_kept(lake: Lake, applier: str) -> None:
     """Small files become large ones, and what no frontier needs goes."""
@@ -395,6 +443,8 @@ def test_time_and_lsn_choose_a_frontier(lake: Lake) -> None:
     between = datetime.fromtimestamp((applied(20).committed_at_us + 5) / 1e6, UTC)
     found = read_as_of_arrow(str(lake.path), ["public.users"], time=between)
     assert found.applied.seq == 20
+    with pytest.raises(ConfigError, match="no time zone"):
+        lake.ids(time=between.replace(tzinfo=None))
     assert lake.ids(lsn=str(applied(29).lsn)) == {1: 20}
     with pytest.raises(ConfigError, match="so old"):
         lake.ids(lsn=LSN(1))
