@@ -67,6 +67,7 @@ class Vectors:
     def apply(self, table: DeltaTable, work: Work, said: Commit) -> None:
         """Do the work, in one commit; then tidy up a little, in another."""
         with lake.translated(table.table_uri):
+            began = table.version()
             positions = self._positions(table, work)
             files = Files(table.table_uri, self._storage)
             enabling = delta_actions.enabling(table)
@@ -78,7 +79,8 @@ class Vectors:
                 positions.version = table.version()
             _Change(table, work, positions, files).commit(said)
             _Tidying(table, positions, files, work.batch.rows.num_rows).commit(said)
-            if table.version() % _CHECKPOINT_EVERY == 0:
+            # A batch is two commits or three: they may step over the round number.
+            if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
                 table.create_checkpoint()
 
     def _positions(self, table: DeltaTable, work: Work) -> Positions:

@@ -17,6 +17,7 @@ from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Applied, Changes, Standing
 from sinks.delta import frontiers as delta_frontiers
 from sinks.delta import lake
+from sinks.delta import vectors as delta_vectors
 from sinks.delta.frontiers import Frontiers
 from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import USERS, applied, apply, change, row
@@ -176,6 +177,22 @@ def test_files_and_log_are_kept_as_long_as_is_told(
     # Nothing that a reader would have to know came along.
     vectors = ["deletionVectors"] if applier == "vectors" else None
     assert table.protocol().reader_features == vectors
+    sink.close()
+
+
+def test_checkpoints_come_however_many_commits_a_batch_is(
+    aged: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of deletion vectors are ours to make: a batch is a change, and then tidying up."""
+    monkeypatch.setattr(delta_vectors, "_CHECKPOINT_EVERY", 5)
+    sink = aged.sink(applier="vectors")
+    for seq in range(1, 31):
+        apply(sink, seq, users(seq, seq % 3))
+    log = aged.path / "public.users" / "_delta_log"
+    made = sorted(int(each.name[:20]) for each in log.glob("*.checkpoint.parquet"))
+    assert [each // 5 for each in made] == list(
+        range(1, sink._mirror("public.users").table.version() // 5 + 1)
+    )
     sink.close()
 
 
