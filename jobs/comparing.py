@@ -1,15 +1,18 @@
 """What two holdings of a table differ in: by key, seq and a digest of what is stored.
 
 Pure. A holding takes 32 bytes a key, whatever the rows' size, so that tables of millions of rows
-are compared in the memory of one process. Keys are told by digest: a report holds no values.
+are compared in the memory of one process; so does what events leave of each key while they are gone
+through (`Newest`). Keys are told by digest: a report holds no values.
 """
 
 from __future__ import annotations
 
+from array import array
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +21,8 @@ _KEY_BYTES: Final = 16
 _VALUE_BYTES: Final = 8
 _AT_ONCE: Final = 50_000
 _COLUMNS: Final = ("key", "seq", "value")
+# Events that wait to be folded are at least so many, and at most as many as there are keys.
+_FOLDED_AT: Final = 1_000_000
 
 
 class Difference(NamedTuple):
@@ -45,6 +50,14 @@ class Holding:
         batches.append(_table(keys, seqs, values))
         self._rows = pa.concat_tables(batches).combine_chunks()
 
+    @classmethod
+    def of(cls, keys: pa.Array, seqs: pa.Array) -> Holding:
+        """Return the holding of keys that are digests already; of its values nothing is known."""
+        holding = cls([])
+        values = pa.nulls(len(keys), pa.binary(_VALUE_BYTES))
+        holding._rows = pa.table({"key": keys, "seq": seqs, "value": values})
+        return holding
+
     def __len__(self) -> int:
         return int(self._rows.num_rows)
 
@@ -57,6 +70,48 @@ class Holding:
             Difference(key.hex(), mine.get(key), theirs.get(key))
             for key in sorted(mine.keys() | theirs.keys())
         ]
+
+
+class Newest:
+    """Of events in any order the newest of each key."""
+
+    def __init__(self) -> None:
+        self._keys, self._codes = bytearray(), array("q")
+        self._waiting: list[pa.Table] = []
+        self._folded = _coded(b"", array("q"))
+
+    def add(self, key: bytes, seq: int, *, there: bool) -> None:
+        """Take in an event, behind which the key's row is there, or not."""
+        self._keys += blake2b(key, digest_size=_KEY_BYTES).digest()
+        self._codes.append(2 * seq + there)
+        if len(self._codes) == _AT_ONCE:
+            self._pack()
+            if sum(map(len, self._waiting)) >= max(_FOLDED_AT, len(self._folded)):
+                self._fold()
+
+    def rows(self, above: int) -> Holding:
+        """Return the rows that are there, and were written above a seq."""
+        self._pack()
+        self._fold()
+        codes = self._folded["code"]
+        there = pc.equal(pc.bit_wise_and(codes, 1), 1)
+        found = self._folded.filter(pc.and_(there, pc.greater(codes, 2 * above + 1)))
+        return Holding.of(found["key"], pc.shift_right(found["code"], 1))
+
+    def _pack(self) -> None:
+        self._waiting.append(_coded(bytes(self._keys), self._codes))
+        self._keys, self._codes = bytearray(), array("q")
+
+    def _fold(self) -> None:
+        every = pa.concat_tables([self._folded, *self._waiting])
+        newest = every.group_by("key").aggregate([("code", "max")])
+        self._folded, self._waiting = newest.rename_columns(["key", "code"]), []
+
+
+def _coded(keys: bytes, codes: array[int]) -> pa.Table:
+    rows = len(codes)
+    code = pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(codes.tobytes())])
+    return pa.table({"key": _fixed(keys, _KEY_BYTES, rows), "code": code})
 
 
 def _left_alone(one: pa.Table, other: pa.Table, columns: list[str]) -> dict[bytes, int]:

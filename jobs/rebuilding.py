@@ -25,7 +25,7 @@ from jobs.comparing import Difference, Holding
 from sinks.contract import Applied, Forgetful
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cdc.events import LSN
     from sinks.contract import Generations, Version
@@ -45,7 +45,7 @@ class DivergedError(CDCError):
 class Builder(Protocol):
     """Brings a generation forward; how depends on what the follower is made from."""
 
-    # Whether a row has the same seq whenever it is built.
+    # Whether a row has the same seq whenever it is built; else the truth says 0.
     keeps_seqs: bool
 
     def tables(self) -> Iterable[str]:
@@ -67,8 +67,8 @@ class Builder(Protocol):
         """Return the newest version at a frontier of each table that the follower has."""
         ...
 
-    def truth(self, version: Version, applied: Applied) -> Iterator[tuple[bytes, int]] | None:
-        """Yield the keys, with their seqs, that a table has at a frontier; None: not known."""
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
+        """Return the keys, with their seqs, that a table has at a frontier; None: not known."""
         ...
 
 
@@ -171,11 +171,10 @@ class Rebuild:
     def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
         """Raise unless the generation has the keys and seqs that it must have at its frontier."""
         for version in versions:
-            truth = self._builder.truth(version, applied)
-            if truth is None:
+            wanted = self._builder.truth(version, applied)
+            if wanted is None:
                 continue
             seqs = self._builder.keeps_seqs
-            wanted = Holding((key, seq * seqs, None) for key, seq in truth)
             found = Holding((key, seq * seqs, None) for key, seq, _ in aside.contents(version))
             differences = found.differences(wanted, values=False)
             if isinstance(aside, Forgetful) and aside.forgets(version):

@@ -8,10 +8,13 @@ from random import Random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
-from jobs.comparing import Difference, Holding
+from jobs import comparing
+from jobs.comparing import Difference, Holding, Newest
 from jobs.rebuilding import STILL, DivergedError, Rebuild
 from sinks.contract import Applied, Change, Changes, Generations, Version
 from sinks.memory import STORES, MemorySink
@@ -75,7 +78,10 @@ class Log:
         self.before_each()
         return list(TABLES.values())
 
-    def truth(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
+    def truth(self, version: Version, at: Applied) -> Holding:
+        return Holding((name, seq, None) for name, seq in self.keys(version, at))
+
+    def keys(self, version: Version, at: Applied) -> Iterator[tuple[bytes, int]]:
         newest = {
             each.key: each
             for table, each in self.changes[: at.seq]
@@ -86,7 +92,7 @@ class Log:
     def rows(self, version: Version, at: Applied) -> dict[bytes, object]:
         return {
             name: msgspec.json.decode(self.changes[seq - 1][1].row or b"null")
-            for name, seq in self.truth(version, at)
+            for name, seq in self.keys(version, at)
         }
 
 
@@ -251,9 +257,9 @@ def test_a_table_that_the_follower_does_not_have_is_refused(sink: MemorySink, lo
 
 def test_what_does_not_hold_what_the_log_says_is_not_shown(sink: MemorySink, log: Log) -> None:
     log.forward(sink, 1, None)
-    truth = log.truth
-    log.truth = lambda version, at: itertools.chain(  # type: ignore[method-assign]
-        truth(version, at), [(b"{}", 1)]
+    keys = log.keys
+    log.keys = lambda version, at: itertools.chain(  # type: ignore[method-assign]
+        keys(version, at), [(b"{}", 1)]
     )
     with pytest.raises(DivergedError) as told:
         Rebuild(sink, log, lambda _: None).anew()
@@ -273,7 +279,7 @@ def test_a_state_of_the_past_stands_still(
     still = sink.at(outcome.generation)
     still.open()
     found = {name: seq for name, seq, _ in still.contents(USERS)}
-    assert found == dict(log.truth(USERS, applied(21)))
+    assert found == dict(log.keys(USERS, applied(21)))
     assert sink.current() == 1
     assert Rebuild(sink, log, lambda _: None).anew().generation == 2
     check(sink, log, request.node.nodeid)
@@ -286,3 +292,27 @@ def test_holdings_differ_by_key_seq_and_value() -> None:
     assert {(each.left, each.right) for each in found} == {(1, 7), (2, 2), (8, None), (None, 9)}
     assert len(Holding(mine).differences(Holding(theirs), values=False)) == 3
     assert all(isinstance(each, Difference) for each in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60),
+    st.integers(0, 40),
+    st.randoms(),
+)
+def test_the_newest_event_of_a_key_decides_in_whatever_order_they_come(
+    events: list[tuple[int, bool]], above: int, random: Random
+) -> None:
+    """As they come from several partitions, folded at any moment."""
+    told = [(b"%d" % key, seq, there) for seq, (key, there) in enumerate(events, 1)]
+    left = {key: seq if there else 0 for key, seq, there in told}
+    newest = Newest()
+    random.shuffle(told)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(comparing, "_AT_ONCE", random.randint(1, 9))
+        patched.setattr(comparing, "_FOLDED_AT", random.randint(1, 30))
+        for key, seq, there in told:
+            newest.add(key, seq, there=there)
+    wanted = Holding((key, seq, None) for key, seq in left.items() if seq > above)
+    found = newest.rows(above)
+    assert found.differences(wanted, values=False) == []
+    assert len(found) == len(wanted)
