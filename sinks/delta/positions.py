@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.delta import keys as delta_keys
-from sinks.delta import log
+from sinks.delta import lake, log
 from sinks.delta.layout import EXACT, SEQ
 
 if TYPE_CHECKING:
@@ -114,7 +114,11 @@ class Positions:
     def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
         """Return columns of a file, in the table's types."""
         with log.files(table).open_input_file(unquote(path)) as file:
-            return pq.read_table(file, columns=columns)
+            # Files that a Spark of other settings has written anew have INT96 in the place of
+            # timestamps: without a time zone, and as nanoseconds they would end in 2262.
+            rows = pq.read_table(file, columns=columns, coerce_int96_timestamp_unit="us")
+        schema = lake.arrow_schema(table)
+        return rows.cast(pa.schema([schema.field(name) for name in rows.column_names]))
 
     def _read(self, table: DeltaTable, path: str, size: int) -> DataFile:
         odd = [EXACT] if self._as_text or len(self._key) > 1 else []

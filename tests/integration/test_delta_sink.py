@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
@@ -20,10 +19,8 @@ from cdc.events import LSN
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes, Version
 from sinks.delta import generations as delta_generations
-from sinks.delta import actions as delta_actions
 from sinks.delta import layout as delta_layout
 from sinks.delta.frontiers import Frontiers
-from sinks.delta.lake import Commit
 from sinks.delta.sink import DeltaSink, Settings
 from tests.contract.under_test import CLICKS, LINES, USERS, applied, apply, change, key, row
 
@@ -173,66 +170,6 @@ def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier:
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
-def test_another_key_is_refused_until_the_table_is_emptied(lake: Lake, applier: str) -> None:
-    """Rows of two keys never stand beside each other; a generation aside may have the new one."""
-    named = USERS._replace(schema_id=9, key=("name",))
-
-    def new(seq: int, name: str, number: int | None = None) -> Change:
-        """Return a change by the new key."""
-        told = None if number is None else row(named, seq, name=name, id=number)
-        return change(USERS, seq, told, 0)._replace(
-            schema_id=9, key=json.dumps({"name": name}, separators=(",", ":")).encode()
-        )
-
-    sink = lake.sink(applier=applier)
-    apply(sink, 2, users(2, 7, 8))
-    refused = [
-        Changes((named,), [new(3, "n2", 7)]),
-        Changes((USERS, named), [*users(3, 7).changes, new(4, "n3", 7)]),
-    ]
-    assert sink.rows(named, [b'{"name":"n2"}']) == {}
-    for each in refused:
-        with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
-            apply(sink, 4, each)
-    aside = sink.at(2)
-    aside.open()
-    aside.begin(5, [named])
-    aside.write(Changes((named,), [new(5, "n5", 7)]))
-    aside.commit(applied(5, generation=2))
-    aside.close()
-    mixed = [*refused[1].changes, new(6, "a", 7), new(7, "b", 8)]
-    sink = lake.sink(applier=applier)
-    sink.begin(7, [USERS, named])
-    sink.write(Changes((USERS, named), mixed[:2]))
-    sink.write(Changes((USERS, named), mixed[2:], truncated=5))
-    sink.commit(applied(7))
-    assert lake.ids() == {7: 6, 8: 7}
-    for again in (sink, lake.sink(applier=applier)):
-        seq = 8 + 2 * (again is not sink)
-        apply(again, seq + 1, Changes((named,), [new(seq, "a", 7), new(seq + 1, "b")]))
-        assert lake.ids() == {7: seq}
-    with pytest.raises(ConfigError, match=r"another key now \(id\)"):
-        apply(sink, 12, users(12, 1))
-
-
-def test_a_generation_brings_its_key_along(lake: Lake) -> None:
-    sink = lake.sink()
-    apply(sink, 2, users(2, 7, 8))
-    named = USERS._replace(schema_id=9, key=("name",))
-    told = change(USERS, 3, row(USERS, 3, 7, name="n"), 7)
-    changes = Changes((named,), [told._replace(schema_id=9, key=b'{"name":"n"}')])
-    aside = sink.at(2)
-    aside.open()
-    for seq in (3, 4):
-        each = aside if seq == 3 else lake.sink()
-        each.begin(seq, [named])
-        each.write(changes._replace(changes=[changes.changes[0]._replace(seq=seq)]))
-        each.commit(applied(seq, generation=2))
-        sink.switch(2)
-        assert lake.ids() == {7: seq}
-
-
-@pytest.mark.parametrize("applier", APPLIERS)
 def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> None:
     """Each with cuts of its own; whatever a reader sees at a frontier is the model's."""
     chance = Random(3)
@@ -281,51 +218,6 @@ def test_others_may_optimize_at_any_time(lake: Lake, applier: str) -> None:
             table.optimize.compact()
             table.create_checkpoint()
     assert lake.ids() == {seq: seq for seq in range(1, 12)} | {100: 11}
-
-
-def test_files_that_another_spark_has_written_anew_are_read(lake: Lake) -> None:
-    """As its own settings have it: INT96, which by default ends in 2262, without a time zone."""
-    at = USERS.columns[1]._replace(name="at", type="timestamptz", type_id=1184)
-    times = USERS._replace(key=("id", "at"), columns=(USERS.columns[0], at, *USERS.columns[2:]))
-
-    def told(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
-        identity = {"id": number, "at": f"{2000 + 3 * number}-01-02T03:04:05.678901Z"}
-        whole = change(times, seq, row(times, seq, number, 0, **identity), number, 0, **more)
-        return whole._replace(key=json.dumps(identity, separators=(",", ":")).encode())
-
-    apply(lake.sink(applier="vectors"), 99, Changes((times,), [told(n, n) for n in range(1, 99)]))
-    table = lake.table()
-    [old] = pa.table(table.get_add_actions())["path"].to_pylist()
-    rows = pq.read_table(lake.path / "public.users" / old)
-    again = lake.path / "public.users" / "again.parquet"
-    pq.write_table(rows, again, use_deprecated_int96_timestamps=True, store_schema=False)
-    add = {
-        "path": again.name,
-        "partitionValues": {},
-        "size": again.stat().st_size,
-        "modificationTime": 0,
-        "dataChange": False,
-    }
-    removal = {"path": old, "deletionTimestamp": 0, "dataChange": False}
-    files = delta_actions.Files(str(lake.path / "public.users"), {})
-    delta_actions.commit(
-        files, table, [{"remove": removal}, {"add": add}], "OPTIMIZE", Commit("spark", None, {})
-    )
-    sink = lake.sink(applier="vectors")
-    gone = told(120, 98)._replace(row=None, op="d")
-    apply(
-        sink,
-        120,
-        Changes(
-            (times,),
-            [told(n + 10, n, unchanged=("body",)) for n in (97, 2)],
-        ),
-        Changes((times,), [gone]),
-    )
-    assert lake.ids() == {n: n + 10 * (n in {2, 97}) for n in range(1, 98)}
-    assert b'"body":"long 97"' in next(
-        each for at, _, each in sink.contents(times) if b":97," in at
-    )
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
