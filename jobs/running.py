@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -149,8 +150,9 @@ class Run:
             return None
         except CDCError as error:
             return error
-        except Exception as error:
-            log.exception("%s: this is a bug in Lockstep: report it with these lines", self.name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+            told = "%s: this is a bug in Lockstep: report it with these lines\n%s"
+            log.error(told, self.name, _where(error))  # noqa: TRY400 - its words may be values
             return InvariantError(f"a bug: {type(error).__name__}")
         return None
 
@@ -357,3 +359,12 @@ def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -
     with suppress(StoreLostError):
         known += [number for number in sink.generations() if number < STILL]
     return max(known) + 1
+
+
+def _where(error: BaseException | None) -> str:
+    """Return where an error comes from; not its words: Arrow's and others' hold rows' values."""
+    lines: list[str] = []
+    while error is not None:
+        lines[:0] = [*traceback.format_tb(error.__traceback__), f"{type(error).__name__}\n"]
+        error = error.__cause__ or error.__context__
+    return "".join(lines)

@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from cdc.config import Config, Log, Source
-from cdc.errors import Exit, UnavailableError
+from cdc.errors import Exit, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log.followers import FollowerRecord
 from jobs import running
@@ -186,3 +187,21 @@ def test_told_to_stop_it_says_nothing_of_what_that_broke_off(
     with caplog.at_level(logging.INFO, "jobs.follow"):
         assert made(session).run() is Exit.OK
     assert [record.getMessage() for record in caplog.records] == ["cache: stopped"]
+
+
+def test_what_a_bug_says_is_not_logged_but_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """The words of an error that is not ours may hold a row's values."""
+    value = "secret"
+
+    def session(_: Run) -> None:
+        try:
+            pa.array([value]).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise ValueError(value) from error
+
+    with caplog.at_level(logging.ERROR):
+        failed = made(session)._turn()
+    assert isinstance(failed, InvariantError)
+    assert value not in caplog.text
+    for told in ("ArrowInvalid", "ValueError", ".cast(", "in session"):
+        assert told in caplog.text
