@@ -75,6 +75,9 @@ class LogBuilder:
         """`path` is the configuration's file; `spark` starts a session when it is needed."""
         self._config, self._path, self._name = config, path, name
         self._spark, self._tell = spark, tell
+        # Where rows are read again: which tables', and the seq above which all of them stand then.
+        self._again: frozenset[str] | None = None
+        self._floor = 0
 
     def tables(self) -> list[str]:
         return [names.table_name(self._config.prefix, topic) for topic in self._topics()]
@@ -110,8 +113,11 @@ class LogBuilder:
                 hint="start `cdc run`: the rows are read again through the stream",
             )
         if lost:
+            self._floor = self._target(None).seq
             self._begin_here(sink, generation)
-        self._snapshot(wanted)
+        asked = self._snapshot(wanted)
+        if lost:
+            self._again = frozenset(asked)
         return self._target(None).seq
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
@@ -140,7 +146,9 @@ class LogBuilder:
         }
         return list(newest.values())
 
-    def truth(self, version: Version, applied: Applied) -> Holding:
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
+        if self._again is not None and f"{version.schema}.{version.table}" not in self._again:
+            return None  # dropped: what the log has of it is from before the generation began
         # A key's events are in one partition, but for those from before partitions were added.
         ends = enumerate(applied.ends.get(version.topic, ()))
         wanted = {(version.topic, number): Range(0, end) for number, end in ends}
@@ -159,7 +167,7 @@ class LogBuilder:
                         truncated = max(truncated, event.source.seq)
                     elif key is not None:
                         newest.add(key, event.source.seq, there=event.op != "d")
-        return newest.rows(truncated)
+        return newest.rows(max(truncated, self._floor))
 
     def _target(self, until: LSN | None) -> FrontierRecord:
         """Return the newest frontier, or the newest that is not above `until`."""
@@ -197,8 +205,8 @@ class LogBuilder:
                 sink.commit(applied)
                 self._tell(f"the log has lost its beginning: begun at {applied.lsn}")
 
-    def _snapshot(self, tables: Sequence[str]) -> None:
-        """Have tables read again, and wait until all of it is in the log."""
+    def _snapshot(self, tables: Sequence[str]) -> list[str]:
+        """Have tables read again; return which, once all of it is in the log."""
         asked = snapshots.start(self._config, tables)
         self._tell(f"reading again: {', '.join(asked.values())}")
         failed = [
@@ -209,6 +217,7 @@ class LogBuilder:
                 f"the snapshot of {failed[0].name} was not finished: {failed[0].why}",
                 hint="see `cdc snapshot list`; `cdc rebuild` asks for it again",
             )
+        return list(asked.values())
 
 
 class MirrorBuilder:
