@@ -25,14 +25,14 @@ from cdc.errors import CDCError, Exit, GapError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.ranges import Range, RangeReader
-from cdc.log.tailing import record_at
 from jobs import canaries, cuts
+from jobs import standing as stores_standing
 from jobs.applying import Applying
 from jobs.driving import translated
 from jobs.large import Large
 from jobs.letters import CutLetters
 from jobs.reduce import Bounds
-from jobs.running import Run, opened, with_remedy
+from jobs.running import Run, with_remedy
 from jobs.schemas import Schemas
 from jobs.session import delete_with_jvm
 from sinks.contract import Applied, Standing
@@ -96,14 +96,7 @@ class Following:
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
         with closing(self._sink):
-            standing = opened(run, self._sink)
-            try:
-                expect_frontier(self._config, standing.applied)
-            except GapError as error:
-                # What it holds is nothing of this log: nobody may take its LSN for one of this.
-                run.stands(Applied.beginning(self._config.pipeline, standing.applied.generation))
-                raise with_remedy(error, self._name, "where the store stands") from error
-            run.stands(standing.applied)
+            standing = stores_standing.found(run, self._sink)
             if self._reached(standing.applied):
                 return
             run.to("following" if standing.applied.seq else "catching_up")
@@ -191,18 +184,6 @@ def is_gone(error: Py4JError | ConnectionError) -> bool:
 def _query_name(config: Config, name: str, applied: Applied) -> str:
     """Return what Spark calls the query; a generation may be built beside another."""
     return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
-
-
-def expect_frontier(config: Config, applied: Applied) -> None:
-    """Raise GapError where the log says something else of the place that the store stands at."""
-    found = record_at(config, applied.place - 1) if applied.place else None
-    if found and (found.epoch, found.lsn, found.seq) != (applied.epoch, applied.lsn, applied.seq):
-        raise GapError(
-            f"the store stands at {applied.lsn} (seq {applied.seq}), where this log has"
-            f" {found.lsn} (seq {found.seq})",
-            hint="it followed another log: one that was set up before, or of a database that was"
-            " restored since",
-        )
 
 
 class Batches:

@@ -21,9 +21,9 @@ from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
 from jobs import canaries
+from jobs import standing as stores_standing
 from jobs.documents.kinds import SCHEMA, Kind, Tables, tree
 from jobs.documents.mirror import MirrorTables, Place
-from jobs.running import opened
 from jobs.schemas import version
 from sinks.contract import Standing
 from sinks.delta import frontiers as delta_frontiers
@@ -216,9 +216,8 @@ class DocumentsFollowing:
     def __call__(self, run: Run) -> None:
         """Follow until told to stop, or until an error."""
         with closing(self._sink):
-            standing = opened(run, self._sink)
+            standing = stores_standing.found(run, self._sink)
             applied = standing.applied
-            run.stands(applied)
             run.to("following" if applied.seq else "catching_up")
             every = self._config.followers[self._name].every_seconds
             while not run.stopping.is_set():

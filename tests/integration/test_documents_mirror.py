@@ -13,16 +13,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import GapError
 from cdc.events import LSN
-from jobs.documents.following import DocumentsFollower, apply
+from cdc.log import names
+from cdc.log.records import FrontierRecord, encode
+from jobs.documents.following import DocumentsFollower, DocumentsFollowing, apply
+from jobs.running import Run
 from sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from sinks.delta.sink import DeltaSink, Settings
 from sinks.memory import STORES, MemorySink
 from sinks.redis import sink as redis_sink
+from tests.fixtures.servers import KafkaServer
 from tests.property.test_documents import DOCUMENTS, KEYS, VERSIONS, World, expected
 
 MONEY = Decimal("0.01")
@@ -102,7 +109,7 @@ class Shop:
         self.mirror.begin(self.seq, [each.version for each in told])
         for each in told:
             self.mirror.write(each)
-        self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 0, {}))
+        self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
 
     def follow(self) -> bool:
         """Bring the documents to the mirror's frontier, as a follower that has just started."""
@@ -238,3 +245,30 @@ def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None
     with pytest.raises(GapError, match="cdc rebuild cache"):
         other.follow()
     other.mirror.close()
+
+
+def test_documents_of_another_log_are_not_gone_on_with(
+    shop: Shop, kafka_server: KafkaServer, topic_prefix: str
+) -> None:
+    """Nor is their LSN told as one of this log, in which it may have passed already."""
+    shop.cut({"shop.people": {(1,): {"id": 1, "name": "x"}}})
+    shop.follow()
+    log = Log(bootstrap_servers=kafka_server.bootstrap, prefix=topic_prefix)
+    config = msgspec.structs.replace(shop.config, log=log)
+    began = FrontierRecord(
+        pipeline="x", epoch=2, lsn=LSN(900), seq=0, committed_at_us=0, partitions=()
+    )
+    topic = names.frontier_topic(topic_prefix)
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
+    producer.produce(topic, encode(began))
+    producer.flush()
+    following = DocumentsFollowing(config, "cache", shop.store())
+    run = Run(config, "cache", "redis", following)
+    run.stop()
+    with pytest.raises(GapError, match="where this log has") as error:
+        following(run)
+    assert "cdc rebuild cache" in error.value.hint
+    assert run.applied is not None
+    assert run.applied.lsn == 0
