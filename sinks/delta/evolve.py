@@ -2,8 +2,9 @@
 
 A new column is added. One that the source no longer has stays, with what it last held, and NULL in
 every row written since: readers do not break, and nothing is deleted by a statement in the source.
-A renamed column is a new one, since the log tells no other way. A column of another type takes it,
-and the table is written anew, each value as the new type reads its text (`sinks.delta.retype`).
+A renamed column is a new one, since the log tells no other way; but to Delta `name` and `Name` are
+one, so such a one keeps what it held. Where a column has another type, or is spelled otherwise, the
+table is written anew, each value as the new type reads its text (`sinks.delta.retype`).
 """
 
 from __future__ import annotations
@@ -48,21 +49,26 @@ def follow(
     """Let the table have the `wanted` schema's columns; return whether anything changed."""
     stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     fields = {field["name"]: field for field in wanted["fields"]}
-    new = [each for each in fields if each not in stored]
+    spelled = {each.casefold(): each for each in fields}
+    held = {spelled.get(each.casefold(), each): field for each, field in stored.items()}
+    new = [each for each in fields if each not in held]
     other = [
-        each for each in fields if each in stored and stored[each]["type"] != fields[each]["type"]
+        each
+        for each in fields
+        if each in held and (each not in stored or held[each]["type"] != fields[each]["type"])
     ]
     if not new and not other:
         return False
-    whole = {each: field["type"] for each, field in (stored | fields).items()}
+    whole = {each: field["type"] for each, field in (held | fields).items()}
     schema = layout.struct(whole.items(), name)
     is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
     with lake.translated(table.table_uri):
         if other or _BEFORE.keys() & set(new):
             if is_mapped:
                 raise ConfigError(
-                    f"{name}: columns {', '.join(other or new)} have another type, and delta-rs"
-                    " writes no table with mapped columns (names with spaces and the like) anew",
+                    f"{name}: columns {', '.join(other or new)} have another type or case, and"
+                    " delta-rs writes no table with mapped columns (names with spaces and the like)"
+                    " anew",
                     hint=f"move {table.table_uri} away and `cdc rebuild` the follower",
                 )
             _rewrite(table, schema, lake.unmoved(facts))
@@ -159,17 +165,19 @@ def under(rows: pa.Table, target: pa.Schema) -> pa.Table:
     stored = rows[EXACT].combine_chunks()
     odd: list[tuple[str, pa.Array]] = []
     made = {}
+    names = {name.casefold(): name for name in rows.column_names}
     for field in target:
         if field.name == EXACT:
             continue
-        if field.name not in rows.column_names:
+        name = names.get(field.name.casefold())
+        if name is None:
             before = _BEFORE.get(field.name)
             made[field.name] = pa.repeat(pa.scalar(before, field.type), many)
             continue
-        values = rows[field.name].combine_chunks()
+        values = rows[name].combine_chunks()
         text = pa.nulls(many, pa.string())
         if stored.null_count < many:
-            text = lake.looked_up(stored, field.name)
+            text = lake.looked_up(stored, name)
         if values.type != field.type:
             values, text = retyped(values, text, field.type)
         made[field.name] = values

@@ -86,12 +86,16 @@ def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Sche
             skip.setdefault(name, set()).add(row)
     found = reader.columns([_json(change, version) for change in group], types, skip)
     many = len(group)
+    # An older version may spell a column otherwise; to Delta it is the same one.
+    at = {name.casefold(): name for name in schema.names}
     unchanged = {
-        name: pa.array([row in rows for row in range(many)]) for name, rows in skip.items()
+        at[name.casefold()]: pa.array([row in rows for row in range(many)])
+        for name, rows in skip.items()
     }
     made: dict[str, pa.Array] = _ours(group)
     exact: list[tuple[str, pa.Array]] = []
-    for name, read in found.items():
+    for told, read in found.items():
+        name = at[told.casefold()]
         made[name], odd = _stored(read, unchanged.get(name), schema.field(name).type)
         if odd is not None and odd.null_count < many:
             exact.append((name, odd))

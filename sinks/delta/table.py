@@ -149,8 +149,12 @@ class Mirror:
         found: dict[str, DeltaType] = {}
         stored = lake.arrow_schema(self._table).names if self._table else ()
         for each in reversed(versions):
-            for column, kind in wanted(each, changes, stored):
-                found.setdefault(column, kind)
+            newer = {column.casefold() for column in found}
+            found |= {
+                column: kind
+                for column, kind in wanted(each, changes, stored)
+                if column.casefold() not in newer
+            }
         columns = list(found.items())
         ours = layout.ours(history=history, soft=keeper.soft and bool(version.key))
         schema = layout.schema(columns, self.name, ours)

@@ -299,6 +299,33 @@ def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
         apply(sink, 3, users(3, 1))
 
 
+@pytest.mark.parametrize("applier", APPLIERS)
+def test_a_column_whose_name_changes_its_case_alone_is_the_same_one(
+    lake: Lake, applier: str
+) -> None:
+    """Delta has no other; rows that were written before keep what it held."""
+    columns = (
+        each._replace(name="Name") if each.name == "name" else each for each in USERS.columns
+    )
+    spelled = USERS._replace(schema_id=9, columns=tuple(columns))
+
+    def new(seq: int, number: int, **more: Any) -> Change:  # noqa: ANN401
+        told = row(USERS, seq, number)
+        told["Name"] = told.pop("name")
+        return change(spelled, seq, told, number, **more)
+
+    sink = lake.sink(applier=applier)
+    apply(sink, 3, users(1, 1, 2, 3))
+    both = [*users(4, 2).changes, new(5, 3), new(6, 4, unchanged=("Name",))]
+    apply(sink, 6, Changes((USERS, spelled), both))
+    apply(lake.sink(applier=applier), 7, Changes((spelled,), [new(7, 1, unchanged=("Name",))]))
+    found = read_as_of_arrow(str(lake.path), ["public.users"]).tables["public.users"]
+    assert "name" not in found.column_names
+    names = dict(zip(found["id"].to_pylist(), found["Name"].to_pylist(), strict=True))
+    assert names == {1: "n1", 2: "n4", 3: "n5", 4: None}
+    assert lake.ids(lsn=applied(3).lsn) == {1: 1, 2: 1, 3: 1}
+
+
 def test_a_fixed_mask_keeps_the_type_that_its_rows_told(lake: Lake) -> None:
     """Deletes tell none; the mirror was written anew for them, and once more for the next row."""
 
