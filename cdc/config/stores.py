@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.config.patterns import parse_table_pattern
+from cdc.config.places import shared
 from cdc.events import table_name
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def together(config: Config) -> Iterator[Complaint]:
             yield at, "missing; expected text, here or in delta.path"
         elif (other := paths.setdefault(path.rstrip("/"), name)) != name:
             yield at, f"{other} has its mirrors there; each follower needs a path of its own"
+    yield from shared(config)
 
 
 def _follower(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:

@@ -146,7 +146,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     made = pipeline(
         *TABLES,
         followers={
-            "memory": {"redis": {"url": redis_url}, "max_events": 40},
+            "memory": {"redis": {"url": redis_url, "prefix": "memory"}, "max_events": 40},
             "cache": {"redis": {"url": redis_url}, "tables": keyed},
             "mirror": {"delta": {"path": str(tmp_path)}, "max_events": 40},
         },

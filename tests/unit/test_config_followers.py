@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,42 @@ def test_what_is_shown_holds_no_secret_and_says_where_it_stands(path: Path) -> N
     assert "followers.cache.delta" not in shown
 
 
+REDIS, OPENSEARCH = "redis: {url: 'redis://u:p@h/0'", "opensearch: {url: 'http://h:9200'"
+BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "table"),
+    [
+        (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h:6379'}}", "*.*"),
+        (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: ['a.*'], {REDIS}}}}}", "a.b"),
+        (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: [a.c], {REDIS}}}}}", None),
+        (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h/1'}}", None),
+        (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h:x'}}", None),
+        (f"{{{REDIS}}}}}", f"{{{REDIS}, prefix: x}}}}", None),
+        (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: [a.b], {REDIS}, shapes: {BY_MAIL}}}}}", None),
+        (
+            f"{{tables: [a.b], {REDIS}, shapes: {BY_MAIL}}}}}",
+            f"{{tables: [a.c], {REDIS}, prefix: x, shapes: {BY_MAIL_TOO}}}}}",
+            "a.c",
+        ),
+        (f"{{{OPENSEARCH}}}}}", f"{{tables: [a.b], {OPENSEARCH}}}}}", "a.b"),
+        (f"{{tables: [a.b], {OPENSEARCH}, aliases: {{a.b: x}}}}}}", f"{{{OPENSEARCH}}}}}", None),
+        (f"{{{OPENSEARCH}}}}}", f"{{{REDIS}}}}}", None),
+        (f"{{{REDIS}}}}}", f"{{mirror: m, documents: {{d: {{table: a.b}}}}, {REDIS}}}}}", None),
+    ],
+)
+def test_two_followers_in_one_place_are_refused(
+    path: Path, one: str, other: str, table: str | None
+) -> None:
+    followers = f"followers:\n  m: {{delta: {{path: /m}}}}\n  a: {one}\n  b: {other}\n"
+    if table is None:
+        assert set(loaded(path, followers).followers) == {"m", "a", "b"}
+        return
+    with pytest.raises(ConfigError, match=re.escape(f"prefix: a has {table} in the same place")):
+        loaded(path, followers)
+
+
 @pytest.mark.parametrize(
     ("written", "says"),
     [
@@ -116,8 +153,13 @@ def test_what_is_shown_holds_no_secret_and_says_where_it_stands(path: Path) -> N
         ("a: {opensearch: {url: 'http://h', user: x}}", "user and password go together"),
         ("a: {opensearch: {url: 'http://h', aliases: {x: y}}}", "'x' names no single table"),
         ("a: {opensearch: {url: 'http://h', settings: {x: 2026-01-01}}}", "settings.x: given some"),
+        (
+            "a: {opensearch: {url: 'http://h', aliases: {x.y: z, x.z: z}}}",
+            "a.opensearch.aliases.x.z: x.y has this alias",
+        ),
         ("a: {tables: x, delta: {}}", "a.tables: given text, 'x'; expected a list of text"),
         ("a: {tables: [x], delta: {}}", "a.tables: 'x' names no table"),
+        ("a: {tables: [x], redis: {url: 'redis://h'}}", "a.tables: 'x' names no table"),
         ("a: {tables: [], delta: {}}", "a.tables: is empty"),
         ("a: {max_events: 0, delta: {}}", "a.max_events: given a whole number, '0'; expected"),
         ("a: {delta: {deletes: some}}", "a.delta.deletes: given text, 'some'; expected one of"),

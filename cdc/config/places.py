@@ -1,0 +1,118 @@
+"""Refuse followers that would write to one place: each would take the other's rows for its own.
+
+Pure. Only what the configuration alone tells: one server under two names, or patterns of which
+neither matches the other, look like two places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from cdc.config.patterns import TablePattern, parse_table_pattern
+from cdc.events import table_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cdc.config.followers import Follower
+    from cdc.config.model import Config
+
+    Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
+
+_PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
+
+
+class _Places(NamedTuple):
+    """Where a follower writes."""
+
+    store: str
+    server: str
+    prefix: str
+    tables: tuple[TablePattern, ...]
+    named: Mapping[str, str]  # by table, the place that it was given in place of the prefix' one
+    are_documents: bool  # which `*.*` does not name
+
+
+def shared(config: Config) -> Iterator[Complaint]:
+    """Yield what of Redis and OpenSearch followers would be in one place."""
+    known: dict[str, _Places] = {}
+    for name, follower in config.followers.items():
+        places = _places(config, follower)
+        if places is None:
+            continue
+        at = ("followers", name, places.store)
+        if places.store == "opensearch":
+            first: dict[str, str] = {}
+            for table, alias in places.named.items():
+                if (other := first.setdefault(alias, table)) != table:
+                    yield (
+                        (*at, "aliases", table),
+                        f"{other} has this alias; expected one of its own",
+                    )
+        for other, theirs in known.items():
+            if both := _both_have(places, theirs):
+                what = f"{other} has {both} in the same place; give one a prefix, or names"
+                yield (*at, "prefix"), f"{what}, of its own"
+                break
+        known[name] = places
+
+
+def _places(config: Config, follower: Follower) -> _Places | None:
+    redis, opensearch = follower.redis, follower.opensearch
+    named: dict[str, str]
+    if redis is not None:
+        named = {table: shape.key for table, shape in redis.shapes.items() if shape.key}
+        store, server, prefix = "redis", _server(redis.url), redis.prefix
+    elif opensearch is not None:
+        named = dict(opensearch.aliases)
+        store, server, prefix = "opensearch", _server(opensearch.url), opensearch.prefix
+    else:
+        return None
+    tables = follower.tables
+    if follower.documents:
+        tables = tuple(f'documents."{name}"' for name in follower.documents)
+        named = {table_name("documents", table): at for table, at in named.items()}
+    parsed = tuple(parse_table_pattern(each) for each in tables)
+    documents = bool(follower.documents)
+    return _Places(store, server, prefix or config.prefix, parsed, named, documents)
+
+
+def _both_have(one: _Places, other: _Places) -> str | None:
+    """Return a table that both would write to one place; None if there is none."""
+    if (one.store, one.server) != (other.store, other.server):
+        return None
+    for table, place in one.named.items():
+        if place in other.named.values():
+            return table
+    if (one.prefix, one.are_documents) != (other.prefix, other.are_documents):
+        return None
+    for mine in one.tables:
+        for theirs in other.tables:
+            found = _overlap(mine, theirs)
+            if found and table_name(*found) not in {**one.named, **other.named}:
+                return table_name(*found)
+    return None
+
+
+def _overlap(one: TablePattern, other: TablePattern) -> tuple[str, str] | None:
+    """Return the table, or the pattern, that is in both."""
+    for each, against in ((one, other), (other, one)):
+        schema = each.schema.exact or each.schema.text
+        table = each.table.exact or each.table.text
+        if against.matches(schema, table):
+            return schema, table
+    return None
+
+
+def _server(url: str) -> str:
+    """Return what of a URL tells the server and the database in it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # no port or address, as the client will say
+        return url
+    path = parts.path.strip("/")
+    if parts.scheme.startswith("redis"):
+        path = (parse_qs(parts.query).get("db") or [path or "0"])[0]
+    return f"{parts.hostname}:{port}/{path}"
