@@ -135,9 +135,10 @@ def translated(path: str) -> Iterator[None]:
         ) from error
 
 
-def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the columns as Arrow has them, without Delta's notes on them."""
-    return plain(pa.schema(table.schema().to_arrow()))
+def arrow_schema(table: DeltaTable, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Return the columns, or those named, as Arrow has them, without Delta's notes on them."""
+    schema = plain(pa.schema(table.schema().to_arrow()))
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
 def size(table: DeltaTable) -> int:
@@ -191,12 +192,12 @@ def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
     write_deltalake(table, rows, mode="append", commit_properties=commit.properties)
 
 
-def streamed(table: DeltaTable) -> Iterator[pa.Table]:
-    """Return all rows, part by part.
+def streamed(table: DeltaTable, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Return all rows, part by part; of some columns where given.
 
     Read by a thread of its own: delta-rs can't read in the midst of what it writes.
     """
-    schema = arrow_schema(table)
+    schema = arrow_schema(table, columns)
     names = ", ".join(map(quoted, schema.names))
     query = f"SELECT {names} FROM {_TABLE}"  # noqa: S608 - names quoted
     parts: Queue[pa.Table | BaseException | None] = Queue(_PARTS_AHEAD)

@@ -117,8 +117,7 @@ class Positions:
             # Files that a Spark of other settings has written anew have INT96 in the place of
             # timestamps: without a time zone, and as nanoseconds they would end in 2262.
             rows = pq.read_table(file, columns=columns, coerce_int96_timestamp_unit="us")
-        schema = lake.arrow_schema(table)
-        return rows.cast(pa.schema([schema.field(name) for name in rows.column_names]))
+        return rows.cast(lake.arrow_schema(table, rows.column_names))
 
     def _read(self, table: DeltaTable, path: str, size: int) -> DataFile:
         odd = [EXACT] if self._as_text or len(self._key) > 1 else []

@@ -24,6 +24,7 @@ from sinks.contract import Applied, Change, Changes, Standing, expect_tables
 from sinks.delta import generations, lake, layout, merge, vectors
 from sinks.delta import json as delta_json
 from sinks.delta import keys as delta_keys
+from sinks.delta import work as delta_work
 from sinks.delta.frontiers import Frontiers
 from sinks.delta.gathered import Gathered
 from sinks.delta.rows import batch
@@ -264,7 +265,7 @@ class DeltaSink:
         asked = [Change(key, 0, None, version.schema_id, 0, 0) for key in keys]
         schema = lake.arrow_schema(table)
         wanted = batch(Changes((version,), asked), schema, {}).rows
-        stored = self._stored(table)
+        stored = _there(delta_work.of_keys(table, wanted, version.key, schema.names))
         places = delta_keys.places(wanted, stored, version.key)
         whole = stored.take(places.drop_null())
         there = places.is_valid().to_pylist()
@@ -282,9 +283,6 @@ class DeltaSink:
             seqs = there[layout.SEQ].to_pylist()
             for seq, (key, row) in zip(seqs, delta_json.rows(there, version), strict=True):
                 yield key, seq, row
-
-    def _stored(self, table: DeltaTable) -> pa.Table:
-        return _there(lake.read(table, lake.arrow_schema(table).names))
 
     def close(self) -> None:
         if self._pool is not None:

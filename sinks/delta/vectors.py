@@ -32,7 +32,7 @@ from sinks.delta.rows import Batch
 from sinks.delta.work import only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -138,7 +138,7 @@ class _Change:
         names = [*batch.unchanged, EXACT]
         schema = pa.schema([batch.rows.schema.field(name) for name in names])
         parts, wanted = [schema.empty_table()], [pa.array([], pa.int32())]
-        keeps = _any(batch.unchanged.values())
+        keeps = delta_work.any_of(batch.unchanged.values())
         for found in self._found:
             asked = keeps.take(found.wanted)
             if asked.true_count:
@@ -297,11 +297,3 @@ def _removed(file: DataFile, *, changes: bool = True) -> Action:
     if file.vector is not None:
         action["deletionVector"] = file.vector
     return {"remove": action}
-
-
-def _any(values: Iterable[pa.BooleanArray]) -> pa.BooleanArray:
-    """Return which rows any of the values holds."""
-    first, *others = values
-    for each in others:
-        first = pc.or_(first, each)
-    return first

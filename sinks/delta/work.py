@@ -5,7 +5,7 @@ Pure, but for the stored values that a batch keeps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,11 +15,14 @@ from sinks.delta.layout import EXACT, SEQ
 from sinks.delta.rows import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from deltalake import DeltaTable
 
     from sinks.contract import Change
+
+# How much of a table is looked at for a batch's keys at a time.
+_LOOKED_BYTES: Final = 64 << 20
 
 
 class Work(NamedTuple):
@@ -63,8 +66,29 @@ def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:
     if not batch.unchanged:
         return batch
     names = [*dict.fromkeys([*key, *batch.unchanged, EXACT])]
-    stored = lake.read(table, names)
+    keeps = any_of(batch.unchanged.values())
+    stored = of_keys(table, batch.rows.filter(keeps), key, names)
     return merged(batch, stored, keys.places(batch.rows, stored, key))
+
+
+def of_keys(
+    table: DeltaTable, wanted: pa.Table, key: Sequence[str], columns: Sequence[str]
+) -> pa.Table:
+    """Return the stored rows that have one of the wanted keys, however large the table is."""
+    found, waiting, size = [lake.arrow_schema(table, columns).empty_table()], [], 0
+    for part in lake.streamed(table, columns):
+        waiting.append(part)
+        size += part.nbytes
+        if size >= _LOOKED_BYTES:
+            found.append(_matching(waiting, wanted, key))
+            waiting, size = [], 0
+    return pa.concat_tables([*found, *([_matching(waiting, wanted, key)] if waiting else [])])
+
+
+def _matching(parts: list[pa.Table], wanted: pa.Table, key: Sequence[str]) -> pa.Table:
+    stored = pa.concat_tables(parts)
+    mine, theirs = keys.identities(wanted, stored, key)
+    return stored.filter(pc.is_in(theirs, value_set=mine))
 
 
 def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
@@ -83,3 +107,11 @@ def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
         place = rows.schema.get_field_index(EXACT)
         rows = rows.set_column(place, EXACT, pa.array(exact, rows.schema.field(place).type))
     return Batch(rows, batch.deleted, {})
+
+
+def any_of(values: Iterable[pa.BooleanArray]) -> pa.BooleanArray:
+    """Return which rows any of the values holds."""
+    first, *others = values
+    for each in others:
+        first = pc.or_(first, each)
+    return first

@@ -13,9 +13,10 @@ import pytest
 from cdc.errors import ConfigError
 from sinks.contract import Change, Changes
 from sinks.delta import actions as delta_actions
+from sinks.delta import work as delta_work
 from sinks.delta.lake import Commit
-from tests.contract.under_test import USERS, applied, apply, change, row
-from tests.integration.test_delta_sink import APPLIERS, Lake, users
+from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
+from tests.integration.test_delta_sink import APPLIERS, Lake, lines, users
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
@@ -117,3 +118,27 @@ def test_files_that_another_spark_has_written_anew_are_read(tmp_path: Path) -> N
     assert b'"body":"long 97"' in next(
         each for at, _, each in sink.contents(times) if b":97," in at
     )
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_keys_are_looked_for_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, soft: bool
+) -> None:
+    """In all files, and of more than one column; what is gone is not found."""
+    monkeypatch.setattr(delta_work, "_LOOKED_BYTES", 1)
+    sink = Lake(tmp_path).sink(applier="delta-rs", soft=soft)
+    for seq in (10, 20, 30):
+        apply(sink, seq, lines(seq, *range(seq, seq + 5)))
+    apply(sink, 31, Changes((LINES,), [change(LINES, 31, None, 11, 11)]))
+    wanted = [12, 11, 34, 99, 20]
+    found = sink.rows(LINES, [key(LINES, n, n) for n in wanted])
+    rows = {n: row(LINES, n // 10 * 10, n, n) for n in (12, 34, 20)}
+    assert {at: json.loads(each) for at, each in found.items()} == {
+        key(LINES, n, n): each for n, each in rows.items()
+    }
+    news = [change(LINES, 40, row(LINES, 40, n, n), n, n, unchanged=("body",)) for n in (34, 12)]
+    apply(sink, 40, Changes((LINES,), [*news, change(LINES, 39, row(LINES, 39, 50, 50), 50, 50)]))
+    assert {
+        n: json.loads(sink.rows(LINES, [key(LINES, n, n)])[key(LINES, n, n)])["body"]
+        for n in (12, 34, 50)
+    } == {12: "long 10", 34: "long 30", 50: "long 39"}
