@@ -10,6 +10,7 @@ https://docs.opensearch.org/2.19/api-reference/
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -67,17 +68,25 @@ class Client:
         given: dict[str, Any] = {"ca_certs": ca} if ca is not None else {}
         if user is not None:
             given["http_auth"] = (user, password or "")
-        self._url = url
-        self._client = OpenSearch(
-            url,
-            timeout=_PATIENCE_SECONDS,
-            max_retries=0,
-            retry_on_timeout=False,
-            pool_maxsize=_CONNECTIONS,
-            serializer=_Bytes(),
-            ssl_show_warn=False,
-            **given,
-        )
+        # As errors show it, which go into logs and topics: without a user and password in it.
+        self._shown = re.sub(r"//.*@", "//", url)
+        try:
+            self._client = OpenSearch(
+                url,
+                timeout=_PATIENCE_SECONDS,
+                max_retries=0,
+                retry_on_timeout=False,
+                pool_maxsize=_CONNECTIONS,
+                serializer=_Bytes(),
+                ssl_show_warn=False,
+                **given,
+            )
+        except ValueError:  # whose text shows a part of it
+            raise ConfigError(
+                "the url of a follower in OpenSearch is none",
+                hint="as https://host:9200; in a user or password `/`, `?`, `#` and `@` stand as"
+                " %2F, %3F, %23 and %40, or give `user` and `password` by themselves",
+            ) from None
 
     def call(
         self,
@@ -131,19 +140,19 @@ class Client:
     def _translated(self, error: TransportError, request: str) -> CDCError:
         if isinstance(error, SSLError):
             return ConfigError(
-                f"no TLS connection to OpenSearch at {self._url}: {_cause(error)}",
+                f"no TLS connection to OpenSearch at {self._shown}: {_cause(error)}",
                 hint="ca_file must hold the authority that signed its certificate, and the URL "
                 "the name that the certificate is for",
             )
         if isinstance(error, ConnectionTimeout):
             return UnavailableError(
-                f"OpenSearch at {self._url} has not answered {request} "
+                f"OpenSearch at {self._shown} has not answered {request} "
                 f"within {_PATIENCE_SECONDS:.0f} s",
                 hint="see whether its nodes are overloaded or collecting garbage",
             )
         if isinstance(error, NoConnection):
             return UnavailableError(
-                f"OpenSearch at {self._url} can't be reached: {_cause(error)}",
+                f"OpenSearch at {self._shown} can't be reached: {_cause(error)}",
                 hint="start it, or correct the follower's url",
             )
         assert isinstance(error.status_code, int)

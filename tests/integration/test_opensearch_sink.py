@@ -162,6 +162,15 @@ def test_what_never_passes_is_said(
     busy_opensearch.close()
     refused(2, UnavailableError, "can't be reached")
     sink.close()
+    host = busy_opensearch.url.removeprefix("http://")
+    with pytest.raises(ConfigError, match="%2F") as odd:
+        opensearch_store.sink(url=f"http://u:se/cret@{host}")
+    assert "se/cret" not in f"{odd.value} {odd.value.hint}"
+    sink = opensearch_store.sink(url=f"http://u:s%40cret@{host}")
+    with pytest.raises(UnavailableError, match=f" http://{host} can't be reached") as caught:
+        sink.open()
+    assert "s%40cret" not in f"{caught.value} {caught.value.hint}"
+    sink.close()
 
 
 def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
