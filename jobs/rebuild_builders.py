@@ -51,7 +51,6 @@ _LOOK_SECONDS: Final = 0.5
 
 class _Source(msgspec.Struct):
     seq: int
-    schema_id: int
 
 
 class _Event(msgspec.Struct):
