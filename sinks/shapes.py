@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -152,37 +153,66 @@ class Placer:
     def __init__(self, shape: Shape, prefix: str, table: str) -> None:
         """Raise ValueError where the key's template is none."""
         self.template = None if shape.key is None else Template(shape.key)
-        self._head = f"{prefix}:{table}:".encode()
+        self.head = f"{prefix}:{table}:".encode()  # of every place without a template
 
     def place(self, key: bytes) -> bytes:
         """Return the place of the row with this key, which is JSON."""
         if self.template is not None:
             filled = self.template.fill(values_of(key))
             # A key that is too long for the log is a digest there, whose columns have no names.
-            return self._head + key if filled is None else filled
+            return self.head + key if filled is None else filled
         # Mostly a column alone, whose JSON is its text but for the quotes: `{"id":7}`.
         value = key[1:-1].partition(b":")[2]
         if value.isdigit():
-            return self._head + value
+            return self.head + value
         if value[:1] == b'"' and value.find(b'"', 1) == len(value) - 1 and b"\\" not in value:
-            return self._head + value[1:-1]
+            return self.head + value[1:-1]
         texts = [text_of(value) for value in values_of(key).values()]
         if len(texts) == 1:
-            return self._head + (_NULL_IN_KEY.encode() if texts[0] is None else texts[0])
+            return self.head + (_NULL_IN_KEY.encode() if texts[0] is None else texts[0])
         return (
-            self._head
+            self.head
             + ":".join(
                 _NULL_IN_KEY if text is None else text.decode().translate(_ESCAPED)
                 for text in texts
             ).encode()
         )
 
+    def keys(self, place: bytes, columns: Sequence[str]) -> list[bytes]:
+        """Return the keys whose row may be at a place that no template made.
+
+        Several, since a text does not tell whether it was a number; none where it is no key's.
+        """
+        text = place.removeprefix(self.head).decode(errors="replace")
+        texts = text.split(":") if len(columns) > 1 else [text]
+        if len(texts) != len(columns):
+            return []
+        known = [text.encode()] if text.startswith("{") else []  # of a key that is a digest
+        names = [msgspec.json.encode(name) for name in columns]
+        for values in product(*(_json_of(each, escaped=len(texts) > 1) for each in texts)):
+            pairs = (b"%b:%b" % pair for pair in zip(names, values, strict=True))
+            known.append(b"{%b}" % b",".join(pairs))
+        return known
+
     def anchor(self, key: bytes) -> bytes:
         """Return text in the hash slot of the row's place, which its key alone tells."""
         if self.template is None:
             return self.place(key)
         filled = self.template.fill(values_of(key), to_the_tag=True)
-        return self._head + key if filled is None else filled
+        return self.head + key if filled is None else filled
+
+
+_BARE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false")
+
+
+def _json_of(text: str, *, escaped: bool) -> list[bytes]:
+    """Return what JSON may have had this text in a place."""
+    found = [b"null"] if text == _NULL_IN_KEY else []
+    if escaped:
+        text = text.replace("%3A", ":").replace("%25", "%")
+    if _BARE.fullmatch(text):
+        found.append(text.encode())
+    return [*found, msgspec.json.encode(text)]
 
 
 class Shaper:

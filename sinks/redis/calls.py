@@ -16,7 +16,7 @@ import msgspec
 from cdc.errors import ConfigError
 from sinks.contract import Change, Changes, Version
 from sinks.redis.names import Names
-from sinks.shapes import Shape, Shaper
+from sinks.shapes import Placer, Shape, Shaper
 
 # A call holds so many changes, or so many bytes: a server does nothing else while it runs one, a
 # few milliseconds, and takes no argument list of more than a million.
@@ -53,6 +53,7 @@ class Laid:
     ) -> None:
         self.names, self.version = names, version
         self.shaper = Shaper(shape, version, prefix)
+        self.placer = Placer(shape, prefix, version.name)
         moves = "claims" if shape.collects else "place" if self.shaper.moves else ""
         self.layout = Layout(shape, "plain" if self.shaper.plain else shape.form, moves)
         self._life = b"%d" % life_seconds

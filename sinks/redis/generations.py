@@ -19,7 +19,7 @@ import msgspec
 from cdc.errors import ConfigError
 from sinks.redis.calls import Layout
 from sinks.redis.client import Call, Client, Script
-from sinks.redis.health import mark_slots
+from sinks.redis.health import evicts, mark_slots
 from sinks.redis.names import Names, slot_of
 from sinks.redis.rows import key_of
 from sinks.redis.scripts import MOVE, TURN
@@ -246,6 +246,7 @@ def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]
     """Delete what is left of a follower whose store was lost, and its own key."""
     fields = fields_of(client, names)
     seen = set(builds_of(fields, int(fields[b"generation"])).values()) if fields else None
+    tables = set(shapes)
     for found in client.scan(names.every()):
         by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
         others = []
@@ -264,4 +265,10 @@ def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]
         )
         client.run(_CLEAR, calls)
         client.ask_all([(b"UNLINK", name) for name in others], [names.slot(n) for n in others])
+        tables |= {parsed.table for name in found if (parsed := names.parsed(name))}
+    if evicts(client) == "allkeys":  # values may have lost their companions
+        for table in tables - {name for name, shape in shapes.items() if shape.key}:
+            for found in client.scan(names.values(Placer(Shape(), prefix, table).head, None)):
+                slots = [names.slot(name) for name in found]
+                client.ask_all([(b"UNLINK", name) for name in found], slots)
     client.ask("DEL", names.main)

@@ -98,6 +98,12 @@ class Names:
             return None
         return Companion(int(match[1]), match[3].decode(), match[4])
 
+    def values(self, head: bytes, build: int | None) -> bytes:
+        """Return what SCAN matches values by whose places begin so; a build's that lie aside."""
+        if build is None:
+            return _glob(head) + b"*"
+        return b"%b%d=%b%b*" % (_glob(self._ours), build, b"{*}" * self.cluster, _glob(head))
+
     def pattern(self, build: int, table: str | None, mark: bytes = b":") -> bytes:
         """Return what SCAN matches a build's keys by: a table's companions, holders, or all."""
         tag = b"{*}" if self.cluster else b""

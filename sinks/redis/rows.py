@@ -118,3 +118,22 @@ def takes(
         head = [*guard, floor, form, values, holders, laid.layout.moves.encode()]
         places = [place for _, place in mine] if plain else []
         yield Call(slot, [main, *(name for name, _ in mine)], head + places)
+
+
+def forgets(
+    laid: Laid, filling: Filling, guard: Sequence[bytes], found: Sequence[bytes]
+) -> Iterator[Call]:
+    """Yield calls that take these values away where their companions were evicted."""
+    names, table, build = laid.names, laid.version.name, filling.build
+    by_slot: defaultdict[int, tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
+    for name in found:
+        place = name[max(name.find(laid.placer.head), 0) :]
+        keys, slot = laid.placer.keys(place, laid.version.key), names.slot(place)
+        if keys:
+            touched, counts = by_slot[slot]
+            companions = names.companions(build, table, slot)
+            touched += [name, *(companions + key for key in keys)]
+            counts.append(b"%d" % len(keys))
+    for slot, (touched, counts) in by_slot.items():
+        main = names.sentinel(slot) if names.cluster else names.main
+        yield Call(slot, [main, *touched], [*guard, *counts])

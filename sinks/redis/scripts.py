@@ -281,6 +281,19 @@ end
 return gone
 """
 
+# KEYS: guard; then values, each with the companions of which it has one. Then how many those are.
+# What nobody knows any more is taken away.
+FORGET: Final = f"""{_GUARDED}
+local at, gone = 2, 0
+for n = 4, #ARGV do
+  local many = tonumber(ARGV[n])
+  local known = call('EXISTS', unpack(KEYS, at + 1, at + many))
+  if known == 0 then gone = gone + call('DEL', KEYS[at]) end
+  at = at + 1 + many
+end
+return gone
+"""
+
 # Then fields and values. A step of a switch that another copy has taken is not taken again.
 TURN: Final = f"""{_GUARD}
 if switched then return 0 end

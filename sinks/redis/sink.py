@@ -45,8 +45,8 @@ from sinks.redis.health import (
     refuse_orphans,
 )
 from sinks.redis.names import Names, slot_of
-from sinks.redis.rows import key_of, news, stored_rows, takes
-from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, REMEMBER, TAKE
+from sinks.redis.rows import forgets, key_of, news, stored_rows, takes
+from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, FORGET, REMEMBER, TAKE
 from sinks.redis.state import (
     ALL,
     Fields,
@@ -71,7 +71,7 @@ SMALL_CHANGES: Final = 3_000
 SMALL_BYTES: Final = 4 << 20
 
 _APPLY, _BEGIN, _ANNOUNCE = Script(APPLY), Script(BEGIN), Script(ANNOUNCE)
-_FLOOR, _REMEMBER, _TAKE = Script(FLOOR), Script(REMEMBER), Script(TAKE)
+_FLOOR, _REMEMBER, _TAKE, _FORGET = map(Script, (FLOOR, REMEMBER, TAKE, FORGET))
 
 
 class Settings(NamedTuple):
@@ -393,3 +393,7 @@ class RedisSink:
         guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
         for names in self._client.scan(self._names.pattern(filling.build, table)):
             self._client.run(_TAKE, takes(laid, filling, guard, floor, names))
+        if self._evicts == "allkeys" and laid.placer.template is None:
+            where = self._names.values(laid.placer.head, None if filling.seen else filling.build)
+            for names in self._client.scan(where):
+                self._client.run(_FORGET, forgets(laid, filling, guard, names))

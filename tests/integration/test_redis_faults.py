@@ -102,6 +102,22 @@ def test_a_server_that_evicts_takes_what_bears_it(
         redis_client.delete("shop:public.users:0", 'shop:~cache.1:public.users:{"id":1}')
         assert apply(sink, 4, users(0, 2, 3)) == 2
         assert stored(redis_client, 2) == [3, 4]
+        # Companions that were evicted leave values that a truncate knows by their names alone.
+        apply(sink, 5, Changes((LINES,), [change(LINES, 5, row(LINES, 5, 1, 2), 1, 2)]))
+        redis_client.delete(*redis_client.keys("shop:~cache.1:public.*"))
+        redis_client.set("shop:public.lines2:1", "mine")
+        late = Changes((USERS,), [change(USERS, 7, row(USERS, 7, 1), 1)], truncated=6)
+        for _ in range(2):
+            apply(sink, 7, late, Changes((LINES,), [], truncated=6))
+            assert stored(redis_client, 2) == [None, 7]
+            assert redis_client.keys("shop:public.lines*") == [b"shop:public.lines2:1"]
+        apply(sink, 8, users(0, 2, 8))
+        redis_client.delete('shop:~cache.1:public.users:{"id":1}')
+        redis_client.set("shop:public.lines:1", "another follower's")
+        by_id = settings._replace(shapes={"public.lines": Shape(key="l:{no}{id}")})
+        RedisSink(by_id).anew(2)
+        assert redis_client.keys("shop:public.[ul]*s:*") == [b"shop:public.lines:1"]
+        sink.open()
         redis_client.delete("shop:cdc:cache")
         with pytest.raises(StoreLostError):
             sink.begin(5, [USERS])

@@ -1,0 +1,20 @@
+"""A place in Redis tells, for any values, the keys whose row may be there."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinks.shapes import Placer, Shape
+
+
+@settings(max_examples=200)
+@given(
+    values=st.lists(st.none() | st.integers() | st.booleans() | st.text(), min_size=1, max_size=3)
+)
+def test_a_place_tells_the_keys_that_it_may_be_of(values: list[object]) -> None:
+    columns = tuple(f"c{n}" for n in range(len(values)))
+    key = msgspec.json.encode(dict(zip(columns, values, strict=True)))
+    placer = Placer(Shape(), "shop", "public.users")
+    assert key in placer.keys(placer.place(key), columns)
