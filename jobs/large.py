@@ -7,7 +7,8 @@ memory that it takes does not depend on the cut: an initial snapshot is one.
 
 What a partition alone cannot tell (a table without a key or with a truncate, changed keys whose
 columns were not sent, dead letters, histories) is sorted by seq and goes through the driver, in
-pieces; so does all where the sink has one writer only.
+pieces; so does all where the sink has one writer only. Delta's gathers them: its driver holds what
+the cut has done to each key.
 """
 
 from __future__ import annotations

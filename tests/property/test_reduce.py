@@ -96,14 +96,23 @@ class Frail(MemorySink):
 class Following:
     """A sink in memory, brought from frontier to frontier as `jobs.following` does it."""
 
-    def __init__(self, world: World, *, whole_rows: bool, histories: frozenset[str]) -> None:
-        self.sink = Frail("reduce", whole_rows=whole_rows, histories=histories)
+    def __init__(
+        self,
+        world: World,
+        *,
+        whole_rows: bool,
+        histories: frozenset[str],
+        sink: type[MemorySink] = Frail,
+    ) -> None:
+        self.sink: Any = sink("reduce", whole_rows=whole_rows, histories=histories)
         STORES.pop("reduce", None)
         self.sink.open()
         self.known = {each.topic: version(each)._replace(schema_id=1) for each in world.versions}
         self.applying = Applying(self.sink, lambda topic, _: (self.known[topic],))
 
-    def take(self, bounds: Bounds, records: list[Record], *, torn: bool = False) -> None:
+    @staticmethod
+    def letters(records: list[Record]) -> Whole:
+        """Return what the dead letters among the records are asked by, each once at least."""
         letters = Letters()
         for record in records:
             if record.topic == DEAD:
@@ -115,6 +124,10 @@ class Following:
                 taken[pointer.id] = letters.whole(pointer)
             return taken[pointer.id]
 
+        return letter
+
+    def take(self, bounds: Bounds, records: list[Record], *, torn: bool = False) -> None:
+        letter = self.letters(records)
         tables = []
         for topic, partitions in by_table(records).items():
             both_ways(partitions, bounds, letter)
@@ -124,6 +137,9 @@ class Following:
             )
         for _ in self.applying.write(bounds.upto, tables):
             pass
+        self.commit(bounds)
+
+    def commit(self, bounds: Bounds) -> None:
         self.sink.commit(Applied("shop", 1, 1, LSN(bounds.upto), bounds.upto, 0, 0, {}))
 
 

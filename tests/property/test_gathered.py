@@ -1,0 +1,125 @@
+"""However small the pieces of a large cut are: gathered, they are what the cut has done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from random import Random
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs import large
+from jobs.reduce import Bounds, parsed
+from sinks.contract import Applied, Changes, Version
+from sinks.delta.gathered import Gathered
+from sinks.memory import STORES, MemorySink
+from tests.property.followed_world import Record
+from tests.property.test_reduce import Cuts, Following, Partitions, by_table, expect, made
+
+
+class Gathering(MemorySink):
+    """Has nothing of a cut in its store until the commit, as Delta."""
+
+    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+        super().begin(reached, versions)
+        self.gathered: dict[str, Gathered] = {}
+
+    def write(self, changes: Changes) -> int:
+        name = changes.version.name
+        new = Gathered(history=name in self.histories())
+        self.gathered.setdefault(name, new).add(changes)
+        return 0
+
+    def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        stored = super().rows(version, keys)
+        gathered = self.gathered.get(version.name)
+        return gathered.rows(keys, stored) if gathered else stored
+
+    def commit(self, applied: Applied) -> None:
+        for name, gathered in self.gathered.items():
+            told = gathered.changes()
+            if name not in self.histories():
+                keys = [change.key for change in told.changes if change.key is not None]
+                assert len(set(keys)) == len(keys)
+                assert all(change.seq > (told.truncated or 0) for change in told.changes)
+            super().write(told)
+        super().commit(applied)
+
+
+class InPieces(Following):
+    """Takes each cut as `jobs.large` does with a sink that has one writer."""
+
+    def take(self, bounds: Bounds, records: list[Record], *, torn: bool = False) -> None:
+        self.sink.begin(bounds.upto, list(self.known.values()))
+        letters = self.letters(records)
+        for topic, partitions in by_table(records).items():
+            version = self.known[topic]
+            if not is_in_order(partitions) and version.name not in self.sink.histories():
+                known = defaultdict[int, Version](lambda version=version: version)  # type: ignore[misc]
+                for partition in partitions:
+                    for piece in large.pieces(zip(*partition, strict=True)):
+                        large.write(self.sink, piece, bounds, known)
+                continue
+            events = chain.from_iterable(zip(*each, strict=True) for each in partitions)
+            ordered = sorted(events, key=lambda each: parsed(each[1]).source.seq)
+            for piece in large.pieces(ordered, whole=True):
+                table = self.applying.reduce(
+                    topic,
+                    [piece],
+                    bounds,
+                    name=version.name,
+                    letter=letters,
+                    one_epoch=False,
+                    torn=torn,
+                )
+                self.applying.write_table(table)
+        self.commit(bounds)
+
+
+def is_in_order(partitions: Partitions) -> bool:
+    """Return whether a partition alone can't tell: as the first reading finds by its counts."""
+    for keys, values in partitions:
+        for key, value in zip(keys, values, strict=True):
+            event = orjson.loads(value)
+            source = event["source"]
+            if (
+                key is None
+                or source.get("dead")
+                or (event["op"] == "c" and source.get("unchanged"))
+            ):
+                return True
+    return False
+
+
+@contextmanager
+def pieces_of(events: int) -> Iterator[None]:
+    before, large._PIECE_EVENTS = large._PIECE_EVENTS, events  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        large._PIECE_EVENTS = before  # type: ignore[misc]
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    events=st.integers(1, 6),
+    limit=st.sampled_from([2_000, 1 << 24]),
+    history=st.booleans(),
+)
+def test_gathered_pieces_are_the_databases_state(
+    *, seed: int, transactions: int, events: int, limit: int, history: bool
+) -> None:
+    chance = Random(seed)
+    world = made(chance, transactions, limit, begun=True)
+    histories = frozenset({"public.lines"} if history else ())
+    following = InPieces(world, whole_rows=False, histories=histories, sink=Gathering)
+    with pieces_of(events):
+        for bounds, records, state in Cuts(world, chance):
+            following.take(bounds, records)
+            expect(STORES["reduce"], state, but=histories)
