@@ -68,6 +68,7 @@ _ARROW: Final = pa.schema(
 _REACHED: Final = "lockstep/reached"
 _APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
+_TIDIED: Final = "lockstep/tidied"  # when, in seconds
 # So many small files are joined, up to a size that is not worth writing again.
 _MOST_FILES: Final = 200
 _SMALL_BYTES: Final = 4 << 20
@@ -101,6 +102,7 @@ class Frontiers:
         self.newest: Row | None = None
         self.reached = 0
         self.generation = 1
+        self.tidied = 0.0  # when a lake was last looked after, or made
 
     def find(self) -> bool:
         """Take what is there; return whether there is anything."""
@@ -209,6 +211,8 @@ class Frontiers:
         """
         with lake.translated(self._path):
             self.table.update_incremental()
+        with self._or_again():
+            self._append([], {_TIDIED: int(_now().timestamp())})
         if keep_hours:
             oldest = (_now() - timedelta(hours=keep_hours)).isoformat()
             mine = f"generation = {self.generation}"
@@ -271,6 +275,8 @@ class Frontiers:
         self.generation = table.transaction_version(_GENERATION) or 1
         generation, reached = lake.told(table.transaction_version(_REACHED))
         self.reached = reached if generation == self.generation else 0
+        made = (table.metadata().created_time or 0) / 1_000
+        self.tidied = table.transaction_version(_TIDIED) or made
         generation, seq = lake.told(table.transaction_version(_APPLIED))
         if generation != self.generation:
             self.newest = None

@@ -193,7 +193,7 @@ class DeltaSink:
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
             versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
             self._frontiers.commit(applied, versions)
-        if self._upkeep.is_due():
+        if self._upkeep.is_due(self._frontiers.tidied):
             self._tidy()
 
     def _adopt(self) -> None:

@@ -43,7 +43,6 @@ class Upkeep:
 
     def __init__(self, minutes: float, hours: float, storage: Mapping[str, str]) -> None:
         self._seconds, self._hours, self._storage = minutes * 60, hours, storage
-        self._last = time.monotonic()
         kept = f"interval {math.ceil(hours) + _LOG_HOURS if hours else _ALWAYS_HOURS} hours"
         self._properties = {
             "delta.logRetentionDuration": kept,
@@ -52,13 +51,9 @@ class Upkeep:
             "delta.enableExpiredLogCleanup": "false",
         }
 
-    def is_due(self) -> bool:
-        """Return whether it is time again; then it counts as done."""
-        now = time.monotonic()
-        if not self._seconds or now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True
+    def is_due(self, last: float) -> bool:
+        """Return whether it is time again, of any process: many a one ends before it is."""
+        return bool(self._seconds) and time.time() - last >= self._seconds
 
     def retain(self, mirror: Mirror) -> None:
         """Let the table keep its log and removed files as long as is told, whoever looks after it.

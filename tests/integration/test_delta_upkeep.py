@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from deltalake import DeltaTable
@@ -39,7 +41,7 @@ class Aged:
 
     def sink(self, **settings: object) -> DeltaSink:
         mine = Settings("shop", "lake", "shop", str(self.path))
-        sink = DeltaSink(mine._replace(optimize_minutes=0, **settings))  # type: ignore[arg-type]
+        sink = DeltaSink(mine._replace(**{"optimize_minutes": 0, **settings}))  # type: ignore[arg-type]
         sink.open()
         return sink
 
@@ -178,6 +180,28 @@ def test_files_and_log_are_kept_as_long_as_is_told(
     vectors = ["deletionVectors"] if applier == "vectors" else None
     assert table.protocol().reader_features == vectors
     sink.close()
+
+
+def test_upkeep_comes_though_no_process_lives_so_long(
+    aged: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `cdc follow --once` is run every few minutes; and once, not by each of them."""
+    done = list[int]()
+    tidy = DeltaSink._tidy
+
+    def counted(sink: DeltaSink) -> None:
+        done.append(seq)
+        tidy(sink)
+
+    monkeypatch.setattr(DeltaSink, "_tidy", counted)
+    clock = SimpleNamespace(time=lambda: time.time() + aged.ahead.total_seconds())
+    monkeypatch.setattr("sinks.delta.upkeep.time", clock)
+    for seq in range(1, 10):
+        aged.ahead = timedelta(minutes=22 * seq)
+        sink = aged.sink(optimize_minutes=60)
+        apply(sink, seq, users(seq, seq))
+        sink.close()
+    assert done == [3, 6, 9]
 
 
 def test_checkpoints_come_however_many_commits_a_batch_is(
