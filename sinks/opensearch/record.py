@@ -53,6 +53,7 @@ class Table(msgspec.Struct):
     origin: int  # the generation that made it; another may have taken it over
     now: Place  # what readers see
     next: Place | None = None  # what is written, and takes its place at the next frontier
+    source: Place | None = None  # what `next` is filled from, if not `now`: it was to be `next`
     made: int = 1  # how many indices it has had, so that no name comes twice
 
     @property
@@ -73,9 +74,7 @@ class Build(msgspec.Struct):
     def places(self) -> Iterator[Place]:
         """Yield its indices."""
         for table in self.tables.values():
-            yield table.now
-            if table.next is not None:
-                yield table.next
+            yield from filter(None, (table.now, table.next, table.source))
 
 
 def new_build(only: frozenset[str] | None = None) -> Build:

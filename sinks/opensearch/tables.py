@@ -67,6 +67,8 @@ class Tables:
         table = self.get(version.name) or self.follow(version)
         if truncated is not None and truncated > table.target.floor:
             table = self._replaced(version, floor=truncated)
+            shelf = Shelf(table.origin, version.name)
+            self.dead.take_back(shelf, [(id_, truncated) for id_ in self.dead.of(shelf)])
         return self._ready(version, table)
 
     def follow(self, version: Version) -> Table:
@@ -105,6 +107,10 @@ class Tables:
             table = self._records.mine(record).tables[version.name]
             if table.made != seen:  # another copy has come to the same
                 return False
+            if filled:
+                table.source = None
+            elif table.next is not None and table.next.filled:
+                table.source = table.next
             table.made += 1
             name = self._name(table.alias, version, table.made)
             table.next = Place(name, floor=floor, filled=filled)
@@ -122,13 +128,14 @@ class Tables:
             aliases.append(table.alias)
         made = self._indices.make(place, self._properties(version), *aliases)
         if not place.filled:
-            self._fill(Shelf(table.origin, version.name), table.now, place)
+            self._fill(Shelf(table.origin, version.name), table.source or table.now, place)
 
         def note(record: Record) -> bool:
-            target = self._records.mine(record).tables[version.name].target
+            table = self._records.mine(record).tables[version.name]
+            target = table.target
             if target.index != place.index or (target.uuid, target.filled) == (made, True):
                 return False
-            target.uuid, target.filled = made, True
+            target.uuid, target.filled, table.source = made, True, None
             return True
 
         return self._changed(note, version)

@@ -191,6 +191,35 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
     assert amounts_now(opensearch_store) == history[-1].held
 
 
+def test_what_a_truncate_took_does_not_return_with_other_fields(
+    opensearch_store: OpenSearchStore,
+) -> None:
+    """Where its empty index is not before readers yet: neither rows nor letters do."""
+
+    def users(*seqs: int, truncated: int | None = None) -> Changes:
+        rows = [change(USERS, n, row(USERS, n, n, name="x" * (n == 2)), n) for n in seqs]
+        return Changes((USERS,), rows, truncated)
+
+    sinks = [
+        opensearch_store.sink(mappings={"public.users": {"name": {"type": kind}}})
+        for kind in ("boolean", "keyword", "boolean")  # which "x" is not
+    ]
+    old, changed, ahead = sinks
+    old.open()
+    apply(old, 2, users(1, 2))
+    assert opensearch_store.letters().keys() == {"2"}
+    ahead.open()
+    ahead.begin(9, [USERS])
+    apply(old, 4, users(4, truncated=3))
+    assert opensearch_store.letters() == {}
+    assert opensearch_store.rows("public.users").keys() == {key(USERS, 1)}
+    changed.open()
+    apply(changed, 9, users(9))
+    assert opensearch_store.rows("public.users").keys() == {key(USERS, 4), key(USERS, 9)}
+    for each in sinks:
+        each.close()
+
+
 @pytest.mark.parametrize("retyping", [False, True])
 def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
     opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch, *, retyping: bool
