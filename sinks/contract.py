@@ -255,7 +255,7 @@ def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0)
     """Raise ConfigError where rows would stand beside others that another key tells apart.
 
     Nobody could say which of them are one. `stored` is the key of the rows that are there, if any;
-    a truncate takes these away, and below `floor` nothing is written any more.
+    a truncate takes these away. Up to `floor` nothing is written any more, whatever its key.
     """
     keys = {version.schema_id: version.key for version in changes.versions}
     found = {keys[each.schema_id] for each in changes.changes if each.seq > floor}
@@ -265,6 +265,6 @@ def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0)
         name, key = changes.version.name, ", ".join(changes.version.key)
         raise ConfigError(
             f"{name} has another key now ({key}), and the store has rows of the one before",
-            hint=f"`cdc snapshot {name} --anew`, and then start the follower again; the batch must"
-            " reach from here to where that empties the table: see `max_events`",
+            hint=f"`cdc rebuild NAME --table {name}`: it reads the rows again, by the new key; then"
+            " start the follower",
         )

@@ -29,6 +29,7 @@ from sinks.redis.state import (
     build_of,
     builds_of,
     fields_of,
+    floor_field,
     generations_of,
     layouts_of,
     sentinel_of,
@@ -124,14 +125,18 @@ def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]
     """Return what the follower's key says from then on.
 
     Where only some tables were built anew, all of it stands at the older of both frontiers, and
-    rows may be there up to the newest that either has reached.
+    rows may be there up to the newest that either has reached. What comes once more of the tables
+    that are ahead is kept out by their floor: of a key that they had before, nothing else would.
     """
     stood = generations_of(fields)
     applied, before = stood[new], stood[old]
     reached = int(fields.get(b"%d:reached" % new, b"0"), 16)
-    builds = builds_of(fields, new)
+    builds, floors = builds_of(fields, new), list[bytes]()
     assert applied is not None
     if not whole:
+        for table, build in builds.items():
+            field, floor = floor_field(build, table), b"%016xf" % applied.seq
+            floors += [field, max(floor, fields.get(field, b""))]
         builds = builds_of(fields, old) | builds
         reached = max(reached, int(fields.get(b"%d:reached" % old, b"0"), 16))
         if before is not None and stand_of(before) < stand_of(applied):
@@ -146,6 +151,7 @@ def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]
         *(b"lsn", str(applied.lsn).encode()),
         *(b"committed_at_us", b"%d" % applied.committed_at_us),
         *(b"applying", b"%016x" % reached if reached > applied.seq else b""),
+        *floors,
     ]
 
 

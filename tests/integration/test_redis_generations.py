@@ -11,14 +11,14 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
-from cdc.errors import SwitchedError
+from cdc.errors import ConfigError, SwitchedError
 from jobs.comparing import Holding
 from jobs.rebuilding import DivergedError, Rebuild
 from sinks.contract import Applied, Change, Changes, Generations, Version
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
-from tests.contract.under_test import LINES, USERS, applied, change, key, row
+from tests.contract.under_test import LINES, USERS, applied, apply, change, key, row
 from tests.fixtures.store_redis_cluster import ClusterServers
 
 PLAIN = Shape()
@@ -257,6 +257,41 @@ def test_a_clusters_slots_each_keep_out_who_is_late(
             assert _overtaken(settings, shapes, turns, place, 100)
             assert seen(client) == wanted, place
         client.disconnect_connection_pools()
+
+
+def test_a_table_rebuilt_by_another_key_takes_no_row_of_the_old_one(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    """The cut in which the key changed comes once more, behind the switch."""
+    settings = Settings(redis_url, "shop", "cache")
+    sink = RedisSink(settings)
+    sink.open()
+    put(sink, 9, 1, 2)
+    other = USERS._replace(schema_id=9, key=("name",))
+    by_name = [
+        Change(b'{"name":"n%d"}' % n, n, json.dumps(row(other, n, id=1)).encode(), 9, n, n)
+        for n in (14, 15)
+    ]
+    again = Changes((USERS, other), [change(USERS, 13, row(USERS, 13, 3), 3), by_name[0]])
+    with pytest.raises(ConfigError, match="another key"):
+        apply(sink, 14, again)
+    aside = sink.at(2, frozenset({"public.users"}))
+    aside.open()
+    aside.begin(15, [other])
+    aside.write(Changes((other,), by_name))
+    aside.commit(applied(15, generation=2))
+    sink.switch(2)
+    standing = sink.open()
+    assert standing is not None
+    assert (standing.applied.seq, standing.reached) == (9, 15)
+    lines = Changes((LINES,), [change(LINES, 12, row(LINES, 12, 2, 2), 2, 2)])
+    assert apply(sink, 15, lines, again) == 1
+    assert {name for name in seen(redis_client) if "users" in name} == {
+        "shop:public.users:n14",
+        "shop:public.users:n15",
+    }
+    for each in (sink, aside):
+        each.close()
 
 
 class Rows:
