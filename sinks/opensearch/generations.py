@@ -49,6 +49,10 @@ def switch(records: Records, indices: Indices, generation: int) -> None:
 
 def _share(old: Build, new: Build, generation: int) -> None:
     """Let the new one have the old one's other tables; it stands where the older of both does."""
+    if new.applied is not None:
+        # What comes again is there already, of a table that had another key maybe as other rows.
+        for place in new.places():
+            place.floor = max(place.floor, _seq(new.applied))
     for name in old.tables.keys() - set(new.only or ()):
         new.tables[name] = old.tables.pop(name)
     stands = [build.applied for build in (old, new) if build.applied is not None]

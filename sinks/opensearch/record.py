@@ -54,6 +54,7 @@ class Table(msgspec.Struct):
     now: Place  # what readers see
     next: Place | None = None  # what is written, and takes its place at the next frontier
     source: Place | None = None  # what `next` is filled from, if not `now`: it was to be `next`
+    key: list[str] | None = None  # the columns that tell its rows apart, once there are any
     made: int = 1  # how many indices it has had, so that no name comes twice
 
     @property

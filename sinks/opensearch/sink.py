@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
-from cdc.errors import StoreLostError, SwitchedError
+from cdc.errors import ConfigError, StoreLostError, SwitchedError
 from sinks.contract import Applied, Changes, Standing, Version, expect_tables
 from sinks.opensearch.bulk import Action, send
 from sinks.opensearch.client import Client
@@ -74,6 +74,7 @@ class OpenSearchSink:
         # Since the last commit: the tables of the cut, and the index that each was written to.
         self._cut: set[str] = set()
         self._written: dict[str, str] = {}
+        self._refused: dict[str, ConfigError] | None = None  # tables' keys; None in an executor
         self._checked = 0.0
 
     def __getstate__(self) -> dict[str, object]:
@@ -120,6 +121,7 @@ class OpenSearchSink:
 
     def begin(self, reached: int, versions: Sequence[Version]) -> None:
         refuse_keyless(versions)
+        self._refused = {}
         if not versions:  # nothing will be written
             return
 
@@ -144,9 +146,12 @@ class OpenSearchSink:
             return 0
         with self._unless_moved():
             table = self._tables.target(changes.version, changes.truncated)
+            self._expect_key(changes)
             return self._apply(changes, table)
 
     def commit(self, applied: Applied) -> None:
+        for refused in (self._refused or {}).values():
+            raise refused
         build = self._records.build
         with self._unless_moved():
             self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
@@ -294,6 +299,18 @@ class OpenSearchSink:
         for name, index in self._written.items():
             if build.tables[name].target.index != index:
                 raise SwitchedError(f"another copy of the follower writes {name} elsewhere")
+
+    def _expect_key(self, changes: Changes) -> None:
+        """Refuse rows beside those of another key: at the cut's end, which a truncate may reach."""
+        name = changes.version.name
+        if self._refused is not None and changes.truncated is not None:
+            self._refused.pop(name, None)
+        try:
+            self._tables.expect_key(changes)
+        except ConfigError as error:
+            if self._refused is None:
+                raise
+            self._refused.setdefault(name, error)
 
     def _apply(self, changes: Changes, table: Table) -> int:
         version, place = changes.version, table.target

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sinks.contract import expect_key
 from sinks.opensearch.bulk import Action, Refused, send
 from sinks.opensearch.dead import DeadLetters, Shelf
 from sinks.opensearch.mapping import alias, digest, properties
@@ -22,7 +23,7 @@ from sinks.opensearch.record import Place, Record, Records, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sinks.contract import Version
+    from sinks.contract import Changes, Version
     from sinks.opensearch.client import Client
     from sinks.opensearch.indices import Indices
 
@@ -71,6 +72,25 @@ class Tables:
             self.dead.take_back(shelf, [(id_, truncated) for id_ in self.dead.of(shelf)])
         return self._ready(version, table)
 
+    def expect_key(self, changes: Changes) -> None:
+        """Raise ConfigError where rows would stand beside those of another key; note the first."""
+        name = changes.version.name
+        table = self._records.build.tables[name]
+        expect_key(changes, tuple(table.key) if table.key else None, table.target.floor)
+        keys = {each.schema_id: each.key for each in changes.versions}
+        rows = (keys[each.schema_id] for each in changes.changes if each.seq > table.target.floor)
+        key = list(next(rows, ()))
+        if not key or table.key is not None:
+            return
+
+        def note(record: Record) -> bool:
+            table = self._records.mine(record).tables[name]
+            if table.key is None:
+                table.key = key
+            return table.key == key
+
+        self._records.change(note)
+
     def follow(self, version: Version) -> Table:
         """Give the table an index that its version's documents fit into."""
         table = self._ready(version, self.get(version.name) or self._added(version))
@@ -108,7 +128,7 @@ class Tables:
             if table.made != seen:  # another copy has come to the same
                 return False
             if filled:
-                table.source = None
+                table.source = table.key = None
             elif table.next is not None and table.next.filled:
                 table.source = table.next
             table.made += 1

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.errors import SwitchedError, UnavailableError
+from cdc.errors import ConfigError, SwitchedError, UnavailableError
 from sinks.contract import Change, Changes, Version
 from sinks.opensearch.reader import OpenSearchReader
 from sinks.opensearch.sink import OpenSearchSink
@@ -218,6 +218,38 @@ def test_what_a_truncate_took_does_not_return_with_other_fields(
     assert opensearch_store.rows("public.users").keys() == {key(USERS, 4), key(USERS, 9)}
     for each in sinks:
         each.close()
+
+
+def test_rows_of_another_key_are_refused_until_the_table_is_built_anew(
+    opensearch_store: OpenSearchStore,
+) -> None:
+    """Or emptied by a truncate in the cut; what the new rows were made from comes again."""
+    renamed = USERS._replace(schema_id=9, key=("name",))
+
+    def rows(version: Version, *seqs: int, truncated: int | None = None) -> Changes:
+        made = [change(USERS, n, row(USERS, n, n), n) for n in seqs]
+        if version is renamed:
+            keys = [b'{"name":"n%d"}' % n for n in seqs]
+            made = [c._replace(key=k, schema_id=9) for c, k in zip(made, keys, strict=True)]
+        return Changes((USERS, version), made, truncated)
+
+    sink = opensearch_store.sink()
+    sink.open()
+    apply(sink, 2, rows(USERS, 1, 2))
+    cut = rows(USERS, 3), rows(renamed, 4, 5)
+    with pytest.raises(ConfigError, match=r"public\.users has another key now \(name\)"):
+        apply(sink, 5, *cut)
+    aside = sink.at(2, frozenset({"public.users"}))
+    aside.open()
+    apply(aside, 6, rows(renamed, 5, 6))
+    sink.switch(2)
+    sink.open()
+    apply(sink, 6, *cut, rows(renamed, 6))
+    assert opensearch_store.hits("public.users").keys() == {"n5", "n6"}
+    apply(sink, 9, rows(USERS, 8, truncated=7))
+    assert opensearch_store.hits("public.users").keys() == {"8"}
+    sink.close()
+    aside.close()
 
 
 @pytest.mark.parametrize("retyping", [False, True])
