@@ -8,10 +8,10 @@ from cdc.errors import ConfigError, StoreLostError
 from sinks.redis.calls import Laid
 from sinks.redis.client import Client
 from sinks.redis.names import SLOTS, Names
-from sinks.redis.scripts import MARK, TOKEN_LENGTH
+from sinks.redis.scripts import MARK, TELL, TOKEN_LENGTH
 
 Evicts = Literal["", "volatile", "allkeys"]
-_STEP: Final = 128
+_LOOKED_AT: Final = range(0, SLOTS, 128)
 _AGAIN: Final = "the follower builds it anew from the log"
 
 
@@ -58,12 +58,37 @@ def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
     Of some slots of each: servers are lost whole, and whoever writes to a slot looks at its own.
     """
     found, token = _sentinels(client, names), sentinel[:TOKEN_LENGTH]
-    lost = sum(each is None or each[:TOKEN_LENGTH] != token for each in found)
+    # One of an earlier step has lost what a switch has moved: it told the step behind that.
+    lost = sum(each is None or each[:TOKEN_LENGTH] != token or each < sentinel for each in found)
     if lost:
         raise StoreLostError(
             f"the Redis cluster has lost the data of {lost} of {len(found)} hash slots looked at",
             hint=_AGAIN,
         )
+
+
+def tell_servers(client: Client, names: Names, generation: int, seq: int) -> None:
+    """Let every server of a cluster note that it has a generation's rows up to a seq.
+
+    Behind these rows, and before the follower's own key says so: a server that has lost its last
+    writes, in a failover or a crash, then says less than that key.
+    """
+    if names.cluster:
+        text, script = b"%016x" % seq, TELL.encode()
+        at = [(slot, names.frontier(generation, slot)) for slot in _LOOKED_AT]
+        client.ask_all([(b"EVAL", script, b"1", name, text) for _, name in at], _LOOKED_AT)
+
+
+def ask_servers(client: Client, names: Names, generation: int, stand: bytes) -> None:
+    """Raise StoreLostError where a server of a cluster lacks rows of the frontier at `stand`."""
+    if names.cluster and stand:
+        asked = [(b"GET", names.frontier(generation, slot)) for slot in _LOOKED_AT]
+        if any((each or b"") < stand[:16] for each in client.ask_all(asked, _LOOKED_AT)):
+            raise StoreLostError(
+                "a server of the Redis cluster has lost its last writes: another took over, or it"
+                " was started again",
+                hint=f"{_AGAIN}; `appendfsync always`, and replicas that are waited for, lose less",
+            )
 
 
 def refuse_orphans(client: Client, names: Names) -> None:
@@ -73,5 +98,5 @@ def refuse_orphans(client: Client, names: Names) -> None:
 
 
 def _sentinels(client: Client, names: Names) -> list[bytes | None]:
-    slots = sorted({*range(0, SLOTS, _STEP), *client.first_slots()}) if names.cluster else []
+    slots = sorted({*_LOOKED_AT, *client.first_slots()}) if names.cluster else []
     return client.ask_all([(b"GET", names.sentinel(slot)) for slot in slots], slots)

@@ -5,6 +5,8 @@
     shop:~cache.1:public.users>ada@x.org      of a place that rows come to and leave: who is there
     shop:~cache.2=shop:public.users:7         a value of a build that readers do not see yet
     shop:cdc:cache                            the follower's own key: frontier, generations
+    shop:~cache.slot:{3x}                     in each slot of a cluster: what was written is there,
+    shop:~cache.2@{3x}                        in some of them: and up to which seq of a generation
 
 A *build* is one filling of a table's keys; a generation says which build each table has, so that a
 single table can be built anew. In a cluster `{tag}` stands behind the build, which puts a name into
@@ -87,6 +89,10 @@ class Names:
         """Return the key that tells, in a cluster, that a slot still has what was written to it."""
         return b"%bslot:%b" % (self._ours, self._tag(slot))
 
+    def frontier(self, generation: int, slot: int) -> bytes:
+        """Return the key that tells, in a cluster, up to which seq its server has a generation."""
+        return b"%b%d@%b" % (self._ours, generation, self._tag(slot))
+
     def every(self) -> bytes:
         """Return what SCAN matches all of a follower's keys by, but its own and the values."""
         return _glob(self._ours) + b"*"
@@ -108,7 +114,7 @@ class Names:
         """Return what SCAN matches a build's keys by: a table's companions, holders, or all."""
         tag = b"{*}" if self.cluster else b""
         rest = b"" if table is None else tag + _glob(table.encode()) + mark
-        return b"%b%d%b%b*" % (_glob(self._ours), build, b":" if rest else b"[:=]", rest)
+        return b"%b%d%b%b*" % (_glob(self._ours), build, b":" if rest else b"[:=@]", rest)
 
 
 def _glob(text: bytes) -> bytes:

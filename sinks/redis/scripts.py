@@ -329,3 +329,9 @@ if not known and ARGV[2] ~= 'new' then return redis.error_reply('LOST') end
 if not known or found < ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
 return 1
 """
+
+# KEYS: where a server tells up to which seq it has a generation. ARGV: the seq.
+TELL: Final = """
+if (redis.call('GET', KEYS[1]) or '') < ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
+return 1
+"""

@@ -24,6 +24,7 @@ from cdc.errors import (
     UnavailableError,
 )
 from sinks.contract import Applied, Changes, Standing, Version, expect_key, expect_tables
+from sinks.redis import health
 from sinks.redis.calls import (
     Cut,
     Laid,
@@ -36,14 +37,6 @@ from sinks.redis.calls import (
 )
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.generations import Aside, clear, drop, finish_switch, switch
-from sinks.redis.health import (
-    Evicts,
-    check_slots,
-    evicts,
-    mark_slots,
-    refuse_eviction,
-    refuse_orphans,
-)
 from sinks.redis.names import Names, slot_of
 from sinks.redis.rows import forgets, key_of, news, stored_rows, takes
 from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, FORGET, REMEMBER, TAKE
@@ -102,7 +95,7 @@ class RedisSink:
         self._keys: dict[tuple[int, str], tuple[tuple[str, ...] | None, int]] = {}
         self._state: State | None = None
         self._cut: Cut | None = None
-        self._evicts: Evicts = ""
+        self._evicts: health.Evicts = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave connections and what is not sent behind: a copy writes what it is given at once."""
@@ -120,14 +113,15 @@ class RedisSink:
 
     def open(self) -> Standing | None:
         self._cut, self._known, self._keys = None, set(), {}
-        self._evicts = evicts(self._client)
+        self._evicts = health.evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
         if not fields:
-            refuse_orphans(self._client, self._names)
+            health.refuse_orphans(self._client, self._names)
         fields = self._made(fields)
         self._state = state_of(fields, self._generation(fields))
-        check_slots(self._client, self._names, self._state.sentinel)
+        health.check_slots(self._client, self._names, self._state.sentinel)
+        health.ask_servers(self._client, self._names, self._state.generation, self._state.stand)
         return self._state.standing
 
     def _made(self, fields: Fields) -> Fields:
@@ -142,7 +136,7 @@ class RedisSink:
         fresh = not fields
         fields = create(self._client, self._names, generation, builds)
         if fresh:
-            mark_slots(self._client, self._names, sentinel_of(fields), new=True)
+            health.mark_slots(self._client, self._names, sentinel_of(fields), new=True)
         return fields
 
     def _generation(self, fields: Fields) -> int:
@@ -152,7 +146,7 @@ class RedisSink:
         self._cut = self._state = None
         clear(self._client, self._names, self._settings.prefix, self._settings.shapes)
         fields = create(self._client, self._names, generation, {ALL: generation})
-        mark_slots(self._client, self._names, sentinel_of(fields), new=True)
+        health.mark_slots(self._client, self._names, sentinel_of(fields), new=True)
 
     def histories(self) -> frozenset[str]:
         return frozenset()
@@ -166,6 +160,7 @@ class RedisSink:
             self._state = state = again(self._client, self._names, state)
         stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
         state.stand = max(state.stand, stored or b"")
+        health.ask_servers(self._client, self._names, state.generation, stored or b"")
         servers = self._client.runs()
         self._cut = Cut(reached, servers, None if self._settings.cluster else [])
 
@@ -217,6 +212,7 @@ class RedisSink:
         seen = (b"%d" % applied.seq, str(applied.lsn).encode(), b"%d" % applied.committed_at_us)
         mark = b"%d" % state.generation
         arguments += [b"commit", mark, stand, stored_of(applied), *seen]
+        health.tell_servers(self._client, self._names, state.generation, applied.seq)
         self._client.run(_APPLY, [Call(self._main_slot, keys, arguments)])
         state.stand, self._cut = max(state.stand, stand), None
 
@@ -299,7 +295,7 @@ class RedisSink:
             shape = settings.shapes.get(version.name, Shape())
             life = settings.tombstone_seconds
             laid = Laid(self._names, settings.prefix, shape, version, life)
-            refuse_eviction(laid, self._evicts)
+            health.refuse_eviction(laid, self._evicts)
             self._laid[version.schema_id] = laid
         build = self._opened().filling(version.name).build
         if (build, version.name) not in self._known:

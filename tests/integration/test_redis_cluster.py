@@ -10,7 +10,7 @@ import redis
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
 from sinks.redis.sink import RedisSink, Settings
 from sinks.shapes import Shape
-from tests.contract.under_test import LINES, apply
+from tests.contract.under_test import LINES, USERS, apply
 from tests.fixtures.store_redis import users
 from tests.fixtures.store_redis_cluster import ClusterServers
 
@@ -52,6 +52,30 @@ def test_a_cluster_that_loses_one_server_says_so(
         sink.anew(lost + 2)
         assert sink.open() is None
         assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
+
+
+def test_a_server_that_lost_its_last_writes_alone_is_found(
+    redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
+) -> None:
+    """A failover or a crash between two cuts, of a server that does not have the own key."""
+    redis_cluster.flush()
+    settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
+    sink = open_sink(settings)
+    apply(sink, 50, users(0, 50, 1))
+    (other,) = (node for node in redis_cluster.nodes if not node.keys("shop:cdc:cache"))
+    kept = {name: other.get(name) for name in other.keys("*") if b".slot:" not in name}
+    assert len(kept) > 80  # values, companions, and what the server knows of the frontier
+    apply(sink, 100, users(0, 50, 51))
+    assert open_sink(settings).open() is not None
+    for name, value in kept.items():
+        other.set(name, value)
+    with pytest.raises(StoreLostError, match="last writes"):
+        sink.begin(150, [USERS])
+    with pytest.raises(StoreLostError, match="last writes"):
+        sink.open()
+    sink.anew(2)
+    assert sink.open() is None
+    apply(sink, 100, users(0, 50, 51))
 
 
 def test_slots_that_move_while_they_are_written_lose_nothing(
