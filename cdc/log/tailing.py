@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from cdc.errors import GapError
+from cdc.errors import GapError, UnavailableError
 from cdc.log import names, records
 from cdc.log.client import GONE, translate, translated
 from cdc.log.reader import consumer
@@ -107,10 +107,20 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
         with translated(f"assigning {topic}"):
             client.assign([TopicPartition(topic, 0, offset)])
         with translated(f"reading {topic}"):
-            found = client.consume(1, timeout=_LOOK_SECONDS)
-        for message in found:
-            if message.error() is None and message.offset() == offset:
-                return records.decode(records.FrontierRecord, message.value() or b"", topic)
-        return None
+            found = client.poll(_LOOK_SECONDS)
+        if found is None:
+            raise UnavailableError(
+                f"reading {topic}: nothing came for {_LOOK_SECONDS:.0f} s",
+                hint="see that its brokers are up",
+            )
+        error = found.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            raise translate(error, f"reading {topic}")
+        if error is not None or found.offset() != offset:
+            raise GapError(
+                f"{topic} has no frontier at offset {offset}, where one was",
+                hint="the topic was created again",
+            )
+        return records.decode(records.FrontierRecord, found.value() or b"", topic)
     finally:
         client.close()
