@@ -170,6 +170,13 @@ class SwitchedError(CDCError):
         super().__init__(what, hint=hint or "the follower opens its store again and goes on there")
 
 
+class OvertakenError(UnavailableError):
+    """Another copy of the follower is at another cut than this one's: open the store again."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "the follower goes on where that cut ends")
+
+
 class BehindError(CDCError, TimeoutError):
     """A follower has not applied in time what was waited for; `behind` says who, and why."""
 

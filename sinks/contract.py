@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, OvertakenError
 from cdc.events import LSN, table_name
 
 if TYPE_CHECKING:
@@ -154,10 +154,12 @@ class Sink(Protocol):
         """Return the tables (`schema.table`) of which every change is wanted, in seq order."""
         ...
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         """Note that a cut up to seq `reached` is being written; follow the tables' versions.
 
-        What was noted of a higher seq, by another copy, stays.
+        What was noted of a higher seq, by another copy, stays. But changes that tell what became of
+        the rows at seq `above`, and not all that happened since, are right for no others: raises
+        OvertakenError where the store does not stand there, or another copy has begun another cut.
         """
         ...
 
@@ -248,6 +250,14 @@ def expect_tables(
         raise ConfigError(
             f"generation {generation} was begun for {told}",
             hint="rebuild it as it was begun, or delete it: `cdc rebuild NAME --drop-old`",
+        )
+
+
+def expect_alone(above: int, reached: int, *, stands: int, begun: int) -> None:
+    """Raise OvertakenError where a cut from `above` to `reached` would meet another copy's."""
+    if stands != above or (begun > above and begun != reached):
+        raise OvertakenError(
+            f"another copy of the follower is at another cut: from seq {stands} to {begun}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import Applied, Change, Changes, Standing, expect_tables
+from sinks.contract import Applied, Change, Changes, Standing, expect_alone, expect_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -94,10 +94,14 @@ class MemorySink:
     def histories(self) -> frozenset[str]:
         return self._histories
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
+        store = self._store
+        if above is not None:
+            stands = store.applied.seq if store.applied else 0
+            expect_alone(above, reached, stands=stands, begun=store.reached)
         for version in versions:
-            self._store.tables.setdefault(version.name, Table())
-        self._store.reached = max(self._store.reached, reached)
+            store.tables.setdefault(version.name, Table())
+        store.reached = max(store.reached, reached)
 
     def write(self, changes: Changes) -> int:
         if self._store.only is not None and changes.version.name not in self._store.only:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import ConfigError, GapError
+from cdc.errors import ConfigError, GapError, OvertakenError
 from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
@@ -228,7 +228,13 @@ class DocumentsFollowing:
                     run.stopping.wait(_LOOK_SECONDS)
                     continue
                 began = time.monotonic()
-                news = apply(self._follower, self._sink, cut, applied.generation)
+                try:
+                    news = apply(self._follower, self._sink, cut, applied.generation)
+                except OvertakenError:
+                    run.stopping.wait(_LOOK_SECONDS)
+                    standing = stores_standing.found(run, self._sink)
+                    applied = standing.applied
+                    continue
                 applied = cut.after.applied._replace(generation=applied.generation)
                 standing = Standing(applied, applied.seq)
                 tables = {f"{SCHEMA}.{name}" for name in self._follower.names}
@@ -257,7 +263,8 @@ class DocumentsFollowing:
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:
     """Bring a store from one end of the cut to the other; return how many documents were news."""
     applied = cut.after.applied
-    sink.begin(applied.seq, [kind.version for kind in follower.kinds(applied)])
+    above = cut.before.applied.seq if cut.before else 0
+    sink.begin(applied.seq, [kind.version for kind in follower.kinds(applied)], above)
     news = sum(sink.write(changes) for changes in follower.changes(cut))
     sink.commit(applied._replace(generation=generation))
     return news

@@ -27,7 +27,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.errors import StoreLostError, SwitchedError
-from sinks.contract import Applied
+from sinks.contract import Applied, expect_alone
 from sinks.delta import lake, layout
 
 if TYPE_CHECKING:
@@ -129,10 +129,13 @@ class Frontiers:
             self._append([], {_GENERATION: generation})
             self._take(self.table)
 
-    def begin(self, reached: int) -> None:
+    def begin(self, reached: int, above: int | None = None) -> None:
         """Note how far rows may reach; raise where the table is not the one that was opened."""
         for _ in range(_TRIES):
             self._again()
+            if above is not None:
+                stands = self.newest.applied.seq if self.newest else 0
+                expect_alone(above, reached, stands=stands, begun=self.reached)
             if reached <= self.reached:
                 return
             try:

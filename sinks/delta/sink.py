@@ -144,7 +144,7 @@ class DeltaSink:
     def histories(self) -> frozenset[str]:
         return self._settings.history
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         if self._past is not None:
             raise ConfigError(
                 f"generation {self._past.generation} of {self._root} is no longer written",
@@ -152,7 +152,7 @@ class DeltaSink:
             )
         self._pending.clear()
         newest = {version.topic: version for version in versions if self._keeps(version)}
-        self._frontiers.begin(reached if newest else 0)
+        self._frontiers.begin(reached if newest else 0, above)
         self._every(self._meet, [(self._place(each), each) for each in newest.values()])
 
     def _meet(self, place: str, version: Version) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import Applied, Changes, Standing, Version, expect_tables
+from sinks.contract import Applied, Changes, Standing, Version, expect_alone, expect_tables
 from sinks.opensearch.bulk import Action, send
 from sinks.opensearch.client import Client
 from sinks.opensearch.dead import DeadLetters, Shelf
@@ -119,7 +119,7 @@ class OpenSearchSink:
     def histories(self) -> frozenset[str]:
         return frozenset()
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         refuse_keyless(versions)
         self._refused = {}
         if not versions:  # nothing will be written
@@ -127,6 +127,9 @@ class OpenSearchSink:
 
         def mark(record: Record) -> bool:
             build = self._records.mine(record)
+            if above is not None:
+                stands = build.applied["seq"] if build.applied else 0
+                expect_alone(above, reached, stands=stands, begun=build.reached)
             risen = reached > build.reached
             build.reached = max(reached, build.reached)
             return risen

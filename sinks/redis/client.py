@@ -23,6 +23,7 @@ from redis.retry import Retry
 from cdc.errors import (
     CDCError,
     ConfigError,
+    OvertakenError,
     PermissionDeniedError,
     StoreLostError,
     SwitchedError,
@@ -266,6 +267,12 @@ def _answer(line: Any) -> Any:  # noqa: ANN401 - as many forms as commands
 _CAUSES: Final[tuple[tuple[str, type[CDCError], str, str], ...]] = (
     ("LOST", StoreLostError, "is not the data that was opened: flushed, or begun anew", ""),
     ("SWITCHED", SwitchedError, "shows readers another generation", ""),
+    (
+        "OVERTAKEN",
+        OvertakenError,
+        "is at another cut, of another copy of the follower",
+        "",
+    ),
     (
         "OLDER",
         UnavailableError,

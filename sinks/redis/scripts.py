@@ -37,11 +37,19 @@ _GUARDED: Final = f"""{_GUARD}
 if switched then return redis.error_reply('SWITCHED') end
 """
 
-# Then: generation, what is believed to be applied, the seq that the cut reaches.
+# Then: generation, what is believed to be applied, the seq that the cut reaches, and where no other
+# will do, the one from which it goes.
 BEGIN: Final = f"""{_GUARDED}
 local g = ARGV[4]
 local stored = call('HMGET', main, g .. ':stand', g .. ':reached')
 if (stored[1] or '') < ARGV[5] then return redis.error_reply('OLDER') end
+if ARGV[7] ~= '' then
+  local stands, begun = sub(stored[1] or '', 1, 16), stored[2] or ''
+  if stands == '' then stands = string.rep('0', 16) end
+  if stands ~= ARGV[7] or (begun > ARGV[7] and begun ~= ARGV[6]) then
+    return redis.error_reply('OVERTAKEN')
+  end
+end
 if (stored[2] or '') < ARGV[6] then call('HSET', main, g .. ':reached', ARGV[6]) end
 return stored[1]
 """

@@ -151,14 +151,15 @@ class RedisSink:
     def histories(self) -> frozenset[str]:
         return frozenset()
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         state = self._opened()
         for version in versions:
             if state.holds(version.name):
                 self._lay(version)
         if self._aside is not None:  # it stays with its generation, whichever readers see
             self._state = state = again(self._client, self._names, state)
-        stored = self._main(_BEGIN, b"%d" % state.generation, state.stand, b"%016x" % reached)
+        cut = (state.stand, b"%016x" % reached, b"" if above is None else b"%016x" % above)
+        stored = self._main(_BEGIN, b"%d" % state.generation, *cut)
         state.stand = max(state.stand, stored or b"")
         health.ask_servers(self._client, self._names, state.generation, stored or b"")
         servers = self._client.runs()

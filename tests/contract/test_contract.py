@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from cdc.errors import ConfigError, StoreLostError
+from cdc.errors import ConfigError, OvertakenError, StoreLostError
 from sinks.contract import Changes, Sink, Standing, Version
 from tests.contract.under_test import (
     CLICKS,
@@ -184,6 +184,27 @@ def test_two_copies_repeat_each_other_and_the_frontier_never_goes_back(
     assert store.rows("public.users") == {
         key(USERS, n % 3): row(USERS, n, n % 3) for n in (4, 5, 6)
     }
+
+
+def test_changes_of_one_frontiers_rows_meet_no_others(store: StoreUnderTest) -> None:
+    """What became of a row between two frontiers is nothing for who stands between them."""
+    with opened(store) as (one, _), opened(store) as (other, _):
+        one.begin(3, [USERS], above=0)
+        other.begin(3, [USERS], above=0)  # the same, by another copy
+        for reached in (2, 4):
+            with pytest.raises(OvertakenError, match="another cut"):
+                other.begin(reached, [USERS], above=0)
+        one.write(Changes((USERS,), [change(USERS, 3, row(USERS, 3, 1), 1)]))
+        one.commit(applied(3))
+        with pytest.raises(OvertakenError, match="another cut"):
+            other.begin(3, [USERS], above=0)
+        one.begin(5, [USERS], above=3)
+    with opened(store) as (other, standing):
+        assert standing is not None
+        assert (standing.applied, standing.reached) == (applied(3), 5)
+        with pytest.raises(OvertakenError, match="another cut"):
+            other.begin(6, [USERS], above=3)
+        other.begin(5, [USERS], above=3)
 
 
 def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:

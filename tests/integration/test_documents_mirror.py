@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
-from cdc.errors import GapError
+from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
@@ -219,6 +219,35 @@ def test_what_a_torn_cut_has_written_goes_with_its_row(shop: Shop) -> None:
         while shop.follow():
             pass
         shop.check()
+
+
+@pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
+def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> None:
+    """One begins behind the other's back: what it wrote would be in neither end of the next cut."""
+    people = {(n,): {"id": n, "name": "x"} for n in (1, 2, 3)}
+    shop.cut({"shop.people": {(1,): people[1,]}})
+    shop.follow()
+    slow, late = shop.store(), shop.store()
+    shop.cut({"shop.people": {(2,): people[2,]}})
+    slow_cut = shop.follower.cut(slow.open())
+    shop.cut({"shop.people": {(2,): None, (3,): people[3,]}})
+    late_cut = shop.follower.cut(late.open())
+    assert slow_cut is not None
+    assert late_cut is not None
+    applied = slow_cut.after.applied
+    slow.begin(applied.seq, [each.version for each in shop.follower.kinds(applied)], 1)
+    with pytest.raises(OvertakenError):
+        apply(shop.follower, late, late_cut, 1)
+    while shop.follow():  # who opens it again ends what has begun first
+        pass
+    for changes in shop.follower.changes(slow_cut):
+        slow.write(changes)
+    shop.check()
+    with pytest.raises(OvertakenError):
+        apply(shop.follower, slow, slow_cut, 1)
+    slow.close()
+    late.close()
+    shop.check()
 
 
 def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None:
