@@ -147,6 +147,12 @@ class Frontiers:
             return
         raise lake.busy(self._path)
 
+    def knows(self, seq: int) -> bool:
+        """Return whether a cut that reaches so far was noted, by another copy just now even."""
+        if seq > self.reached:
+            self._again()
+        return seq <= self.reached
+
     def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
         """Append the row, unless the newest is of that frontier or a later one."""
         row = Row(self.generation, applied, versions)

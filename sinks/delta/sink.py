@@ -163,7 +163,7 @@ class DeltaSink:
             if self._frontiers.newest and place in self._frontiers.newest.versions:
                 raise StoreLostError(f"there is no Delta table {mirror.path} any more")
             mirror.make(version)
-        elif mirror.seq > self._frontiers.reached:
+        elif not self._frontiers.knows(mirror.seq):
             raise StoreLostError(f"{mirror.path} is ahead of all that _frontiers knows of")
         self._upkeep.retain(mirror)
 

@@ -208,6 +208,23 @@ def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> No
         assert rows == states[found.applied.seq]
 
 
+def test_what_a_copy_writes_meanwhile_is_no_sign_of_a_loss(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins and ends a cut between the other's look at the frontiers and at the mirror."""
+    quick, slow = lake.sink(), lake.sink()
+    apply(quick, 1, users(1, 1))
+    begin = slow._frontiers.begin
+
+    def and_then(reached: int, above: int | None) -> None:
+        begin(reached, above)
+        apply(quick, 9, users(9, 1, 2))
+
+    monkeypatch.setattr(slow._frontiers, "begin", and_then)
+    apply(slow, 5, users(5, 1, 2))
+    assert lake.ids() == {1: 9, 2: 9}
+
+
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_others_may_optimize_at_any_time(lake: Lake, applier: str) -> None:
     sink = lake.sink(applier=applier)

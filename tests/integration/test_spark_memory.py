@@ -16,7 +16,7 @@ from jobs.session import session
 spark = session("memory", short=True, delta=False)
 try:
     spark.sparkContext._jvm.java.nio.ByteBuffer.allocate(2_000_000_000)
-except Py4JError:
+except (Py4JError, OSError):  # by chance, what py4j meets first
     print("code", spark.sparkContext._gateway.proc.wait(120))
 """
 _OUT_OF_MEMORY = 3  # of ExitOnOutOfMemoryError
@@ -27,6 +27,6 @@ def test_it_ends_instead_of_waiting_for_ever() -> None:
     if system_java() is None:
         pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
     ended = subprocess.run(
-        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=600, check=False
     )
-    assert ended.stdout.splitlines()[-1] == f"code {_OUT_OF_MEMORY}", ended.stderr[-2_000:]
+    assert f"code {_OUT_OF_MEMORY}\n" in ended.stdout, ended.stderr[-2_000:]
