@@ -105,6 +105,9 @@ class Following:
             try:
                 delete_with_jvm(self._spark, scratch)
                 self._query(run, standing, scratch)
+            except (PySparkException, Py4JJavaError) as error:
+                # A worker that is killed may be the one in which Spark loads the source.
+                raise translated(error) from error
             except (Py4JError, ConnectionError) as error:
                 if not is_gone(error):
                     raise
@@ -145,12 +148,9 @@ class Following:
         a busy machine take longer.
         """
         with _STARTING:
-            try:
-                query = writer.start()
-                while query.isActive and query.status["message"].startswith("Initializing"):
-                    time.sleep(_LOOK_SECONDS)
-            except (PySparkException, Py4JJavaError) as error:
-                raise translated(error) from error
+            query = writer.start()
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                time.sleep(_LOOK_SECONDS)
             return query
 
     def _await(self, run: Run, query: StreamingQuery, batches: Batches) -> None:
@@ -163,12 +163,10 @@ class Following:
             batches.end()
             with suppress(PySparkException, Py4JError, OSError):
                 query.stop()
-        if isinstance(batches.error, PySparkException | Py4JJavaError):
-            raise translated(batches.error) from batches.error
         if batches.error is not None:
             raise batches.error
-        if failed is not None and batches.error is None:
-            raise translated(failed)
+        if failed is not None:
+            raise failed
 
     def _reached(self, applied: Applied) -> bool:
         return self._until is not None and applied.lsn >= self._until

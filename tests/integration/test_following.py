@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
 from cdc.log.followers import read
-from jobs import following, large, stores
+from jobs import cuts, following, large, stores
 from jobs.following import Following
 from jobs.reading_as_of import read_as_of_arrow
 from jobs.rebuild_builders import LogBuilder
@@ -197,6 +198,31 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
     assert told["memory"].generation == 2
     assert told["cache"].seq == told["memory"].seq
     assert told["cache"].canary_at_us
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_spark_loads_the_source_is_no_bug(
+    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that Spark asks workers for, the query begins with this."""
+    deadly = tmp_path / "deadly"
+    deadly.touch()
+
+    class Dying(cuts.CutSource):
+        def schema(self) -> str:
+            if deadly.exists():
+                deadly.unlink()
+                os._exit(9)
+            return super().schema()
+
+    monkeypatch.setattr(cuts, "CutSource", Dying)
+    made = pipeline(*TABLES[:1], followers={"users": {"redis": {"url": "redis://nowhere"}}})
+    made.start().wait_ready()
+    made.database.execute("INSERT INTO users SELECT g FROM generate_series(1, 100) g")
+    with running(spark, made, users=MemorySink(made.config.prefix)) as runs:
+        reach(made, *runs.values())
+    assert not deadly.exists()
+    assert len(STORES[made.config.prefix].rows("public.users")) == 100
 
 
 @pytest.mark.slow
