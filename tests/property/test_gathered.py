@@ -24,8 +24,8 @@ from tests.property.test_reduce import Cuts, Following, Partitions, by_table, ex
 class Gathering(MemorySink):
     """Has nothing of a cut in its store until the commit, as Delta."""
 
-    def begin(self, reached: int, versions: Sequence[Version]) -> None:
-        super().begin(reached, versions)
+    def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
+        super().begin(reached, versions, above)
         self.gathered: dict[str, Gathered] = {}
 
     def write(self, changes: Changes) -> int:

@@ -17,6 +17,7 @@ TABLE = {
     errors.PermissionDeniedError: (Policy.SLOW, Exit.PERMISSION),
     errors.StoreLostError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SwitchedError: (Policy.BACKOFF, Exit.TEMPORARY),
+    errors.OvertakenError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
