@@ -48,7 +48,8 @@ demo: setup-demo ## watch a live Postgres and its followers (FOR=60s stops and p
 
 up: ## the whole pipeline as containers, on loopback (CA=FILE: certificates that images are built behind)
 	@$(if $(CA),cp '$(CA)' compose/ca.pem)
-	@$(COMPOSE) up -d --build
+	@test -s compose/.secret || (umask 077 && $(PYTHON) -c 'import secrets; print(secrets.token_hex(32))' > compose/.secret)
+	@LOCKSTEP_SECRET=$${LOCKSTEP_SECRET:-$$(cat compose/.secret)} $(COMPOSE) up -d --build
 	@$(COMPOSE) ps
 
 down: ## stop the containers and remove them; ARGS=-v removes what they have stored, too

@@ -24,6 +24,7 @@ from benchmarks import (
     follow_redis,
     follow_search,
     latency,
+    many_tables,
     memory_bigtx,
     resnapshot_live,
     result,
@@ -69,6 +70,7 @@ BENCHMARKS = {
     follow_search.NAME: Benchmark(follow_search.run, 5, 5),
     follow_delta.NAME: Benchmark(follow_delta.run, 9, 5),
     follow_many.NAME: Benchmark(follow_many.run, 3, 3),
+    many_tables.NAME: Benchmark(many_tables.run, 8, 8),
     costs.NAME: Benchmark(costs.run, 2, 2),
 }
 _PINNED = Options()
@@ -85,6 +87,7 @@ _PINNED = Options()
     "--warm-up-seconds", default=_PINNED.warm_up_seconds, show_default=True, help="Before that."
 )
 @click.option("--megabytes", default=_PINNED.megabytes, show_default=True, help="Of memory-bigtx.")
+@click.option("--stages", is_flag=True, help="Of latency: cut it into stages; another result.")
 @click.option("--no-peer", is_flag=True, help="Leave the peer out, as PEER=0 does.")
 @click.option("--keep", is_flag=True, help="Leave the servers' folder and all logs.")
 @click.option("--save", is_flag=True, help="Keep the result of a shortened run as well.")
@@ -97,7 +100,9 @@ def main(names: tuple[str, ...], *, no_peer: bool, save: bool, **given: Any) -> 
         raise click.UsageError(f"--rows come in transactions of {ROWS_PER_TRANSACTION}")
     peer = not no_peer and os.environ.get("PEER") != "0"
     options = dataclasses.replace(_PINNED, peer=peer, **given)
-    pinned = options == dataclasses.replace(_PINNED, peer=options.peer, keep=options.keep)
+    pinned = options == dataclasses.replace(
+        _PINNED, peer=options.peer, keep=options.keep, stages=options.stages
+    )
     chosen = names or tuple(BENCHMARKS)
     if pinned:
         say(estimate(chosen, peer=peer))

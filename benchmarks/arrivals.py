@@ -12,7 +12,7 @@ import time
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -58,6 +58,14 @@ class Slow:
     max_ms: float
 
 
+class Journey(NamedTuple):
+    """One change on its way: microseconds since 1970."""
+
+    seq: int
+    committed_us: int
+    arrived_us: int
+
+
 class Arrivals:
     """A read_committed consumer of one topic that notes when what arrived."""
 
@@ -66,6 +74,7 @@ class Arrivals:
         self.copied = 0  # rows of a snapshot, which are no change
         self._committed_us = array("q")
         self._arrived_us = array("q")
+        self._seqs = array("q")  # 0 for events that carry none
         self._away_ns = self._asked_ns = 0
         self._topic = topic
         self._consumer = Consumer(
@@ -117,8 +126,10 @@ class Arrivals:
                 hint="the figure would not count: look for a replay in the subject's log",
             )
         self._seen.add(number)
-        self._committed_us.append(orjson.loads(value)["source"]["ts_us"])
+        source = orjson.loads(value)["source"]
+        self._committed_us.append(source["ts_us"])
         self._arrived_us.append(arrived_us)
+        self._seqs.append(int(source.get("seq", 0)))
 
     def away_ms(self) -> float:
         """Return the longest time for which nobody asked for arrivals, since the last call."""
@@ -144,6 +155,12 @@ class Arrivals:
     def slowest(self, from_us: int, to_us: int, over_ms: float) -> list[Slow]:
         """Return when changes of the window took longer than that."""
         return slowest(self._within(from_us, to_us), from_us, over_ms)
+
+    def journeys(self, from_us: int, to_us: int) -> list[Journey]:
+        """Return the changes of the window, by their seq."""
+        columns = zip(self._seqs, self._committed_us, self._arrived_us, strict=True)
+        found = (Journey(*each) for each in columns)
+        return sorted(each for each in found if from_us <= each.committed_us < to_us)
 
     def _within(self, from_us: int, to_us: int) -> list[tuple[int, int]]:
         pairs = zip(self._committed_us, self._arrived_us, strict=True)

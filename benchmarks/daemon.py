@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from benchmarks.subject import Place
 
 PARTITIONS = 4
-_SETUP_SECONDS = 120.0
+_SETUP_SECONDS = 600.0  # thousands of tables take minutes
 # The console script's own entry point, with this interpreter whatever is on PATH.
 CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
+TRACED = (sys.executable, "-m", "benchmarks.traced_daemon")
+
+
+def trace_path(place: Place, run: str) -> Path:
+    """Return where a traced daemon leaves its trace as it ends."""
+    return place.folder / run / "trace.json"
 
 
 def config_path(place: Place, run: str) -> Path:
@@ -37,6 +43,7 @@ def write_config(
     tables: tuple[str, ...],
     source: Mapping[str, str] | None = None,
     snapshot: Mapping[str, object] | None = None,
+    kafka: Mapping[str, str | int] | None = None,
 ) -> Path:
     """Write the configuration of a run into its folder; without `snapshot` it takes none."""
     path = config_path(place, run)
@@ -49,7 +56,11 @@ def write_config(
             "tables": [f"public.{table}" for table in tables],
             **(source or {}),
         },
-        "log": {"bootstrap_servers": place.bootstrap, "partitions": PARTITIONS},
+        "log": {
+            "bootstrap_servers": place.bootstrap,
+            "partitions": PARTITIONS,
+            "kafka": dict(kafka or {}),
+        },
         # Nobody asks for its health here, and a fixed port may be taken.
         "http": {"listen": ""},
         "snapshot": snapshot or {"mode": "never"},
@@ -60,15 +71,18 @@ def write_config(
 
 @dataclass(frozen=True)
 class Daemon:
-    """The daemon with its defaults but for `source`, which are settings of that section."""
+    """The daemon with its defaults but for `source` and `kafka`, settings of these sections."""
 
     name: str = "lockstep"
     source: Mapping[str, str] = field(default_factory=dict)
+    kafka: Mapping[str, str | int] = field(default_factory=dict)
+    traced: bool = False  # whether it leaves what its batches passed when in `trace_path`
 
     @property
     def settings(self) -> Mapping[str, str | int]:
         source = {f"source.{name}": value for name, value in self.source.items()}
-        return {"log.partitions": PARTITIONS, **source}
+        kafka = {f"log.kafka.{name}": value for name, value in self.kafka.items()}
+        return {"log.partitions": PARTITIONS, **source, **kafka}
 
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
@@ -77,8 +91,8 @@ class Daemon:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        command = [*CDC, "setup", "--config", str(write_config(place, run, tables, self.source))]
-        command.append("--adopt-slot")
+        config = write_config(place, run, tables, self.source, kafka=self.kafka)
+        command = [*CDC, "setup", "--config", str(config), "--adopt-slot"]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False
@@ -96,9 +110,10 @@ class Daemon:
 
     def start(self, place: Place, run: str) -> Program:
         folder = place.folder / run
+        program = [*TRACED, str(trace_path(place, run))] if self.traced else CDC
         return Program(
             self.name,
-            [*CDC, "run", "--config", str(config_path(place, run))],
+            [*program, "run", "--config", str(config_path(place, run))],
             folder / "log",
             # What it sets aside on disk lies where it is measured.
             environment={**os.environ, "TMPDIR": str(folder)},

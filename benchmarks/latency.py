@@ -4,27 +4,44 @@ Single-row commits at 1,000 a second, first to warm up and then measured; ours, 
 installed and at its quickest, read by the same consumer. The floor is a reader of the slot that
 does nothing. The figure is our p50; here less is better, so `of_floor` is how many times the
 floor it is, and `of_peer` what part of the peer's quickest.
+
+With `--stages` the daemon also runs traced, and each change's latency is cut into stages
+(`benchmarks.latency_stages`); once more with librdkafka's requests logged, which slows it down.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import backlog, debezium, measure, peer_files, result, rows, servers, slots
+from benchmarks import (
+    backlog,
+    debezium,
+    latency_stages,
+    measure,
+    peer_files,
+    result,
+    rows,
+    servers,
+    slots,
+)
 from benchmarks.arrivals import Arrivals, Percentiles
 from benchmarks.commit_load import CONNECTIONS
-from benchmarks.daemon import Daemon
+from benchmarks.daemon import Daemon, trace_path
 from benchmarks.failure import BenchmarkError
 from benchmarks.programs import Program
 from benchmarks.progress import Every, say
 from benchmarks.topics import Topics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import psycopg
 
     from benchmarks.options import Options
@@ -32,6 +49,7 @@ if TYPE_CHECKING:
     from benchmarks.subject import Subject
 
 NAME = "latency"
+STAGES_NAME = "latency-stages"
 
 # As installed, fsync on. synchronous_commit is the default too, and is named because it matters:
 # off, a commit is flushed, and so sent, only when the WAL writer comes by.
@@ -54,18 +72,18 @@ class Latency:
     peak_rss_mb: float
     late_ms_max: float
     foreign_cores: float
+    stages: dict[str, Any] | None = None  # of a traced daemon
 
     def details(self) -> dict[str, Any]:
         fields = asdict(self)
+        if not self.stages:
+            del fields["stages"]
         return {**fields.pop("percentiles"), **fields}
 
 
 def run(options: Options) -> dict[str, Any]:
     """Run the workload and return its result."""
-    subjects: list[Subject] = [Daemon()]
-    if options.peer:
-        peer = peer_files.fetch()
-        subjects += [debezium.default(peer), debezium.fast(peer)]
+    subjects = _subjects(options)
     with servers.running(NAME, POSTGRES, keep=options.keep) as up, up.connect() as connection:
         connection.execute(rows.CREATE_TABLE)
         backlog.publish(connection, (rows.TABLE,))
@@ -73,6 +91,18 @@ def run(options: Options) -> dict[str, Any]:
         say(f"floor: p50 {floor.p50_ms} ms, p99 {floor.p99_ms} ms")
         shown = [_measure(subject, up, connection, options) for subject in subjects]
         return _result(floor, shown, subjects, up, options)
+
+
+def _subjects(options: Options) -> list[Subject]:
+    subjects: list[Subject] = [Daemon()]
+    if options.stages:
+        subjects.append(Daemon("lockstep-traced", traced=True))
+        subjects.append(Daemon("lockstep-requests", kafka={"debug": "protocol"}, traced=True))
+    if options.peer:
+        peer = peer_files.fetch()
+        subjects += [] if options.stages else [debezium.default(peer)]
+        subjects.append(debezium.fast(peer))
+    return subjects
 
 
 def _floor(up: Servers, connection: psycopg.Connection, options: Options) -> Percentiles:
@@ -108,9 +138,12 @@ def _measure(
             slots.wait_streaming(connection, slot, program)
             arrivals = Arrivals(up.bootstrap, topic, topics.partitions(topic))
             try:
-                shown = _under_load(subject, program, arrivals, up, options)
+                with _scheduling(program, up, run_name) if options.stages else nullcontext():
+                    shown, window_us = _under_load(subject, program, arrivals, up, options)
             finally:
                 arrivals.close()
+        if isinstance(subject, Daemon) and subject.traced:
+            shown = replace(shown, stages=_stages(arrivals, window_us, up, run_name))
         topics.delete_prefix(run_name)
     say(f"{subject.name}: p50 {shown.percentiles.p50_ms} ms, p99 {shown.percentiles.p99_ms} ms")
     return shown
@@ -118,8 +151,11 @@ def _measure(
 
 def _under_load(
     subject: Subject, program: Program, arrivals: Arrivals, up: Servers, options: Options
-) -> Latency:
-    """Put the load on, let it warm up, measure the rest of it, and require every row."""
+) -> tuple[Latency, tuple[int, int]]:
+    """Put the load on, let it warm up, measure the rest of it, and require every row.
+
+    Returns the measured window too: microseconds since 1970.
+    """
     seconds = options.warm_up_seconds + options.seconds
     with _load(up, subject.name, options.rate, seconds) as load:
         progress = Every(10.0)
@@ -141,7 +177,7 @@ def _under_load(
         committed = json.loads(load.output())
         arrivals.collect_all(committed["committed"])
     percentiles = arrivals.percentiles(from_us, to_us)
-    return Latency(
+    latency = Latency(
         subject=subject.name,
         percentiles=percentiles,
         cpu_s_per_million=round(cpu / percentiles.events * 1e6, 2),
@@ -150,6 +186,36 @@ def _under_load(
         late_ms_max=committed["late_ms_max"],
         foreign_cores=foreign_cores,
     )
+    return latency, (from_us, to_us)
+
+
+def _scheduling(program: Program, up: Servers, run_name: str) -> Program:
+    """Start noting for how long whose threads wait for a core."""
+    pids = {"subject": f"{program.pid}", "reader": f"{os.getpid()}", "broker": f"{up.kafka_pid}"}
+    pids |= {"postgres": f"{up.postgres_pid}+"}
+    command = [sys.executable, "-m", "benchmarks.scheduling", str(_waits_path(up, run_name))]
+    command += [f"{name}={pid}" for name, pid in pids.items()]
+    return Program("the scheduling log", command, up.place.folder / f"{run_name}-scheduling.log")
+
+
+def _waits_path(up: Servers, run_name: str) -> Path:
+    return up.place.folder / f"{run_name}-waits.jsonl"
+
+
+def _stages(
+    arrivals: Arrivals, window_us: tuple[int, int], up: Servers, run_name: str
+) -> dict[str, Any]:
+    """Return where the latency of a traced daemon's changes came from."""
+    trace = json.loads(trace_path(up.place, run_name).read_text())
+    lines = _waits_path(up, run_name).read_text().splitlines()
+    waits = latency_stages.windows([json.loads(line) for line in lines])
+    changes = latency_stages.staged(arrivals.journeys(*window_us), trace)
+    return {
+        "stages": latency_stages.table(changes),
+        "causes": latency_stages.causes(changes, trace, waits),
+        "requests": latency_stages.requests(trace),
+        "threads": trace["threads"],
+    }
 
 
 def _load(up: Servers, name: str, rate: int, seconds: float) -> Program:
@@ -188,10 +254,11 @@ def _result(
     up: Servers,
     options: Options,
 ) -> dict[str, Any]:
-    ours, peers = shown[0], shown[1:]
+    peers = [latency for latency in shown if latency.subject.startswith("debezium")]
+    ours, traced = shown[0], [latency for latency in shown[1:] if latency.stages]
     quickest = min(peers, key=lambda latency: latency.percentiles.p50_ms) if peers else None
     return result.build(
-        name=NAME,
+        name=STAGES_NAME if options.stages else NAME,
         unit="ms",
         value=ours.percentiles.p50_ms,
         limit=None,
@@ -214,10 +281,15 @@ def _result(
             "floor_by": "a reader of the slot that does nothing with the rows",
             "servers": up.settings,
             "settings": dict(subjects[0].settings),
-            "peer_settings": {each.name: dict(each.settings) for each in subjects[1:]} or None,
+            "peer_settings": {
+                each.name: dict(each.settings)
+                for each in subjects
+                if each.name.startswith("debezium")
+            }
+            or None,
             "runs": {
                 "floor": asdict(floor),
-                "ours": [ours.details()],
+                "ours": [latency.details() for latency in (ours, *traced)],
                 "peer": [latency.details() for latency in peers],
             },
         },

@@ -18,3 +18,4 @@ class Options:
     seconds: float = 60.0
     megabytes: int = 2000
     keep: bool = False
+    stages: bool = False  # of latency: where it comes from

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from cdc import publication
 from cdc.errors import ConfigError, GapError
+from cdc.events import LSN
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.events import LSN
-    from cdc.log.records import Publication, ResumeIdentity, ResumePosition
+    from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.source.catalog import Source
     from cdc.source.inspection import Slot
     from cdc.source.timelines import System
@@ -51,6 +52,13 @@ def check(
     return replace(identity, timeline=found.system.timeline, publication=found.source.publication)
 
 
+def begins_at(found: Found) -> LSN:
+    """Return where the slot begins to send, before anything is confirmed to it."""
+    slot = found.source.slot
+    assert slot is not None
+    return slot.confirmed_flush_lsn or LSN(0)
+
+
 def same_writer(config: Config, identity: ResumeIdentity) -> None:
     """Raise ConfigError where the log belongs to another slot, and so to another pipeline."""
     if identity.slot != config.slot:
@@ -69,6 +77,28 @@ def same_source(
     source: Source,
 ) -> None:
     """Raise where the source is not the one the log comes from, or has lost what must follow."""
+    same_stream(config, identity, position, system, source)
+    if source.publication is None:
+        raise GapError(
+            f'the publication "{config.publication}" does not exist',
+            hint=f"changes made while it is gone are not streamed; {_ANEW}",
+        )
+    publication.refuse(
+        identity.publication,
+        source.publication,
+        source.tables,
+        f"after {position.end_lsn}, where the log ends",
+    )
+
+
+def same_stream(
+    config: Config,
+    identity: ResumeIdentity,
+    position: ResumePosition,
+    system: System,
+    source: Source,
+) -> None:
+    """Raise where server, database or slot do not continue the log, whatever is published."""
     if identity.system_identifier != system.identifier:
         raise GapError(
             f"the log comes from system {identity.system_identifier}, this is {system.identifier}:"
@@ -92,12 +122,6 @@ def same_source(
             hint="someone moved or recreated the slot, or the resume topic lost its newest"
             f" records; {_ANEW}",
         )
-    if source.publication is None:
-        raise GapError(
-            f'the publication "{config.publication}" does not exist',
-            hint=f"changes made while it is gone are not streamed; {_ANEW}",
-        )
-    same_publication(identity.publication, source.publication, source.tables)
 
 
 def _whereabouts(identity: ResumeIdentity, source: Source) -> str:
@@ -191,39 +215,4 @@ def same_plugin(config: Config, slot: Slot) -> None:
         raise ConfigError(
             f'slot "{config.slot}" uses the plugin {slot.plugin}',
             hint="name a slot of our own in source.slot; `cdc setup` creates it with pgoutput",
-        )
-
-
-def same_publication(old: Publication, new: Publication, existing: frozenset[str]) -> None:
-    """Raise GapError where a table has left the publication since `old`, even if it came back.
-
-    One that `cdc table remove` took out was meant to leave. One that was dropped (not in
-    `existing`) or renamed (its membership goes on under another name) has lost no change.
-    """
-    if old.oid != new.oid:
-        raise GapError(
-            f'publication "{new.name}" was dropped and created again',
-            hint=f"changes made in between were not streamed; {_ANEW}",
-        )
-    known = {table: member for table, member in old.tables.items() if member not in new.removed}
-    back = sorted(t for t, member in known.items() if new.tables.get(t, member) != member)
-    if back:
-        raise GapError(
-            f'{", ".join(back)} left the publication "{new.name}" and came back',
-            hint="changes made in between are in no stream; take it out again (ALTER PUBLICATION"
-            f' "{new.name}" DROP TABLE …), then put it back with `cdc table add`, which reads it'
-            " anew",
-        )
-    members = set(new.tables.values()) - {0}
-    gone = sorted(
-        table
-        for table, member in known.items()
-        if table not in new.tables and member not in members and table in existing
-    )
-    if gone:
-        raise GapError(
-            f'publication "{new.name}" no longer has {", ".join(gone)}',
-            hint="changes of a table are lost while it is out; put it back with `cdc"
-            " table add`, which reads it again, or accept that it is no longer captured:"
-            " `cdc setup`; `cdc table remove` takes one out without a gap",
         )

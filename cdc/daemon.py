@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import select
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from cdc import pace
 from cdc.control.followers import Watch
 from cdc.control.health import Health, State
 from cdc.control.http import serve
+from cdc.control.inside import judge_inside
 from cdc.control.metrics import Metrics
-from cdc.errors import CDCError, Exit, Policy, RereadError, SlotBusyError, StoppedError
+from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBusyError, StoppedError
 from cdc.events import LSN
-from cdc.log.publisher import LANES
+from cdc.log.publisher import LANES, TRANSACTION_TIMEOUT_SECONDS
 from cdc.pipeline import Pipeline
 from cdc.snapshot import initial
 from cdc.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
     from cdc.config import Config
+    from cdc.snapshot.live.records import LiveRecord
     from cdc.snapshot.progress import Report
 
 log = logging.getLogger("cdc.daemon")
@@ -42,6 +48,12 @@ _STANDBY_SECONDS: Final = 0.5
 SLOW_SECONDS: Final = 10.0
 # For a rotated password or certificate to arrive here too; then a person is needed.
 PATIENCE_SECONDS: Final = 900.0
+# With the default timeout of a minute, a connection that is dead is noticed after eight at most.
+_MOST_PATIENCE: Final = 8
+# A stop that takes longer ends the process: below the ten seconds that supervisors give.
+_LATE_SECONDS: Final = pace.STOP_SECONDS + 1.0
+# transaction.max.timeout.ms of brokers, unless it was set: they refuse more.
+LONGEST_TRANSACTION_SECONDS: Final = 900
 # A session that lasted so long ends the doubling.
 _HEALTHY_SECONDS: Final = 10.0
 
@@ -54,11 +66,17 @@ class Daemon:
         self.config_file = config_file
         self.worker = Worker()
         self.snapshots = Worker(self.worker.wake_fd)  # a chunk may wait for a lock
+        # By id, as they were asked for: the keys and conditions that the log must not have.
+        self.given_snapshots: dict[str, LiveRecord] = {}
         self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
         # A transaction that could not be told from its stream is sent whole in the next session.
         self.reread = False
+        self.patience = 1  # with a silent walsender, as a multiple of its timeout
+        self.transaction_seconds = TRANSACTION_TIMEOUT_SECONDS
         self.health = Health()
         self.metrics = Metrics()
+        # Whether a follower reports, be it one that this process' configuration does not name.
+        self.followed: Callable[[], bool] = lambda: False
         self.stopping = False
         self.stop_asked_at = 0.0
         self._backoff_seconds = _BACKOFF_SECONDS[0]
@@ -80,6 +98,16 @@ class Daemon:
         streaming = self.health.state is State.STREAMING
         return LSN(self.metrics.wal_end_lsn) if streaming else None
 
+    def transaction_took(self, seconds: float) -> None:
+        """Note for how long a dead letter has kept its Kafka transaction open.
+
+        The broker aborts what is open for too long. So that a letter which is sent too slowly is
+        not sent again for ever, the next session may keep its transactions open for longer.
+        """
+        if seconds > self.transaction_seconds / 2:
+            longest = LONGEST_TRANSACTION_SECONDS
+            self.transaction_seconds = min(4 * self.transaction_seconds, longest)
+
     def beat(self) -> None:
         """Note that the process turns."""
         self.health.beat()
@@ -97,6 +125,11 @@ class Daemon:
         self.stopping = True
         self.stop_asked_at = time.monotonic()
         self.worker.wake()
+        # A server that takes the connection and never answers holds up a start for as long as its
+        # timeout. To be killed is safe at any moment, and this is the better exit code.
+        late = threading.Timer(_LATE_SECONDS, os._exit, (int(Exit.OK),))
+        late.daemon = True
+        late.start()
 
     def run(self) -> Exit:
         """Run sessions until told to stop, or until an error needs a person; return its code."""
@@ -126,7 +159,7 @@ class Daemon:
         return self._has_streamed and patient
 
     def _session(self) -> None:
-        initial.take(self.config, self)
+        self.metrics.initial_stage = initial.take(self.config, self)
         pipeline = Pipeline(self.config, self)
         try:
             pipeline.start()
@@ -149,6 +182,11 @@ class Daemon:
             if error.policy is Policy.SLOW:
                 seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
+            self.health.failed(error.what)
+            # A walsender that encodes a row of hundreds of megabytes says nothing meanwhile: given
+            # up on at the same row each time, it would never be read.
+            silent = isinstance(error, SilentError)
+            self.patience = min(2 * self.patience, _MOST_PATIENCE) if silent else 1
             self.metrics.reconnected(type(error).__name__)
             log.log(
                 logging.ERROR if error.policy is Policy.SLOW else logging.WARNING,
@@ -170,11 +208,13 @@ class Daemon:
 def run(config: Config, config_file: Path | None = None) -> Exit:
     """Run the daemon until a signal stops it; return the exit code."""
     daemon = Daemon(config, config_file)
-    watch = Watch(config, lambda: daemon.wal_end)
-    daemon.metrics.followers = lambda: watch.standings
-    server = serve(config.http.listen, daemon.health, daemon.metrics)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)
+    watch = Watch(config, lambda: daemon.wal_end)
+    daemon.metrics.followers = lambda: watch.standings
+    daemon.followed = lambda: watch.anyone
+    daemon.metrics.verdict = lambda: judge_inside(config, daemon.health, daemon.metrics)
+    server = serve(config.http.listen, daemon.health, daemon.metrics)
     # What is loaded stays: a full collection that walks it takes 20 ms from the stream.
     gc.collect()
     gc.freeze()

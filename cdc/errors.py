@@ -7,7 +7,9 @@ acts on them. Foreign errors are translated where the client that raises them is
 
 from __future__ import annotations
 
+import re
 from enum import Enum, IntEnum
+from typing import Final
 
 
 class Policy(Enum):
@@ -90,6 +92,10 @@ class UnavailableError(CDCError):
 
     policy = Policy.BACKOFF
     exit_code = Exit.UNAVAILABLE
+
+
+class SilentError(UnavailableError):
+    """Postgres sends nothing for longer than its timeout: it is gone, or encodes a huge row."""
 
 
 class SpoolError(CDCError):
@@ -194,3 +200,36 @@ class OutcomeUnknownError(CDCError):
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
+
+
+# --- the words of others' errors, which may hold values ---
+
+# Of a server's or a library's words, those that name a cause and nothing else.
+_CAUSES: Final = re.compile(
+    r"connection (?:refused|reset|closed|aborted)|broken pipe|(?:operation )?timed out"
+    r"|dns error|failed to lookup address|name or service not known|network is unreachable"
+    r"|no route to host|certificate (?:has expired|verify failed)|unknownissuer"
+    r"|no such file or directory|permission denied|read-only file system|no space left on device"
+    r"|disk quota exceeded|too many open files|too many connections|is a directory"
+    r"|access ?denied|no ?such ?bucket|invalid ?access ?key ?id|signature ?does ?not ?match"
+    r"|expired ?token|request ?time ?too ?skewed|slow ?down|missing credentials"
+    r"|password authentication failed|conflict|cast error|out of memory|resources exhausted"
+    r"|\b[45]\d\d (?:bad request|unauthorized|forbidden|not found|method not allowed"
+    r"|precondition failed|too many requests|internal server error|bad gateway"
+    r"|service unavailable|gateway timeout)",
+    re.IGNORECASE,
+)
+# Straight quotes and those of other languages: servers speak lc_messages.
+_QUOTE: Final = "[\"'`\u00ab\u00bb\u201e\u201c\u201d\u2018\u2019]"
+_QUOTED: Final = re.compile(f"{_QUOTE}.*{_QUOTE}|{_QUOTE}.*", re.DOTALL)
+
+
+def gist(error: BaseException) -> str:
+    """Return a library's error in few words: its type, and what of its text names a cause."""
+    causes = dict.fromkeys(each.lower() for each in _CAUSES.findall(str(error)))
+    return type(error).__name__ + (f" ({', '.join(causes)})" if causes else "")
+
+
+def unquoted(text: object) -> str:
+    """Return a message without what it quotes, of whichever language its quotes are."""
+    return _QUOTED.sub("…", str(text))

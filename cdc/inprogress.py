@@ -26,9 +26,7 @@ from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, PAYLOAD, XLOG_DATA, whol
 from cdc.places import Pause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cdc.spool import Spool
+    from cdc.spool import Committed, Spool
 
 # As `cdc.frames.head`, with the xid behind the tag.
 _head = Struct(">BIBQ16xBI").unpack_from
@@ -145,7 +143,7 @@ class InProgress:
         for transaction in self._open.values():
             transaction.hear(_plain(relation))
 
-    def commit(self, message: messages.StreamCommit) -> Iterator[bytes]:
+    def commit(self, message: messages.StreamCommit) -> Committed:
         """Return the transaction's frames, in chunks of whole ones.
 
         Raises RereadError where they may not be what was committed.
@@ -156,7 +154,7 @@ class InProgress:
                 " has subtransactions or logical messages, of which its stream does not always tell"
                 " that they were rolled back, or tables that have changed since it described them"
             )
-        return (chunk + PADDING for chunk in self._spool.commit(message.xid))
+        return self._spool.commit(message.xid, PADDING)
 
     def _append(self, chunk: bytes, begin: int, end: int) -> None:
         if begin < end:

@@ -6,7 +6,8 @@ transaction still open, the stream what is no frame.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from cdc import failpoints
 from cdc.decode import messages
@@ -16,24 +17,39 @@ from cdc.inprogress import InProgress
 from cdc.log import names
 from cdc.log.message import MessageEncoder
 from cdc.log.routes import LogicalMessages
-from cdc.places import Pause
+from cdc.places import Pause, Wanted
 from cdc.sequence import Sequencer
 from cdc.spool import Spool, home
+from cdc.upcoming import Upcoming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.places import Step
+    from cdc.replay import Replay
     from cdc.source.stream import Stream
+    from cdc.spool import Committed
     from cdc.tables import Tables
+
+
+T = TypeVar("T")
+
+# A chunk that is longer holds one huge row, which takes seconds: those are the background's.
+LONG_BYTES: Final = 8 << 20
+
+
+class Aside(Protocol):
+    """Runs a call in the background, and answers Postgres until it has ended."""
+
+    def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
 class Intake:
     """The way from the stream into the sequencer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it joins
         self,
         config: Config,
         stream: Stream,
@@ -42,6 +58,8 @@ class Intake:
         position: ResumePosition,
         describe: Callable[[messages.Relation], None],
         full: Callable[[], None],
+        aside: Aside,
+        replay: Replay | None = None,
     ) -> None:
         """`describe` makes a relation's rows encodable; `full` empties a batch of full size."""
         self._stream = stream
@@ -62,13 +80,16 @@ class Intake:
             config.batch.max_events,
             logical,
             parallel=stream.streaming == "parallel",
+            replay=replay,
         )
         self._describe = describe
         self._full = full
+        self._aside = aside
         # A committed transaction that is read back: its rows come before what the stream sends.
         self._commit: messages.StreamCommit | None = None
-        self._chunks: Iterator[bytes] = iter(())
+        self._chunks: Committed | None = None
         self._ending = False
+        self.upcoming: Upcoming | None = None  # of the chunk being walked
 
     @property
     def reading_back(self) -> bool:
@@ -87,7 +108,7 @@ class Intake:
     def take(self) -> int:
         """Sequence the next chunk, if there is one; return how many bytes it had."""
         if self._commit:
-            if chunk := next(self._chunks, b""):
+            if chunk := self._read_back():
                 self._walk(chunk, streamed=True)
                 return len(chunk)
             end, self._commit = self._commit, None
@@ -102,31 +123,50 @@ class Intake:
             self._stream.received_lsn = max(self._stream.received_lsn, received_lsn)
         return len(chunk)
 
+    def _read_back(self) -> bytes:
+        """Return the next chunk of the transaction that is read back; nothing at its end."""
+        chunks = self._chunks
+        assert chunks is not None, "its commit gave them"
+        if chunks.next_bytes > LONG_BYTES:
+            return self._aside(lambda: next(chunks))
+        return next(chunks, b"")
+
     def _walk(self, chunk: bytes, *, streamed: bool = False) -> int:
         """Take a chunk to where it ends or a read-back begins; return how far that is."""
         at = 0
         step: Step | Pause | None = None
+        upcoming = self.upcoming = Upcoming(chunk, streamed=streamed)
         while not self._over(step, streamed=streamed):
+            walk: Callable[[], tuple[int, Step | Pause | None]]
             if self._in_progress and self._in_progress.in_block:
-                at, step = self._in_progress.walk(chunk, at)
+                walk = partial(self._in_progress.walk, chunk, at)
             else:
-                at, step = self.sequencer.feed(chunk, at, streamed=streamed)
-            match step:
-                case Pause.OTHER:
-                    at = self._stream.other(chunk, at)
-                case Pause.FULL if not self._ending:
-                    self._full()
-                case messages.Relation():
-                    if self._in_progress:
-                        self._in_progress.hear(step)
-                    self._describe(step)
-                case messages.StreamStart():
-                    self._streamed().start(step)
-                case messages.StreamAbort():
-                    self._streamed().abort(step)
-                case messages.StreamCommit():
-                    self._begin(step)
+                walk = partial(self.sequencer.feed, chunk, at, streamed=streamed)
+            at, step = self._aside(walk) if len(chunk) - at > LONG_BYTES else walk()
+            if step is Pause.OTHER:
+                at = self._stream.other(chunk, at)
+            elif step is Pause.FULL and not self._ending:
+                self._full()
+            else:
+                upcoming.at = at
+                self._do(step)
         return at
+
+    def _do(self, step: Step | Pause | None) -> None:
+        """Do what a message asks for before the next one is taken."""
+        match step:
+            case messages.Relation():
+                if self._in_progress:
+                    self._in_progress.hear(step)
+                self._describe(step)
+            case Wanted():
+                step.go_on()
+            case messages.StreamStart():
+                self._streamed().start(step)
+            case messages.StreamAbort():
+                self._streamed().abort(step)
+            case messages.StreamCommit():
+                self._begin(step)
 
     def _over(self, step: Step | Pause | None, *, streamed: bool) -> bool:
         """Whether the walk of a chunk ends at this step."""

@@ -20,24 +20,28 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from cdc import continuity, failpoints, pace
+from cdc import continuity, failpoints, pace, trace
 from cdc.control.health import State
 from cdc.control.metrics import Cut
 from cdc.control.watch import Watch
 from cdc.errors import CDCError, GapError, Policy, StoppedError
 from cdc.intake import Intake
+from cdc.log import frontiers as frontier_records
 from cdc.log import names, reader, records, resume, topics
 from cdc.log.batch import Batch
 from cdc.log.frontiers import Frontiers
 from cdc.log.lanes import Lanes
 from cdc.log.watch import LogWatch
 from cdc.relations import Relations
+from cdc.replay import Replay
+from cdc.snapshot import due
 from cdc.snapshot.live import topic as live_topic
 from cdc.snapshot.live.manager import Live
-from cdc.source import catalog
+from cdc.source import catalog, signing_keys
 from cdc.source.connection import connect
 from cdc.source.stream import Stream
 from cdc.tables import Tables
+from cdc.verifier import Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +70,9 @@ class Pipeline:
         self.cut_at = self.batch_began_at = self.moved_at = time.monotonic()
         self.frontier_at = 0.0
         self._closing = ExitStack()
-        self.stream = Stream(config, self.worker.wake_fd, whole=daemon.reread)
+        self.stream = Stream(
+            config, self.worker.wake_fd, whole=daemon.reread, patience=daemon.patience
+        )
         self._closing.callback(self.stream.close)
 
     # -- the start, in the order that makes it safe ------------------------------------------------
@@ -77,7 +83,7 @@ class Pipeline:
         system = stream.identify()
         self._take_slot(system)
         failpoints.reach("after_slot")
-        self.lanes = Lanes(config, self.daemon.lanes)
+        self.lanes = Lanes(config, self.daemon.lanes, self.daemon.transaction_seconds)
         self._closing.callback(self.lanes.abandon)
         self.admin = topics.admin(config)
         self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
@@ -87,6 +93,7 @@ class Pipeline:
         self.aside(self.lanes.open)
         failpoints.reach("after_fence")
         resumed = self.aside(lambda: reader.read_resume(config))
+        resume.expect_not_older(stale, resumed)
         if resumed is None:
             raise GapError(
                 f'there is no resume record of pipeline "{config.pipeline}" in'
@@ -94,6 +101,7 @@ class Pipeline:
                 hint="run `cdc setup`; where the pipeline has run before, its log was lost",
             )
         identity, position = resumed
+        self.aside(lambda: due.expect_done(config, identity))
         self.sql = self.aside(lambda: connect(config))
         # By the worker, behind a call that a failing session has left to itself: libpq frees what
         # that call still reads.
@@ -105,9 +113,11 @@ class Pipeline:
             proven = continuity.check(config, identity, position, found)
         self.log_watch = LogWatch(config, self.admin, self.daemon.metrics)
         self.aside(lambda: self.log_watch.begin(identity, position))
-        self._begin_at(identity, position)
-        self.tables.adopt(proven)
-        self.watch = Watch(config, self.tables.publication, self.daemon.health, self.daemon.metrics)
+        replay = Replay(position, continuity.begins_at(found), config.source.origin)
+        self._begin_at(identity, position, replay)
+        self.tables.adopt(self.log_watch.pin(proven))
+        daemon, publication = self.daemon, self.tables.publication
+        self.watch = Watch(config, publication, daemon.health, daemon.metrics, daemon.followed)
         self._closing.callback(self.watch.close)
 
     def _take_slot(self, system: System) -> None:
@@ -127,25 +137,38 @@ class Pipeline:
                 source = catalog.source(sql, config, identity.publication.tables)
             continuity.same_source(config, identity, position, system, source)
 
-    def _begin_at(self, identity: records.ResumeIdentity, position: records.ResumePosition) -> None:
-        config = self.config
+    def _begin_at(
+        self, identity: records.ResumeIdentity, position: records.ResumePosition, replay: Replay
+    ) -> None:
+        config, self.replay = self.config, replay
         pending = [(topic, number) for topic, number, _ in position.pending]
         ends = self.aside(lambda: reader.end_offsets(config, pending))
         schemas = self.aside(lambda: reader.read_schemas(config))
-        self.position = position
-        relations = Relations(config.prefix, schemas, position.schema_id)
+        numbers = self.aside(lambda: reader.read_column_numbers(config))
+        self.position = self.written = position  # committed, and handed to a producer
+        relations = Relations(config.prefix, schemas, position.schema_id, numbers)
         self.tables = Tables(config, self.sql, self.admin, self.batch, relations, identity)
         self.frontiers = Frontiers(config.pipeline, identity.epoch, position, ends)
         self.intake = Intake(
-            config, self.stream, self.tables, identity, position, self._describe, self._full
-        )
+            config, self.stream, self.tables, identity, position, self._describe, self._full,
+            self.aside, replay,
+        )  # fmt: skip
         self._closing.callback(self.intake.close)
         self.sequencer = self.intake.sequencer
-        self.live = Live(config, self.daemon.snapshots, self.sequencer)
+        verifier = Verifier(
+            config,
+            identity.system_identifier,
+            self.daemon.metrics.refusals,
+            lambda: self.aside(lambda: signing_keys.read(self.sql)),
+        )
+        self.live = Live(
+            config, self.daemon.snapshots, self.sequencer, verifier, self.daemon.given_snapshots
+        )
         self._closing.callback(self.live.close)
         self.daemon.metrics.live = self.live.progress
+        self.daemon.metrics.live_known = self.live.known
         self.live.adopt(self.aside(lambda: live_topic.load(config, self.admin)))
-        self.stream.confirm(position.end_lsn)
+        self._confirm()
         self.streaming = True
         self.daemon.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
 
@@ -176,17 +199,21 @@ class Pipeline:
             self.moved_at = time.monotonic()
             if not events:
                 self.batch_began_at = began_at
+            if trace.tracer:
+                trace.tracer.received(self.sequencer.seq, began_at, self.moved_at)
         return taken
 
     def _describe(self, relation: messages.Relation) -> None:
         """Make the relation's rows encodable."""
-        sequencer, tables = self.sequencer, self.tables
+        sequencer, tables, upcoming = self.sequencer, self.tables, self.intake.upcoming
         table = self.aside(
             lambda: tables.describe(
                 relation,
                 sequencer.types,
                 sequencer.transaction_lsn,
                 replaying=sequencer.replaying,
+                upcoming=upcoming,
+                xid=sequencer.xid,
             )
         )
         sequencer.describe(relation.relation_id, table)
@@ -217,12 +244,25 @@ class Pipeline:
             if due or self.batch.bytes >= pace.BACKLOG_BYTES:
                 publisher.begin()
                 failpoints.reach("after_begin")
-                publisher.produce(self.batch)
+                self._hand_over()
                 failpoints.reach("after_produce")
             if due:
                 self._cut()
         elif idle and not sequencer.in_transaction and not self.lanes.in_flight:
             self._rest()
+
+    def _hand_over(self) -> None:
+        """Hand the batch's messages to the producer; return when it has all of them."""
+        publisher, batch = self.lanes.current, self.batch
+        publisher.produce(batch)
+        if not batch.letters:
+            return
+        # A letter may take minutes: the loop answers Postgres meanwhile.
+        began_at = time.monotonic()
+        try:
+            self.aside(lambda: publisher.send_letters(batch))
+        finally:
+            self.daemon.transaction_took(time.monotonic() - began_at)
 
     def _due(self, *, idle: bool) -> bool:
         """Whether the batch should end here."""
@@ -241,6 +281,10 @@ class Pipeline:
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
+        if not self.replay.proven and self.stream.keepalive_lsn >= self.replay.end_lsn:
+            # Only here does none of what was sent before that keepalive wait to be sequenced.
+            self.replay.reached()
+            self._confirm()
         if self.position.open:
             # Only its own end closes a transaction that was cut: no keepalive speaks of its inside.
             if not self.sequencer.place.open:
@@ -253,6 +297,9 @@ class Pipeline:
             self.stream.reply_requested or now - self.cut_at >= pace.IDLE_SECONDS
         )
         if idle:
+            # What a changed publication leaves out is in no frame: look before the log says that
+            # it holds everything up to there.
+            self.aside(self.tables.look)
             self.sequencer.reach(reached)
             self._cut(reached)
         elif self.live.waiting:
@@ -271,30 +318,30 @@ class Pipeline:
             frontier = self.frontiers.take(idle_lsn)
         if frontier:
             self.frontier_at = now
-            publisher.add(
-                names.frontier_topic(config.prefix),
-                records.frontier_key(config.pipeline),
-                records.encode(frontier),
-            )
+            publisher.add(*frontier_records.record(config, frontier))
         for record in (*self.tables.take(), *self.live.take()):
             publisher.add(*record)
         lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
-        cut = Cut(sequencer.events, self.batch.bytes, lsn, dead_letters)
+        size, counts = self.batch.bytes, self.batch.close()
+        cut = Cut(sequencer.events, size, lsn, dead_letters, len(counts))
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
             **sequencer.place._asdict(),
             seq=sequencer.seq,
             committed_at_us=sequencer.committed_at_us,
             schema_id=self.tables.schema_id,
-            pending=self.frontiers.add(self.batch.close()),
+            pending=self.frontiers.add(counts),
+            xid=sequencer.place_xid,
+            origin=config.source.origin,
             owner=self.owner,
             at_us=time.time_ns() // 1_000,
         )
+        self.written = resume.forward(self.written, position)
         publisher.add(*resume.record(config, position))
         failpoints.reach("before_commit")
         sequencer.cut()
         self.cut_at = time.monotonic()
-        self.lanes.commit(position, cut)
+        self.lanes.commit(position, cut, self.batch_began_at if cut.events else self.cut_at)
 
     def _settle(self) -> None:
         """Take note of what is acknowledged, and of commits that have ended: confirm those."""
@@ -306,11 +353,17 @@ class Pipeline:
             self.position = batch.position
             failpoints.reach("before_confirm")
             # Only now: confirming before the commit would lose what a crash leaves uncommitted.
-            self.stream.confirm(batch.position.end_lsn)
+            self._confirm()
             failpoints.reach("after_confirm")
-            self.moved_at = time.monotonic()
-            seconds = self.moved_at - batch.began_at
-            self.daemon.metrics.committed(batch.position, batch.cut, seconds)
+            self.moved_at = batch.moments.confirmed = time.monotonic()
+            self.daemon.metrics.committed(batch.position, batch.cut, batch.moments)
+            if trace.tracer:
+                trace.tracer.committed(batch.position.seq, batch.cut, batch.moments)
+
+    def _confirm(self) -> None:
+        """Tell Postgres what the log holds, once it is proven to be of one history with it."""
+        if self.replay.proven:
+            self.stream.confirm(self.position.end_lsn)
 
     def _look_after(self) -> None:
         """Keep Postgres, health and metrics up to date; cheap enough for every turn."""
@@ -357,7 +410,7 @@ class Pipeline:
                 self.intake.take()
             elif not self.lanes.in_flight:
                 if sequencer.events or (self.position.open and not sequencer.place.open):
-                    self.lanes.current.produce(self.batch)
+                    self._hand_over()
                     self._cut()
                 elif self.frontiers.due:
                     self._cut()

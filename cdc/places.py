@@ -35,13 +35,21 @@ class Pause(Enum):
     OTHER = "other"  # the message here is no frame
 
 
+class Wanted(NamedTuple):
+    """A message can't be judged yet: `go_on` asks the source for what is missing, and judges it."""
+
+    go_on: Callable[[], None]
+
+
 # What the pipeline does before the sequencer goes on.
 Step: TypeAlias = (
-    messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort
+    messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort | Wanted
 )
 
 # Told of a message that is ours, with its WAL address; may ask for a table to be described first.
-Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | None]"
+Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | Wanted | None]"
+# Returns what is published of a message that says it is ours; None where that is not proven.
+Admit: TypeAlias = "Callable[[messages.LogicalMessage], messages.LogicalMessage | None]"
 
 # What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
 Row: TypeAlias = "tuple[New, bytes, tuple[Callable[[Message], None], ...], int]"

@@ -4,23 +4,28 @@ Pure. A version is what the stream said of a relation's columns and identity, wi
 catalog knows beside it, and what the configuration says of key and masks. The same description
 again is the same version: the walsender repeats it in each session and after each invalidation.
 
-The configuration names columns, and a column can be renamed while it runs. So a version that would
-show what the one before it hid is refused (`_nothing_bared`), unless the configuration says so.
+The configuration names columns, and a name can pass to another column. So a hidden column is
+followed by its number (`cdc.column_identity`), and a relation that shows it, or may, is refused.
+Where no catalog gives numbers, names are compared with the version before (`_nothing_bared`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdc import column_identity
 from cdc.config.selection import ALL
 from cdc.decode.messages import ReplicaIdentity
 from cdc.decode.types import type_name
 from cdc.errors import ConfigError
 from cdc.log import names
 from cdc.log.mask import column_mask
-from cdc.log.records import SchemaColumn, SchemaRecord
+from cdc.log.records import ColumnNumbers, SchemaColumn, SchemaRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cdc.column_identity import Places, Shown
     from cdc.config import TableSelection
     from cdc.decode.messages import Relation
     from cdc.events import LSN
@@ -42,6 +47,11 @@ class Asked(NamedTuple):
     types: dict[int, str]
     values: Values | None
     from_lsn: LSN
+
+    @property
+    def today(self) -> ColumnNumbers | None:
+        """The columns' numbers as the catalog has them, where one was asked."""
+        return self.facts.numbers
 
     @property
     def name(self) -> str:
@@ -68,10 +78,23 @@ class Asked(NamedTuple):
 class Relations:
     """Every table version in the log, and the ids of the next ones."""
 
-    def __init__(self, prefix: str, known: list[SchemaRecord], schema_id: int) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        known: list[SchemaRecord],
+        schema_id: int,
+        numbers: Iterable[ColumnNumbers] = (),
+    ) -> None:
+        """Begin with the versions and the column numbers that the log has."""
         self._prefix = prefix
+        self._numbers: dict[int, list[ColumnNumbers]] = {}
+        self._noted: list[ColumnNumbers] = []
+        self.learn(numbers)
         # A crash can leave no half of a version: records and schema_id share a Kafka transaction.
-        self._known = {record.schema_id: record for record in known}
+        self._by_relation: dict[int, list[SchemaRecord]] = {}
+        self._by_topic: dict[str, list[SchemaRecord]] = {}
+        for record in known:
+            self._know(record)
         self.schema_id = schema_id
 
     def version(
@@ -88,6 +111,8 @@ class Relations:
     ) -> tuple[SchemaRecord, bool]:
         """Return the relation's version, and whether it is a new one.
 
+        `facts` are of the catalog at or after `from_lsn`.
+
         While `replaying` what the log holds, the relation may be an older version than the newest,
         and today's catalog says nothing of that time: the newest version that the stream describes
         alike is the one, with the key it had.
@@ -95,31 +120,92 @@ class Relations:
         Raises ConfigError where the configuration's key or masks don't fit the relation.
         """
         asked = Asked(relation, facts, published, selection, types, values, from_lsn)
-        versions = [v for v in self._known.values() if v.relation_id == relation.relation_id]
-        record = self._record(asked, _key(asked, versions))
+        versions = self._by_relation.get(relation.relation_id, [])
+        found = self._placed(asked, versions)
+        record = self._record(asked, _key(asked, versions), found)
         custom = asked.selection.key is not None
         for candidate in reversed(versions if replaying else versions[-1:]):
             if _same(candidate, record, replaying=replaying, custom=custom):
                 return candidate, False
         _key_holds(asked, record)
-        _nothing_bared(asked, record, versions[-1] if versions else None)
+        _nothing_bared(asked, record, versions[-1] if versions else None, numbered=bool(found))
         self.schema_id = record.schema_id
-        self._known[record.schema_id] = record
+        self._know(record)
         return record, True
+
+    def _know(self, record: SchemaRecord) -> None:
+        self._by_relation.setdefault(record.relation_id, []).append(record)
+        self._by_topic.setdefault(record.topic, []).append(record)
 
     def is_another(self, record: SchemaRecord) -> bool:
         """Return whether the newest version before it, of its name, was of another table."""
         before = [
             known.relation_id
-            for known in self._known.values()
-            if known.topic == record.topic and known.schema_id < record.schema_id
+            for known in self._by_topic.get(record.topic, ())
+            if known.schema_id < record.schema_id
         ]
         return bool(before) and before[-1] != record.relation_id
 
-    def _record(self, asked: Asked, key: tuple[str, ...]) -> SchemaRecord:
+    def learn(self, numbers: Iterable[ColumnNumbers]) -> None:
+        """Take column numbers that the log has."""
+        for each in numbers:
+            known = self._numbers.setdefault(each.relation_id, [])
+            if each not in known:
+                known.append(each)
+                known.sort(key=lambda one: one.lsn)
+
+    def knows_numbers(self, relation_id: int) -> bool:
+        """Return whether the table's columns were numbered before."""
+        return relation_id in self._numbers
+
+    def has_hidden(self, relation_id: int) -> bool:
+        """Return whether the log knows of a hidden column of the table."""
+        known = self._numbers.get(relation_id)
+        return bool(known and known[-1].hidden)
+
+    def take_numbers(self) -> list[ColumnNumbers]:
+        """Return the column numbers that are to go into the log, once."""
+        taken, self._noted = self._noted, []
+        return taken
+
+    def _placed(self, asked: Asked, versions: list[SchemaRecord]) -> Places:
+        """Return where each column is; raise ConfigError where a hidden one is shown, or may be."""
+        columns, selection, today = asked.relation.columns, asked.selection, asked.today
+        exact = bool(columns) and all(column.attnum for column in columns)
+        if today is None:
+            if not exact:
+                return _listed(asked)
+            today = ColumnNumbers(relation_id=asked.relation.relation_id, lsn=asked.from_lsn)
+        known = self._numbers.get(today.relation_id, [])
+        before = next((each for each in reversed(known) if each.lsn <= asked.from_lsn), None)
+        # A log of an older version hid columns by name, and which they were nobody knows.
+        unnumbered = not known and any(c.mask for v in versions for c in v.columns)
+        alike = () if unnumbered else (today, *known)
+        found = column_identity.places(columns, before, today, alike)
+        so_far = known[-1].hidden if known else {}
+        hidden = column_identity.hidden(selection, so_far, today) if today.columns else so_far
+        if bare := column_identity.shown(selection, columns, found, so_far | hidden):
+            raise _shown(asked, bare, dropped=not today.columns, unnumbered=unnumbered)
+        _named_columns_exist(asked, versions, known)
+        now = ColumnNumbers(
+            relation_id=today.relation_id,
+            schema=asked.relation.namespace,
+            table=asked.relation.name,
+            lsn=today.lsn,
+            membership=today.membership,
+            columns=today.columns,
+            hidden=hidden,
+        )
+        if today.columns and hidden and not (known and _says_the_same(known[-1], now)):
+            self.learn([now])
+            self._noted.append(now)
+        return found
+
+    def _record(self, asked: Asked, key: tuple[str, ...], found: Places) -> SchemaRecord:
         relation, types = asked.relation, asked.types
         columns = []
-        for column in relation.columns:
+        attnums = column_identity.attnums(relation.columns, found)
+        for column, attnum in zip(relation.columns, attnums, strict=True):
             mask = column_mask(asked.selection, column.name)
             columns.append(
                 SchemaColumn(
@@ -129,6 +215,7 @@ class Relations:
                     type_modifier=column.type_modifier,
                     nullable=asked.facts.nullable.get(column.name),
                     mask=mask.label if mask else None,
+                    attnum=attnum,
                 )
             )
         return SchemaRecord(
@@ -144,6 +231,14 @@ class Relations:
             values=asked.values,
             where=asked.published.where if asked.published else None,
         )
+
+
+def _listed(asked: Asked) -> Places:
+    """Return where the columns are of a table that hides none: as today's catalog lists them."""
+    told = asked.published
+    if told is None or not told.attnums or not asked.catalog_speaks:
+        return {}
+    return {attnum: frozenset({at}) for at, attnum in enumerate(told.attnums)}
 
 
 def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
@@ -178,12 +273,27 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
     """
     if _described(known) != _described(seen):
         return False
+    if any(_are_others(*pair) for pair in zip(known.columns, seen.columns, strict=True)):
+        return False
     if custom and known.key != seen.key:
         return False
     if not replaying and known.where != seen.where:
         return False
     marked = seen.replica_identity in {identity.value for identity in _MARKING}
     return set(known.key) == set(seen.key) or not (marked or not replaying)
+
+
+def _are_others(known: SchemaColumn, seen: SchemaColumn) -> bool:
+    """Return whether two columns of one name are known to be different columns."""
+    return None not in (known.attnum, seen.attnum) and known.attnum != seen.attnum
+
+
+def _says_the_same(known: ColumnNumbers, now: ColumnNumbers) -> bool:
+    return (known.columns, known.membership, known.hidden) == (
+        now.columns,
+        now.membership,
+        now.hidden,
+    )
 
 
 def _described(record: SchemaRecord) -> tuple[object, ...]:
@@ -222,7 +332,9 @@ def _key_holds(asked: Asked, record: SchemaRecord) -> None:
         )
 
 
-def _nothing_bared(asked: Asked, record: SchemaRecord, before: SchemaRecord | None) -> None:
+def _nothing_bared(
+    asked: Asked, record: SchemaRecord, before: SchemaRecord | None, *, numbered: bool
+) -> None:
     """Raise ConfigError where what was hidden so far would be shown under another name."""
     selection, columns = asked.selection, set(asked.columns)
     if before is None:
@@ -237,9 +349,46 @@ def _nothing_bared(asked: Asked, record: SchemaRecord, before: SchemaRecord | No
     if hidden & shown:
         raise _bared(asked, sorted(hidden & shown), "and is silent now")
     gone = sorted(hidden - columns)
-    if gone and shown - known:
+    by_number = numbered and all(c.attnum for c in before.columns if c.mask is not None)
+    if gone and shown - known and not by_number:
         new = ", ".join(sorted(shown - known))
         raise _bared(asked, gone, f"but that is gone, and {new} is new and may be the same")
+
+
+def _named_columns_exist(
+    asked: Asked, versions: list[SchemaRecord], known: list[ColumnNumbers]
+) -> None:
+    """Raise ConfigError where a section of the table hides a column that there never was."""
+    ever = {*asked.columns, *asked.facts.nullable}
+    ever |= {column.name for version in versions for column in version.columns}
+    ever |= {column.name for numbers in known for column in numbers.columns}
+    ever |= {name for numbers in known for name in numbers.hidden.values()}
+    if never := sorted(asked.selection.hidden - ever):
+        raise _bared(asked, never, "but the table has none of that name")
+
+
+def _shown(asked: Asked, bare: list[Shown], *, dropped: bool, unnumbered: bool) -> ConfigError:
+    """Return the error for hidden columns that stand, or may stand, under names that are shown."""
+    same = sorted({each.name for each in bare if each.certain and each.name == each.hidden_as})
+    if same:
+        return _bared(asked, same, "and is silent now")
+    said = [
+        f"{each.hidden_as} (column {each.attnum}) {'is' if each.certain else 'may be'} {each.name}"
+        for each in bare
+    ]
+    names = sorted({each.name for each in bare})
+    if dropped:
+        why = "the table was dropped since, and with it what says which column is which"
+    elif all(each.certain for each in bare):
+        why = "the name has passed to another column"
+    else:
+        why = "columns were dropped and added since, so its name does not say which it is"
+    first = "run `cdc setup`, which records each hidden column's number; or " if unnumbered else ""
+    return ConfigError(
+        f"{asked.name} at {asked.from_lsn} would show a hidden column: {', '.join(said)}; {why}",
+        hint=f'{first}hide {", ".join(names)} too: tables."{asked.name}".mask. Once `cdc run` has'
+        " passed this change, `keep` there shows what may be shown",
+    )
 
 
 def _bared(asked: Asked, columns: list[str], how: str) -> ConfigError:

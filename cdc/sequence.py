@@ -24,9 +24,11 @@ from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
 from cdc.frames import PAYLOAD, ROW_END, XID_SIZE
 from cdc.log.encoder import TIMES, TX
-from cdc.log.message import OURS
+from cdc.log.message import OURS, PUBLISHED_OURS
 from cdc.log.partition import SIZES, murmur2
+from cdc.log.unreadable import unreadable_message
 from cdc.places import Pause, Place, Row, Step, apart, located, type_name
+from cdc.replay import NO_TRANSACTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from cdc.log.batch import Batch
     from cdc.log.records import ResumePosition
     from cdc.log.routes import LogicalMessages, Sent, Table, Watch
-    from cdc.places import Hear
+    from cdc.places import Admit, Hear
+    from cdc.replay import Replay
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
 _CHANGES: Final = frozenset(b"IUD")
+_ROWS: Final = (b"I", b"U", b"D")
 _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
 
 _begin, _BEGIN_SIZE = struct.Struct(">QqI").unpack_from, 20
@@ -61,8 +65,12 @@ class Sequencer:
         logical: LogicalMessages,
         *,
         parallel: bool = False,
+        replay: Replay | None = None,
     ) -> None:
-        """Begin at `resume`; `parallel` is the protocol's flavour of stream aborts."""
+        """Begin at `resume`; `parallel` is the protocol's flavour of stream aborts.
+
+        `replay` is told of each transaction until it has been sent what it waits for.
+        """
         self.received_lsn = 0  # start LSN of the newest frame
         self.committed_at_us = resume.committed_at_us
         self.ordinal = 0  # of the newest change in the transaction being read
@@ -70,11 +78,14 @@ class Sequencer:
         self.cut_seq = resume.seq  # where the batch began
         self.in_transaction = False
         self.xid: int | None = None  # of the transaction being read
+        self.transaction_us = 0  # when it committed, by the server's clock
         self.types: dict[int, str] = {}  # names of types that are not built in
         # LSNs are plain numbers on the way of every transaction, and named where they are told.
         self._end_lsn: int = resume.end_lsn
         # Open until the transaction that the resume record cuts has been read to its end.
         self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
+        self._place_xid = resume.xid
+        self._replay = replay
         self._epoch = epoch
         self._resume = resume
         self._batch, self.max_events = batch, max_events
@@ -82,10 +93,12 @@ class Sequencer:
         self._parallel = parallel
         self.decoded: dict[int, int] | None = None  # commit LSNs by xid, while somebody asks
         self.hear: Hear | None = None  # who is told what `OURS` begins
+        self.admit: Admit | None = None  # who judges what `PUBLISHED_OURS` begins
         self.owed: Callable[[], None] | None = None  # publishes more when the transaction commits
         self._watches: dict[bytes, Watch | None] = {}
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
+        self._rows_of: dict[bytes, list[bytes]] = {}  # the keys of `_rows` by relation
         self._commit_lsn = 0  # of the transaction being read
         self._skip = 0  # so many of this transaction's changes are in the log already
         self._tx = self._tx_at_home = self._times = b""
@@ -97,6 +110,13 @@ class Sequencer:
             return Place(LSN(self._commit_lsn), self.ordinal, open=True)
         commit_lsn, ordinal, is_open = self._place
         return Place(LSN(commit_lsn), ordinal, is_open)
+
+    @property
+    def place_xid(self) -> int | None:
+        """The xid of the transaction that `place` is in; None where that is not known."""
+        if self.in_transaction and self.ordinal > self._skip:
+            return NO_TRANSACTION if self.xid is None else self.xid
+        return self._place_xid
 
     @property
     def end_lsn(self) -> LSN:
@@ -131,7 +151,7 @@ class Sequencer:
         """Make `table` what the relation's row messages mean from here on."""
         relation = relation_id.to_bytes(4, "big")
         self._tables[relation] = table._replace(watch=self._watches.get(relation))
-        for known in [row for row in self._rows if row[1:5] == relation]:
+        for known in self._rows_of.pop(relation, ()):
             del self._rows[known]
         if (watch := self._watches.get(relation)) and watch.all_rows:
             return  # none of its rows takes the quick way
@@ -139,7 +159,9 @@ class Sequencer:
         appends = tuple(partition.append for partition in table.partitions)
         for tag, op in ((b"I", _CREATED), (b"U", _UPDATED)):
             row = (table.encoder.new, op, appends, len(table.partitions))
-            self._rows[tag + relation + b"N" + columns] = row
+            known = tag + relation + b"N" + columns
+            self._rows[known] = row
+            self._rows_of.setdefault(relation, []).append(known)
 
     def table(self, relation_id: int) -> Table | None:
         """Return the relation as it was last described in this session."""
@@ -219,13 +241,22 @@ class Sequencer:
             raise located(lsn, error) from error
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
             # Only the kind of error: its text may quote the row.
-            name = type(error).__name__
-            raise located(lsn, ProtocolError(f"malformed message ({name})")) from error
+            raise located(lsn, self._unreadable(chunk, at, xid, error)) from error
         finally:
             self.seq, self.ordinal = seq - 1, ordinal - 1
             self._batch.bytes += size
             self.received_lsn = lsn
         return at, Pause.MORE
+
+    def _unreadable(self, chunk: bytes, at: int, xid: int, error: Exception) -> CDCError:
+        """Return the error of the frame at `at`, with the table and column that it is about."""
+        stop = at + 1 + int.from_bytes(chunk[at + 1 : at + 5], "big")
+        payload, relation = chunk[at + PAYLOAD : stop], at + PAYLOAD + 1 + xid
+        table = self._tables.get(chunk[relation : relation + 4])
+        named = None
+        if payload[:1] in _ROWS and table is not None:
+            named = unreadable_message(table.encoder, payload, error, in_stream=xid > 0)
+        return named or ProtocolError(f"malformed message ({type(error).__name__})")
 
     def _known(self, *, plain: bool) -> Callable[[bytes], Row | None]:
         """Return the look-up of rows that `feed` may encode itself."""
@@ -269,6 +300,10 @@ class Sequencer:
         """Begin the transaction that commits at `commit_lsn`, `us` after 1970."""
         if self.in_transaction:
             raise ProtocolError("a transaction begins inside another")
+        if self._replay is not None:
+            self._replay.transaction(commit_lsn, us, xid)
+            if self._replay.proven:
+                self._replay = None
         self.in_transaction = True
         resume = self._resume
         if resume.open and commit_lsn == resume.commit_lsn:
@@ -284,7 +319,7 @@ class Sequencer:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
-        self.xid = xid
+        self.xid, self.transaction_us = xid, us
         if self.decoded is not None and xid is not None:
             self.decoded[xid] = commit_lsn
         self._times = times = TIMES % (us // 1000, us, us * 1000)
@@ -312,6 +347,7 @@ class Sequencer:
             pay()
         self._end_lsn = end_lsn
         self._place = (commit_lsn, self.ordinal, False)
+        self._place_xid = NO_TRANSACTION if self.xid is None else self.xid
         self.committed_at_us = us
 
     def _change(self, b: bytes, at: int, stop: int, lsn: int, tag: int) -> None:
@@ -363,6 +399,7 @@ class Sequencer:
         """Publish a logical message; outside any transaction it is one of its own.
 
         What is ours takes no place: it is only told, once the log does not hold what comes next.
+        What says that it is ours and is published is judged first.
         """
         if message.transactional:
             if not self.in_transaction:
@@ -370,19 +407,24 @@ class Sequencer:
             if message.prefix.startswith(OURS):
                 return self.hear(message, lsn) if self.hear and not self.replaying else None
             self.ordinal += 1
-            if self.ordinal > self._skip:
-                self._say(message, lsn)
+            if self.ordinal > self._skip and (admitted := self._admitted(message)):
+                self._say(admitted, lsn)
         elif self.in_transaction:
             raise ProtocolError("a non-transactional message inside a transaction")
         elif message.prefix.startswith(OURS):
             return None
-        elif message.lsn > self._resume.end_lsn:
+        elif message.lsn > self._resume.end_lsn and (admitted := self._admitted(message)):
             # It has no time of its own, and the server's clock is another at each replay. Ordinal
             # 0: the next transaction's commit record may begin where the message ends.
             self.begin(message.lsn, self.committed_at_us, None)
-            self._say(message, lsn)
+            self._say(admitted, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)
         return None
+
+    def _admitted(self, message: messages.LogicalMessage) -> messages.LogicalMessage | None:
+        if not message.prefix.startswith(PUBLISHED_OURS):
+            return message
+        return self.admit(message) if self.admit else None
 
     def _say(self, message: messages.LogicalMessage, lsn: int) -> None:
         place = (self.seq + 1, self.ordinal, self._tx, self._times)

@@ -27,7 +27,9 @@ import stat
 import tempfile
 from array import array
 from bisect import bisect_left
+from collections import deque
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +46,9 @@ CHUNK_BYTES: Final = 1 << 20
 
 # Not the configuration's fault: room and descriptors come back, a disk is exchanged.
 _PASSING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
+
+# What is read at once: a chunk of many rows, or a piece of a huge one.
+_READ_BYTES: Final = 2 << 20
 
 _XID_MASK: Final = 0xFFFFFFFF
 
@@ -94,37 +99,48 @@ class _Transaction:
 class Committed:
     """A committed transaction's bytes, in chunks that end where an append ended.
 
-    The file has no name any more: it is gone once this is read to its end, closed or dropped.
+    Each chunk has `padding` behind it. The file has no name any more: it is gone once this is read
+    to its end, closed or dropped.
     """
 
-    def __init__(self, spool: Spool, transaction: _Transaction, descriptor: int) -> None:
-        self._spool = spool
+    def __init__(
+        self, spool: Spool, transaction: _Transaction, descriptor: int, padding: bytes
+    ) -> None:
+        self._spool, self._padding = spool, padding
         self._descriptor = descriptor
         self._written, self._buffer = transaction.written, transaction.buffer
         ends = transaction.marks
         if transaction.size > (ends[-1] if ends else 0):
             ends.append(transaction.size)
-        self._ends: Iterator[int] = iter(ends)
+        self._ends = deque(ends)
         self._at = 0
+
+    @property
+    def next_bytes(self) -> int:
+        """How long the next chunk is; 0 where there is none."""
+        return self._ends[0] - self._at if self._ends else 0
 
     def __iter__(self) -> Committed:
         return self
 
     def __next__(self) -> bytes:
-        end = next(self._ends, None)
-        if end is None:
+        if not self._ends:
             self.close()
             raise StopIteration
+        end = self._ends.popleft()
         begin, self._at = self._at, end
-        from_file = self._spool.read(self._descriptor, begin, min(end, self._written))
-        if end <= self._written:
-            return from_file
-        start = max(0, begin - self._written)
-        return from_file + self._buffer[start : end - self._written]
+        # Put together where it is read: a row may be a gigabyte, which nobody wants twice.
+        chunk = BytesIO()
+        self._spool.read(self._descriptor, begin, min(end, self._written), chunk)
+        if end > self._written:
+            start = max(0, begin - self._written)
+            chunk.write(self._buffer[start : end - self._written])
+        chunk.write(self._padding)
+        return chunk.getvalue()
 
     def close(self) -> None:
         """Give memory and disk back; what was not read is lost."""
-        self._ends = iter(())
+        self._ends.clear()
         self._buffer = bytearray()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -209,8 +225,8 @@ class Spool:
         if begin is not None:
             self._truncate(xid, transaction, begin)
 
-    def commit(self, xid: int) -> Committed:
-        """Give the transaction's bytes back and forget it."""
+    def commit(self, xid: int, padding: bytes = b"") -> Committed:
+        """Give the transaction's bytes back, `padding` behind each chunk, and forget it."""
         transaction = self._open.pop(xid, None) or _Transaction()
         self.memory_bytes -= len(transaction.buffer)
         descriptor = -1
@@ -218,7 +234,7 @@ class Spool:
             with self._translated():
                 descriptor = os.open(self._path(xid), os.O_RDONLY)
                 self._path(xid).unlink()
-        return Committed(self, transaction, descriptor)
+        return Committed(self, transaction, descriptor, padding)
 
     def close(self) -> None:
         """Remove every file. What could not be removed is the next spool's to remove."""
@@ -265,17 +281,15 @@ class Spool:
         transaction.written += done
         self.disk_bytes += done
 
-    def read(self, descriptor: int, begin: int, end: int) -> bytes:
-        """Return the file's bytes from `begin` to `end`; raise SpoolError if there are fewer."""
-        parts = []
+    def read(self, descriptor: int, begin: int, end: int, into: BytesIO) -> None:
+        """Append the file's bytes from `begin` to `end`; raise SpoolError if there are fewer."""
         with self._translated():
             while begin < end:
-                part = os.pread(descriptor, end - begin, begin)
+                part = os.pread(descriptor, min(end - begin, _READ_BYTES), begin)
                 if not part:
                     raise self._error("a file ends before the bytes that were written to it")
-                parts.append(part)
+                into.write(part)
                 begin += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _truncate(self, xid: int, transaction: _Transaction, size: int) -> None:
         kept = max(0, size - transaction.written)

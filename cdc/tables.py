@@ -8,33 +8,44 @@ changed publication changes it; `take` gives the records that must go out with t
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 from orjson import dumps
 
-from cdc import continuity
-from cdc.log import names, records, resume, topics
+from cdc import publication
+from cdc.column_identity import hides_something
+from cdc.errors import UnavailableError
+from cdc.log import column_numbers, names, reader, records, resume, topics
 from cdc.log.dead import DeadLetters
 from cdc.log.encoder import Encoder
 from cdc.log.limits import limits, ours
 from cdc.log.mask import column_mask
 from cdc.log.routes import Table
 from cdc.log.values import undescribed
+from cdc.snapshot.live.windows import Snapshot
 from cdc.source import catalog
 from cdc.source.kinds import defined_by_users
-from cdc.source.published import published
+from cdc.source.lookups import look_up
 
 if TYPE_CHECKING:
-    from cdc.config import Config
+    from cdc.config import Config, TableSelection
     from cdc.decode.messages import Relation
     from cdc.events import LSN
     from cdc.log.batch import Batch
     from cdc.relations import Relations
+    from cdc.source.inspection import Mark
+    from cdc.source.lookups import Lookup
+    from cdc.upcoming import Upcoming
 
 log = logging.getLogger("cdc.tables")
 
 Record = tuple[str, bytes, bytes]  # topic, key, value
+
+# So long a decoded commit may be unseen by other sessions before the session is given up.
+_VISIBLE_SECONDS: Final = 30.0
+_VISIBLE_POLL_SECONDS: Final = 0.02
 
 
 class Tables:
@@ -61,6 +72,10 @@ class Tables:
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
+        self._mark: Mark | None = None  # of the publication, at the last look
+        self._identified = False  # whether the identity is to go out
+        self._upcoming: Upcoming | None = None  # whose relations are looked up
+        self._lookups: dict[int, Lookup] = {}
 
     @property
     def unknown_type_columns(self) -> int:
@@ -75,22 +90,37 @@ class Tables:
     def take(self) -> list[Record]:
         """Return the records for the next Kafka transaction, once."""
         taken, self._records = self._records, []
+        if self._identified:
+            # The newest alone: with thousands of tables it is long.
+            taken.append(resume.record(self._config, self._identity))
+            self._identified = False
         return taken
 
     def describe(
-        self, relation: Relation, types: dict[int, str], from_lsn: LSN, *, replaying: bool
+        self,
+        relation: Relation,
+        types: dict[int, str],
+        from_lsn: LSN,
+        *,
+        replaying: bool,
+        upcoming: Upcoming | None = None,
+        xid: int | None = None,
     ) -> Table:
         """Return how the relation's rows are encoded and where they go. Blocks.
 
-        Raises GapError where a table has left the publication, even if it came back: changing a
-        publication makes the walsender describe every table anew, so to look here is to look
+        What it takes is prepared for all `upcoming` relations at once: they arrived before it was
+        asked for, so the answer is as young for each of them. `xid` is the transaction that the
+        relation belongs to.
+
+        Raises GapError where the publication has lost changes, even if it was set back: changing
+        a publication makes the walsender describe every table again, so to look here is to look
         before the next row of any.
         """
-        self.follow(catalog.publication(self._sql, self._config.publication))
-        facts = catalog.table_facts(self._sql, relation.relation_id)
-        told = published(self._sql, self._config.publication, relation.relation_id)
+        facts, told = self._prepared(relation, upcoming)
         names = ((relation.namespace, relation.name), *told.ancestors)
         selection = self._config.selection.of(*names)
+        # After the transaction is visible: what is asked here belongs to its time, or a later one.
+        facts = facts._replace(numbers=self._numbers(relation, selection, xid))
         version, new = self._relations.version(
             relation,
             facts,
@@ -101,13 +131,12 @@ class Tables:
             published=told,
             selection=selection,
         )
+        self._note_numbers()
         self._count_unknown_types(version, new=new)
         if new:
             self._publish(version)
-        partitions = self._partitions(version)
-        if not self.dead.knows(version.topic):
-            # Once a session: a table is described anew behind each truncate.
-            self.dead.limit_to(limits(self._admin, self._config, [version.topic]))
+        self._ensure([version.topic], {version.topic: (version.schema, version.table)})
+        partitions = self._identity.partitions[version.topic]
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
         return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
@@ -134,32 +163,101 @@ class Tables:
         """Take a publication that has lost nothing as the one to hold on to."""
         self._identify(replace(self._identity, publication=publication))
 
-    def follow(self, publication: records.Publication) -> None:
-        """Note the publication as it is; raise GapError where that has lost changes."""
-        old = self._identity.publication
-        if publication != old:
-            publication, existing = catalog.publication_beside(self._sql, old.name, old.tables)
-            continuity.same_publication(old, publication, existing)
-            self.note(publication)
+    def look(self) -> None:
+        """Compare the publication with what the log knows; raise GapError where it lost changes.
 
-    def _partitions(self, version: records.SchemaRecord) -> int:
-        """Return the partition count of the version's topic; create and pin a new topic."""
-        identity = self._identity
-        if version.topic not in identity.partitions:
-            topic = topics.data_topic(self._config, version.schema, version.table)
-            made = topics.ensure(self._admin, self._config, [topic])[version.topic]
+        One row tells whether anything was changed at all. Blocks.
+        """
+        mark = catalog.publication_mark(self._sql, self._config.publication)
+        if mark == self._mark:
+            return
+        old = self._identity.publication
+        now, existing = catalog.publication_beside(self._sql, old.name, old.tables)
+        publication.refuse(old, now, existing)
+        if now != old:
+            self.note(now)
+        self._mark = mark
+
+    def _prepared(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
+        """Return what the catalog says of the relation, asked after its message arrived."""
+        if upcoming is None or upcoming is not self._upcoming:
+            self._lookups.clear()
+        if relation.relation_id not in self._lookups:
+            others = upcoming.relations() if upcoming else []
+            relations = {each.relation_id: each for each in (*others, relation)}
+            self.look()
+            self._lookups = look_up(self._sql, self._config.publication, relations.keys())
+            self._upcoming = upcoming
+            named = {
+                names.data_topic(self._config.prefix, each.namespace, each.name): (
+                    each.namespace or "pg_catalog",
+                    each.name,
+                )
+                for each in relations.values()
+            }
+            self._ensure(list(named), named)
+        return self._lookups[relation.relation_id]
+
+    def _numbers(
+        self, relation: Relation, selection: TableSelection, xid: int | None
+    ) -> records.ColumnNumbers | None:
+        """Return the columns' numbers as the catalog has them once it shows the transaction.
+
+        None where no column is hidden.
+
+        A commit is decoded before other sessions see it, by long where it waits for a synchronous
+        standby: what it renamed has its old name until then.
+        """
+        table, name = relation.relation_id, self._config.publication
+        if not (hides_something(selection) or self._relations.has_hidden(table)):
+            return None
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        found = catalog.column_numbers(self._sql, name, table)
+        while xid is not None and not Snapshot.parse(found.snapshot).sees(xid):
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"transaction {xid} is in the stream, and after {_VISIBLE_SECONDS:.0f} s no"
+                    f" other session sees it: which columns {relation.namespace}.{relation.name}"
+                    " hides can't be looked up",
+                    hint="a commit waits for a synchronous standby: see pg_stat_replication; the"
+                    " daemon tries again",
+                )
+            time.sleep(_VISIBLE_POLL_SECONDS)
+            found = catalog.column_numbers(self._sql, name, table)
+        if not self._relations.knows_numbers(table):
+            # `cdc setup` may have written them since the session began.
+            self._relations.learn(reader.read_column_numbers(self._config))
+        return found.numbers
+
+    def _note_numbers(self) -> None:
+        for numbers in self._relations.take_numbers():
+            self._records.append(column_numbers.record(self._config, numbers))
+
+    def _ensure(self, wanted: list[str], named: dict[str, tuple[str, str]]) -> None:
+        """Create and pin the topics that are new, and learn how large a record each takes."""
+        identity, config = self._identity, self._config
+        new = [
+            topics.data_topic(config, *named[topic])
+            for topic in wanted
+            if topic not in identity.partitions
+        ]
+        if new:
+            made = topics.ensure(self._admin, config, new)
+            partitions = {name: each.partitions for name, each in made.items()}
+            topic_ids = {name: each.topic_id for name, each in made.items()}
             self._identify(
                 replace(
                     identity,
-                    partitions=identity.partitions | {version.topic: made.partitions},
-                    topic_ids=identity.topic_ids | {version.topic: made.topic_id},
+                    partitions=identity.partitions | partitions,
+                    topic_ids=identity.topic_ids | topic_ids,
                 )
             )
-        return self._identity.partitions[version.topic]
+        # Once a session: a table is described again after each truncate.
+        if unknown := [topic for topic in wanted if not self.dead.knows(topic)]:
+            self.dead.limit_to(limits(self._admin, config, unknown))
 
     def _identify(self, identity: records.ResumeIdentity) -> None:
-        self._identity = identity
-        self._records.append(resume.record(self._config, identity))
+        self._identity, self._identified = identity, True
 
     def _count_unknown_types(self, version: records.SchemaRecord, *, new: bool) -> None:
         """Count columns whose values are text that only the type's maker can read; tell new ones.
@@ -169,7 +267,10 @@ class Tables:
         named = {c.name: kind for c in version.columns if (kind := undescribed(c.type))}
         ours = defined_by_users(self._sql, named.values()) if named else frozenset()
         unknown = {column: kind for column, kind in named.items() if kind not in ours}
-        self._unknown_types[version.relation_id] = len(unknown)
+        if unknown:
+            self._unknown_types[version.relation_id] = len(unknown)
+        else:
+            self._unknown_types.pop(version.relation_id, None)
         if unknown and new:
             table = f"{version.schema}.{version.table}"
             log.warning(

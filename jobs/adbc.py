@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Final
 import adbc_driver_manager
 from adbc_driver_postgresql import StatementOptions, dbapi
 
-from cdc.errors import UnavailableError
+from cdc.errors import (
+    UnavailableError,
+    gist,
+)
+from cdc.source.connection import PIN, expect_pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +36,11 @@ class Reading:
         with _translated():
             # Connecting reads the types' catalog: once for all ranges.
             self._connection = dbapi.connect(conninfo, autocommit=True)
+            with self._connection.cursor() as cursor:
+                # The executor's environment may set what the connection string can't overrule.
+                cursor.execute(PIN)
+                answer = cursor.fetchone()
+        expect_pinned(tuple(map(str, answer or ())))
 
     def batches(self, query: str, snapshot: str) -> Iterator[pa.RecordBatch]:
         """Yield the batches of a query that sees what `snapshot` does."""
@@ -56,8 +65,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except adbc_driver_manager.Error as error:
-        said = str(error).strip().split("\n")[0]
+        state = f", SQLSTATE {error.sqlstate}" if error.sqlstate else ""
         raise UnavailableError(
-            f"reading rows by ADBC: {said}",
+            f"reading rows by ADBC: {gist(error)}{state}",
             hint="see that Postgres runs and source.dsn reaches it; the range is read again",
         ) from error

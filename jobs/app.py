@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from cdc import bugs, extras
 from cdc.errors import CDCError, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import TracebackType
 
     from pyspark.sql import SparkSession
 
@@ -41,6 +43,24 @@ def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSes
     return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
 
 
+def _explain(name: str | None, error: CDCError) -> int:
+    click.echo(f"{name}: {error.what}\nwhat to do: {error.hint}", err=True)
+    return error.exit_code
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """Explain an import that failed for want of an extra; say of any other error where it is."""
+    if isinstance(error, ModuleNotFoundError) and (absent := extras.missing(error)) is not None:
+        sys.stdout.flush()
+        os._exit(_explain(Path(sys.argv[0]).stem, absent))
+    bugs.ended(kind, error, at)
+
+
+bugs.install()
+# An application imports Spark and the stores' clients before it can catch anything.
+sys.excepthook = _uncaught
+
+
 def run(command: click.Command) -> NoReturn:
     """Run an app's command; leave the process with the code that it returns, or its error has."""
     try:
@@ -49,8 +69,14 @@ def run(command: click.Command) -> NoReturn:
         error.show()
         code = Exit.USAGE
     except CDCError as error:
-        click.echo(f"{command.name}: {error.what}\nwhat to do: {error.hint}", err=True)
-        code = error.exit_code
+        code = _explain(command.name, error)
+    except Exception as error:  # noqa: BLE001 - Python would print its words
+        absent = extras.missing(error) if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None:
+            code = _explain(command.name, absent)
+        else:
+            click.echo(f"{command.name}: a bug in Lockstep:\n{bugs.where(error)}", err=True)
+            code = Exit.BUG
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that wait for a server, the JVM or a client must not keep the process: all is where

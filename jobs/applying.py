@@ -56,20 +56,21 @@ class Applying:
         *,
         name: str,
         letter: Whole,
-        one_epoch: bool = True,
+        quick: bool = True,
         torn: bool = False,
     ) -> Table:
         """Return what the cut has done to the table `name`, whose events `partitions` are.
 
-        Without `one_epoch` a key may have moved to another partition. `torn`: some of it may be in
-        the store already, though the store does not stand there.
+        `partitions` are all of its events, or a piece of them that is whole and next by seq; not
+        `quick`: the piece is known to need `in_order`. `torn`: some of it may be in the store
+        already, though the store does not stand there.
         """
 
         def rows(keys: list[bytes], schema_ids: Collection[int]) -> Mapping[bytes, bytes]:
             return self._sink.rows(self._versions(topic, schema_ids)[-1], keys)
 
         reduced: Reduced | None = None
-        if one_epoch and name not in self._histories:
+        if quick and name not in self._histories:
             with suppress(NeedsOrderError):
                 reduced = newest(partitions, bounds)
                 if self._sink.whole_rows:

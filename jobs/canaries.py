@@ -1,12 +1,18 @@
-"""Canaries among what a follower has read: when the newest one was sent."""
+"""Canaries among what a follower has read: when the newest one was sent.
+
+The daemon publishes none that it did not send itself. A log may hold older ones all the same, which
+anybody wrote, so what is none, or says that it comes from the future, is passed over.
+"""
 
 from __future__ import annotations
 
 import base64
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cdc.authority import CLOCK_US
 from cdc.log import names
 from cdc.log.followers import CANARY
 
@@ -15,6 +21,9 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.ranges import Place, Records
+
+# Of a time in microseconds since 1970.
+_MOST_DIGITS = 18
 
 
 def newest(config: Config, records: Mapping[Place, Records]) -> int | None:
@@ -25,6 +34,20 @@ def newest(config: Config, records: Mapping[Place, Records]) -> int | None:
     key = b'{"prefix":"%b"}' % CANARY.encode()
     for at in range(len(found.keys) - 1, -1, -1):
         if found.keys[at] == key:
-            message: Any = msgspec.json.decode(found.values[at])["message"]
-            return int(base64.b64decode(message["content"]))
+            sent = _sent(found.values[at])
+            if sent is not None:
+                return sent
     return None
+
+
+def _sent(value: bytes | None) -> int | None:
+    """Return when a canary was sent; None where that can't be."""
+    try:
+        event: Any = msgspec.json.decode(value or b"null")
+        content = base64.b64decode(event["message"]["content"], validate=True)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not content.isdigit() or len(content) > _MOST_DIGITS:
+        return None
+    sent = int(content)
+    return sent if sent <= time.time_ns() // 1_000 + CLOCK_US else None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
+from cdc import bugs
 from cdc.config import load
 from cdc.errors import CDCError, ConfigError
 from cdc.events import LSN
@@ -38,7 +39,7 @@ NAME: Final = "lockstep_cuts"
 # How long a look for the next frontier record may take: a query that is stopped waits for it.
 _LOOK_SECONDS: Final = 0.25
 _SCHEMA: Final = (
-    "topic string, partition int, start long, end long, events long, above long, from_epoch long,"
+    "topic string, partition int, start long, end long, events long, above long,"
     " epoch long, lsn long, seq long, committed_at_us long, place long, error string"
 )
 
@@ -148,7 +149,7 @@ class CutReader(SimpleDataSourceStreamReader):
 
 def rows(cut: Cut) -> list[tuple[Any, ...]]:
     """Return a cut as rows."""
-    end = (*cut[:3], int(cut.lsn), *cut[4:7], None)
+    end = (cut.above, cut.epoch, int(cut.lsn), cut.seq, cut.committed_at_us, cut.place, None)
     return [(*part, *end) for part in cut.parts] or [(None, None, None, None, None, *end)]
 
 
@@ -166,7 +167,6 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
     parts = tuple(Part(*row[:5]) for row in found if row.topic is not None)
     return Cut(
         first.above,
-        first.from_epoch,
         first.epoch,
         LSN(first.lsn),
         first.seq,
@@ -176,7 +176,7 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
     )
 
 
-def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _say(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
     """Print what ends the source's process, but not that Spark has: it just closes the pipe."""
     if not issubclass(kind, BrokenPipeError):
-        sys.__excepthook__(kind, error, trace)
+        sys.stderr.write(f"the source of cuts ended:\n{bugs.where(error)}")

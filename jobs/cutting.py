@@ -40,7 +40,6 @@ class Cut(NamedTuple):
     """From behind the frontier of seq `above` to the frontier that the other fields tell."""
 
     above: int
-    from_epoch: int
     epoch: int
     lsn: LSN
     seq: int
@@ -92,13 +91,13 @@ class Cutter:
     _records: deque[_Waiting] = field(default_factory=deque)
     _events: int = 0  # that these count, of what is followed
     _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest that came
-    _from: tuple[int, int] = (0, 0)  # seq and epoch where the next cut begins
+    _above: int = 0  # the seq after which the next cut begins
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
     _free_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._last = (self.applied.epoch, self.applied.lsn, self.applied.seq)
-        self._from = (self.applied.seq, self.applied.epoch)
+        self._above = self.applied.seq
         self._ends = {
             (topic, number): end
             for topic, ends in self.applied.ends.items()
@@ -142,7 +141,7 @@ class Cutter:
         taken, total = 0, 0
         newest = self._records[0].record
         for record, _, events in self._records:
-            full = total + events > self.limits.most or self._from[0] < self.reached
+            full = total + events > self.limits.most or self._above < self.reached
             if taken and full and newest.seq >= self.reached:
                 break
             newest, taken, total = record, taken + 1, total + events
@@ -166,11 +165,9 @@ class Cutter:
         )
         self._ends.update(ends)
         record, offset, _ = taken[-1]
-        above, from_epoch = self._from
-        self._from = (record.seq, record.epoch)
+        above, self._above = self._above, record.seq
         return Cut(
             above,
-            from_epoch,
             record.epoch,
             record.lsn,
             record.seq,

@@ -21,7 +21,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from cdc.errors import UnavailableError
+from cdc.errors import (
+    UnavailableError,
+    gist,
+)
 from jobs.session import session
 from sinks.delta import actions as delta_actions
 from sinks.delta import lake as delta_lake
@@ -77,10 +80,12 @@ class SparkMerge:
         try:
             self._merge(spark, table.table_uri, work)
         except DeltaConcurrentModificationException as error:
-            raise delta_lake.ConflictError(str(error)) from error
+            raise delta_lake.ConflictError(
+                f"{table.table_uri}: another commit came first"
+            ) from error
         except (PySparkException, Py4JError) as error:
             raise UnavailableError(
-                f"{table.table_uri}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+                f"{table.table_uri}: {gist(error)}",
                 hint="the follower tries again; Spark's own log has the whole of it",
             ) from error
         with delta_lake.translated(table.table_uri):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from cdc import bugs
 from cdc.errors import CDCError, ConfigError, UnavailableError
 from cdc.snapshot.topic import Following
 from cdc.source.pinned import carried, connect_for_rows
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
     from cdc.snapshot.progress import Progress
     from cdc.snapshot.records import Plan
 
+# Of what failed in Spark, so many lines that say where.
+_PLACES: Final = 8
 _NO_DELTA: Final = "DATA_SOURCE_NOT_FOUND"
 _OURS: Final = re.compile(r"cdc\.errors\.(\w+): (.*)")
+# What Spark says of a worker that has not connected in PythonWorkerFactory's ten seconds.
+_NO_ANSWER: Final = "failed to connect back"
 _STOP_SECONDS: Final = 20.0
 
 
@@ -101,7 +106,14 @@ def translated(error: Exception) -> CDCError:
     if ours:
         kind, what = ours[-1]
         return tasks.Failure(kind, what, "Spark has tried it several times").error()
-    said = text.strip().split("\n")[0][:500]
+    if _NO_ANSWER in text:
+        return UnavailableError(
+            "Spark gave up the worker that reads the log's frontiers: it had not answered within"
+            " ten seconds of its start, Spark's limit",
+            hint="the machine has too little CPU time for what runs on it: run fewer followers in"
+            " one job, or elsewhere; it is started again",
+        )
+    said = " / ".join(bugs.places(text).splitlines()[:_PLACES])
     return UnavailableError(
         f"Spark could not do it: {said or type(error).__name__}",
         hint="see Spark's own log; what is done is kept, so submit the job again",

@@ -7,6 +7,7 @@ be killed at any time and started anywhere, also twice.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import suppress
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from cdc.cli.options import as_json as json_option
 from cdc.cli.options import with_config
 from cdc.config.followers import named
 from cdc.errors import Exit
 from cdc.events import LSN
 from jobs import app
 from jobs.running import Run
+from jobs.telling import Lines, Telling
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 # What a supervisor must see, the gravest first.
 _GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
 _TURN_SECONDS: Final = 0.2
+# Supervisors give ten seconds.
+_END_SECONDS: Final = 8.0
 
 
 @click.command(
@@ -45,42 +50,74 @@ _TURN_SECONDS: Final = 0.2
     "--once", is_flag=True, help="End when all that was in the log at the start is applied."
 )
 @click.option("--until", type=LSN.parse, help="End when this LSN is applied, such as 0/16E9088.")
+@json_option
 @click.option(
     "--checkpoint", type=click.Path(file_okay=False, path_type=Path),
     help="Where Spark's scratch lies, in a folder of each session's own. Default: the system's"
     " directory for temporary files.",
 )  # fmt: skip
 def main(
-    config: Config, followers: str, until: LSN | None, checkpoint: Path | None, *, once: bool
+    config: Config,
+    followers: str,
+    until: LSN | None,
+    checkpoint: Path | None,
+    *,
+    once: bool,
+    as_json: bool,
 ) -> Exit:
     """Keep the configured stores equal to the source: from the log, frontier by frontier."""
+    stopping = Stopping()
     path = app.begin(config)
     until = _end(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
-    return follow(config, path, named(config.followers, wanted or None), until, checkpoint)
+    chosen = named(config.followers, wanted or None)
+    return follow(config, path, chosen, until, checkpoint, stopping, Lines(as_json=as_json))
+
+
+class Stopping:
+    """What SIGTERM and SIGINT do, from the job's beginning on.
+
+    While Spark starts nothing has been written, so the process just ends: the JVM, which may take
+    minutes on a busy machine, ends with its standard input. Later the followers end their batches;
+    what has not ended in time is broken off, as a kill would, and done again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.is_starting = True
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._told)
+
+    def _told(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.is_starting:
+            os._exit(Exit.OK)
+        if not self.asked.is_set():
+            self.asked.set()
+            ending = threading.Timer(_END_SECONDS, os._exit, (Exit.OK,))
+            ending.daemon = True
+            ending.start()
 
 
 def follow(
-    config: Config, path: Path, names: list[str], until: LSN | None, folder: Path | None
+    config: Config,
+    path: Path,
+    names: list[str],
+    until: LSN | None,
+    folder: Path | None,
+    stopping: Stopping,
+    lines: Lines,
 ) -> Exit:
     """Run followers until told to stop, or until none is left; return the gravest code."""
-    stop = threading.Event()
-
-    def told(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, told)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    try:
-        spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
-    except Exception:
-        if stop.is_set():  # the JVM had the same signal
-            return Exit.OK
-        raise
+    lines.say(f"starting Spark for {', '.join(names)}", followers=names)
+    spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
     runs = [_run(spark, config, path, name, until, folder) for name in names]
-    _await(runs, stop)
+    stopping.is_starting = False
+    lines.say("Spark has started; opening the stores", followers=names)
+    telling = Telling(runs, lines)
+    _await(runs, stopping.asked)
+    telling.close()
     with suppress(Exception):  # the JVM may have had the same signal
         spark.stop()
     codes = {run.exit for run in runs}

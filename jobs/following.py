@@ -99,7 +99,6 @@ class Following:
             standing = stores_standing.found(run, self._sink)
             if self._reached(standing.applied):
                 return
-            run.to("following" if standing.applied.seq else "catching_up")
             failpoints.reach("follow_opened")
             scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
             try:
@@ -139,9 +138,9 @@ class Following:
         if follower.every_seconds:
             writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
         with closing(batches):
-            self._await(run, self._started(writer), batches)
+            self._await(run, self._started(run, writer), batches)
 
-    def _started(self, writer: DataStreamWriter) -> StreamingQuery:
+    def _started(self, run: Run, writer: DataStreamWriter) -> StreamingQuery:
         """Start the query, one of the process at a time.
 
         Spark gives a source's own process ten seconds to answer, and several that start at once on
@@ -150,14 +149,20 @@ class Following:
         with _STARTING:
             query = writer.start()
             while query.isActive and query.status["message"].startswith("Initializing"):
-                time.sleep(_LOOK_SECONDS)
+                if run.stopping.wait(_LOOK_SECONDS):
+                    break
             return query
 
     def _await(self, run: Run, query: StreamingQuery, batches: Batches) -> None:
+        reads = False
         try:
             while query.isActive and not self._reached(batches.applied):
                 if run.stopping.wait(_LOOK_SECONDS):
                     break
+                # Not before the source has looked at the log: until then nothing works.
+                if not reads and query.status["message"].startswith("Waiting for"):
+                    reads = True
+                    run.reads()
             failed = query.exception()
         finally:
             batches.end()
@@ -312,7 +317,6 @@ class Batches:
                 Bounds(cut.above, cut.seq),
                 name=names.table_name(self._config.prefix, topic),
                 letter=letters.whole,
-                one_epoch=cut.from_epoch in (0, cut.epoch),
                 torn=cut.above < self._torn,
             )
             for topic, partitions in by_topic.items()

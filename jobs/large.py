@@ -1,14 +1,14 @@
 """Apply a large cut: Spark reads it twice, and executors write what they have reduced.
 
 First it is counted where it lies, by the JVM alone; nothing is written before every partition has
-what the frontiers say. Then a Kafka partition is a task: a key's events are there, in their order,
-so a task reduces them some thousands at a time and writes as it goes, however large the cut. So the
-memory that it takes does not depend on the cut: an initial snapshot is one.
+what the frontiers say. Then a Kafka partition is a task: within one epoch it has all events of its
+keys, so a task reduces them some thousands at a time and writes as it goes, however large the cut.
+So the memory that it takes does not depend on the cut: an initial snapshot is one.
 
-What a partition alone cannot tell (a table without a key or with a truncate, changed keys whose
-columns were not sent, dead letters, histories) is sorted by seq and goes through the driver, in
-pieces; so does all where the sink has one writer only. Delta's gathers them: its driver holds what
-the cut has done to each key.
+What a partition alone cannot tell (a table with events of several epochs, without a key or with a
+truncate, changed keys whose columns were not sent, dead letters, histories) is sorted by seq and
+goes through the driver, in pieces; so does all where the sink has one writer only. Delta's gathers
+them: its driver holds what the cut has done to each key.
 """
 
 from __future__ import annotations
@@ -168,17 +168,21 @@ class Large:
         return {topic: self._counted(cut, topic, rows) for topic, rows in by_topic.items()}
 
     def _counted(self, cut: Cut, topic: str, rows: list[Any]) -> Counted:
-        ids = set()
+        ids, epochs = set(), set()
         for row in rows:
+            # A partition's epochs and versions ascend, so its ends have the lowest and the highest.
             for value in (row.first, row.last):
                 source = parsed(value.encode()).source
                 Bounds(cut.above, cut.seq).check(source.seq)
                 ids.add(source.schema_id)
+                epochs.add(source.epoch)
         name = names.table_name(self._config.prefix, topic)
         in_order = (
             any(row.loose or row.dead or row.moved for row in rows)
             or name in self._histories
-            or cut.from_epoch not in (0, cut.epoch)
+            # A key's events are in several partitions then, and no task has all of them. What the
+            # frontiers say does not tell it: the first may count events of two epochs.
+            or len(epochs) > 1
         )
         versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
         return Counted(in_order, versions, sum(row.bytes or 0 for row in rows))
@@ -238,7 +242,7 @@ class Large:
                 Bounds(cut.above, cut.seq),
                 name=names.table_name(self._config.prefix, topic),
                 letter=letters.whole,
-                one_epoch=False,
+                quick=False,
                 torn=torn,
             )
             self._applying.write_table(table)

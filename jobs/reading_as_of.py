@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
+    """Return a Spark session that `read_as_of` works in: one that is active, or a small local one.
+
+    With Delta's jars, fetched where they are not yet. A session of your own needs what `cdc spark
+    conf` and `cdc spark jars` print.
+    """
+    from cdc.local import spark as files  # noqa: PLC0415 - of the extra `spark`
+    from cdc.local.progress import Terminal  # noqa: PLC0415 - as above
+    from jobs.session import session as ours  # noqa: PLC0415 - pyspark takes a second
+    from jobs.session import submitted  # noqa: PLC0415 - as above
+
+    return ours(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
+
+
 @dataclass(frozen=True)
 class AsOf(Generic[T]):
     """Tables by name, and the frontier at which all of them are."""

@@ -28,13 +28,14 @@ from jobs.comparing import Holding, Newest
 from jobs.documents.following import DocumentsFollower, DocumentsFollowing
 from jobs.documents.kinds import SCHEMA
 from jobs.following import Following
+from jobs.refilling import direct, rekeyed, shortened
 from jobs.running import Run
 from jobs.schemas import version
 from jobs.stores import kind
 from sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -99,8 +100,9 @@ class LogBuilder:
             if tables is None or names.table_name(self._config.prefix, topic) in tables
         ]
         # Of a table that had another key the log has rows that nothing but the old one tells apart.
-        lost = _lost(self._config, topics) or _rekeyed(self._config, chosen)
-        wanted = sorted(tables or follower.tables) if lost else self._direct(topics)
+        lost = [topic for topic, _ in shortened(self._config, topics)]
+        lost = lost or rekeyed(self._config, chosen)
+        wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
         if tables is not None and not lost:
             wanted = sorted(tables & set(wanted))
         if not wanted:
@@ -184,15 +186,6 @@ class LogBuilder:
                 hint="name a later LSN" if until else "`cdc run` writes the first",
             )
         return found
-
-    def _direct(self, topics: Iterable[str]) -> list[str]:
-        """Return those of the followed tables whose rows went into Delta past the log."""
-        prefix, selection = self._config.prefix, self._config.selection
-        return [
-            names.table_name(prefix, topic)
-            for topic in topics
-            if selection.of(names.table_of(prefix, topic)).snapshot == "direct"
-        ]
 
     def _begin_here(self, sink: Generations, generation: int) -> None:
         """Let a new generation begin at a frontier of now instead of the log's beginning."""
@@ -365,25 +358,6 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
         place,
         {topic: tuple(each) for topic, each in by_topic.items()},
     )
-
-
-def _lost(config: Config, topics: Mapping[str, int]) -> list[str]:
-    """Return the topics that do not begin at their beginning any more, the frontiers' too.
-
-    `topics` says how many partitions each has.
-    """
-    frontiers = names.frontier_topic(config.prefix)
-    parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
-    held = reader.offsets(config, [(frontiers, 0), *parts])
-    return sorted({topic for (topic, _), (first, _) in held.items() if first})
-
-
-def _rekeyed(config: Config, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose tables have had more than one key."""
-    keys: dict[str, set[tuple[str, ...]]] = {}
-    for record in reader.read_schemas(config):
-        keys.setdefault(record.topic, set()).add(record.key)
-    return sorted(topic for topic in topics if len(keys.get(topic, ())) > 1)
 
 
 def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:

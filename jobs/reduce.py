@@ -1,10 +1,11 @@
 """Reduce a cut's events of one table to what becomes of each key. Pure; the hot path.
 
-Two ways with one result. `newest` takes each partition's events as they stand: a key's last event
-there is its newest, so no other is even parsed, but where columns are `unchanged`. What it cannot
-do it leaves to `jobs.in_order`, which parses all and goes by `seq`: a changed key whose columns
-were not sent, dead letters, tables of which every change is wanted, tables without a key, a new
-epoch.
+Two ways with one result, and one order: `seq`. Neither goes by the number of a partition, nor by
+the order in which events are given: where an epoch began in the cut, a key's events are in several
+partitions. `newest` keeps the event with the highest seq of each key, and looks at the others only
+where columns are `unchanged`. What it cannot do it leaves to `jobs.in_order`, which folds all
+events: a changed key whose columns were not sent, dead letters, tables of which every change is
+wanted, tables without a key.
 
 Rows are cut out of their events as the bytes that they are there.
 """
@@ -18,7 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from cdc.errors import ConfigError, GapError
+from cdc.errors import (
+    ConfigError,
+    GapError,
+    unquoted,
+)
 from cdc.events import LSN
 from cdc.log.letters import Pointer
 from sinks.contract import Change
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 NULL: Final = b"null"
 
-# Keys and values of one partition's events, in the order of the log; no tombstones.
+# Keys and values of some events, in any order; no tombstones.
 Events: TypeAlias = "tuple[Sequence[bytes | None], Sequence[bytes]]"
 # The store's rows of these keys; of a table whose events have these versions.
 Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
@@ -43,6 +48,7 @@ class Source(msgspec.Struct, gc=False):
     ordinal: int
     schema_id: int
     ts_us: int
+    epoch: int = 0
     unchanged: tuple[str, ...] = ()
     dead: Pointer | None = None
 
@@ -99,53 +105,70 @@ def parsed(value: bytes) -> Event:
         return _decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"a data topic holds a record that is no change event: {error}",
+            f"a data topic holds a record that is no change event: {unquoted(error)}",
             hint="something else writes to it; give the pipeline a log.prefix of its own",
         ) from error
 
 
-def newest(partitions: Iterable[Events], bounds: Bounds) -> Reduced:
-    """Return the newest change of every key; raise NeedsOrderError where that is not enough."""
-    partitions = list(partitions)
-    last: dict[bytes | None, bytes] = {}
-    for keys, values in partitions:
-        last.update(zip(keys, values, strict=True))
+def newest(batches: Iterable[Events], bounds: Bounds) -> Reduced:
+    """Return the newest change of every key; raise NeedsOrderError where that is not enough.
+
+    `batches` are all of the table's events in the cut, a partition or a piece of one each. The
+    result is the same in whichever order they come.
+    """
+    batches = list(batches)
+    last, loose = _last(batches, bounds)
     floor, schema_ids = 0, set[int]()
-    if last.pop(None, None) is not None:
-        floor, schema_ids = _truncated(partitions)
-        bounds.check(floor)
-    try:
-        changes, gaps = _changes(last, bounds, floor)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        for value in last.values():
-            parsed(value)
-        raise
+    if loose:
+        if any(event.op != "t" for event in loose):
+            raise NeedsOrderError  # a table without a key
+        floor = max(event.source.seq for event in loose)
+        schema_ids = {event.source.schema_id for event in loose}
+    changes, gaps = _changes(last, floor)
     if gaps:
-        _fill(changes, gaps, partitions, floor)
+        _fill(changes, gaps, batches, floor)
     schema_ids.update([change.schema_id for change in changes])
     return Reduced(changes, floor or None, frozenset(schema_ids))
 
 
-def _changes(
-    last: Mapping[bytes | None, bytes], bounds: Bounds, floor: int
-) -> tuple[list[Change], dict[bytes, int]]:
+def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, Event], list[Event]]:
+    """Return the event with the highest seq of each key, and all that have no key."""
+    last: dict[bytes, Event] = {}
+    loose: list[Event] = []
+    above, upto, decode = *bounds, _decode
+    value = b""
+    try:
+        for keys, values in batches:
+            for key, value in zip(keys, values, strict=True):
+                event = decode(value)
+                seq = event.source.seq
+                if not above < seq <= upto:
+                    bounds.check(seq)
+                if key is None:
+                    loose.append(event)
+                    continue
+                other = last.get(key)
+                if other is None or other.source.seq < seq:
+                    last[key] = event
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        parsed(value)
+        raise
+    return last, loose
+
+
+def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dict[bytes, int]]:
     """Return the changes that stand, and by key the places of those with columns unchanged."""
     changes: list[Change] = []
     gaps: dict[bytes, int] = {}
-    above, upto, decode = *bounds, _decode
-    for key, value in last.items():
-        event = decode(value)
+    for key, event in last.items():
         source = event.source
         seq = source.seq
-        if not above < seq <= upto:
-            bounds.check(seq)
         if seq < floor:
             continue
         op = event.op
         if source.dead is not None:
             raise NeedsOrderError
         if source.unchanged:
-            assert key is not None
             gaps[key] = len(changes)
         before = bytes(event.before)
         changes.append(
@@ -164,39 +187,30 @@ def _changes(
     return changes, gaps
 
 
-def _truncated(partitions: list[Events]) -> tuple[int, set[int]]:
-    """Return the newest truncate's seq, and the versions that truncates have."""
-    loose = [
-        parsed(value)
-        for keys, values in partitions
-        for key, value in zip(keys, values, strict=True)
-        if key is None
-    ]
-    if any(event.op != "t" for event in loose):
-        raise NeedsOrderError  # a table without a key
-    return max(event.source.seq for event in loose), {event.source.schema_id for event in loose}
-
-
-def _fill(
-    changes: list[Change], gaps: dict[bytes, int], partitions: list[Events], floor: int
-) -> None:
-    """Take what an update left unchanged from the events of its key before it."""
-    chains: dict[bytes, list[bytes]] = {key: [] for key in gaps}
-    for keys, values in partitions:
+def _fill(changes: list[Change], gaps: dict[bytes, int], batches: list[Events], floor: int) -> None:
+    """Take what an update left unchanged from the events of its key before it, by seq."""
+    chains: dict[bytes, list[Event]] = {key: [] for key in gaps}
+    for keys, values in batches:
         for key, value in zip(keys, values, strict=True):
             if key is not None and key in chains:
-                chains[key].append(value)
+                chains[key].append(parsed(value))
     for key, chain in chains.items():
         at = gaps[key]
+        chain.sort(key=_seq_of)
         changes[at] = _filled(changes[at], chain[:-1], floor)
 
 
-def _filled(change: Change, chain: list[bytes], floor: int) -> Change:
+def _seq_of(event: Event) -> int:
+    return event.source.seq
+
+
+def _filled(change: Change, chain: list[Event], floor: int) -> Change:
+    """Return the change with what the events before it have; the last of `chain` is the newest."""
     if change.op == "c":
         raise NeedsOrderError
     missing, taken = set(change.unchanged), dict[str, Raw]()
     while missing and chain:
-        event = parsed(chain.pop())
+        event = chain.pop()
         source = event.source
         if source.seq < floor or event.op == "d":
             break

@@ -13,10 +13,10 @@ import random
 import socket
 import threading
 import time
-import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from cdc.bugs import where
 from cdc.errors import (
     CDCError,
     ConfigError,
@@ -26,12 +26,14 @@ from cdc.errors import (
     Policy,
     StoppedError,
     StoreLostError,
+    UnavailableError,
 )
 from cdc.events import LSN
 from cdc.log.followers import REPORT_SECONDS, FollowerRecord, Reports, read
 from jobs.applying import TornError
 from jobs.rebuilding import STILL
-from sinks.contract import Applied, Standing
+from jobs.refilling import refuse_unfillable
+from sinks.contract import Applied, Mountable, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,8 @@ _BEHIND_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
 # A stop does not wait longer for a broker that is away: supervisors give ten seconds.
 _FLUSH_SECONDS: Final = 5.0
+# What is missing from a store is looked for again after so long, before it is believed.
+_SURE_SECONDS: Final = 2.0
 
 
 def now_us() -> int:
@@ -106,6 +110,7 @@ class Run:
         self.stopping = threading.Event()
         self.state: FollowerState = "starting"
         self.applied: Applied | None = None
+        self.had_lsn: LSN | None = None  # of a store that lost a part: what it had
         self.exit = Exit.OK
         self._session = session
         self.error: CDCError | None = None
@@ -152,7 +157,7 @@ class Run:
             return error
         except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
             told = "%s: this is a bug in Lockstep: report it with these lines\n%s"
-            log.error(told, self.name, _where(error))  # noqa: TRY400 - its words may be values
+            log.error(told, self.name, where(error))  # noqa: TRY400 - its words may be values
             return InvariantError(f"a bug: {type(error).__name__}")
         return None
 
@@ -165,14 +170,20 @@ class Run:
         if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
                 log.info("%s: %s", self.name, state)
-            if state in {"following", "catching_up"}:  # the store is open
+            if state in {"following", "catching_up"}:  # the store is open, and the log is read
                 self.progress.failing_since_us = None
             self.state, self.error = state, error
             self.report()
 
+    def reads(self) -> None:
+        """Note that a session has looked for what comes next, and that there is nothing by now."""
+        if self.state not in {"following", "catching_up"}:
+            self._backoff_seconds = _BACKOFF_SECONDS[0]
+            self.to("following")
+
     def stands(self, applied: Applied) -> None:
         """Note where the store stands at a session's beginning."""
-        self.applied = applied
+        self.applied, self.had_lsn = applied, None
 
     def has_applied(
         self, applied: Applied, events: int, tables: set[str], seconds: float, canary: int | None
@@ -243,6 +254,7 @@ class Run:
             seq=at.seq,
             committed_at_us=at.committed_at_us,
             place=at.place,
+            had_lsn=self.had_lsn,
             tables=len(progress.tables),
             events=progress.events,
             batches=progress.batches,
@@ -292,26 +304,17 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
 
 
 def opened(run: Run, sink: Generations) -> Standing:
-    """Return where the store stands; a lost one begins its next generation.
+    """Return where the store stands; one that lost a part begins its next generation.
 
-    Raises ConfigError where it follows another pipeline.
+    Nothing of it is deleted before it is sure that it can be filled again: GapError where it can't
+    be. Raises ConfigError where it follows another pipeline.
     """
     pipeline = run.config.pipeline
     told = None if run.is_aside else run.told()
     try:
-        if isinstance(run.error, TornError):
-            raise run.error
-        standing = _standing(run, sink)
-        _expect_told(told, standing.applied)
+        standing = _found(run, sink, told)
     except StoreLostError as error:
-        generation = _next_generation(run, sink, told)
-        run.stands(Applied.beginning(pipeline, generation))
-        run.to("rebuilding", error)
-        log.warning("%s: %s; building generation %d", run.name, error.what, generation)
-        if run.is_aside and sink.current() not in (None, generation):
-            sink.drop(generation)  # what readers see has not been lost
-        else:
-            sink.anew(generation)
+        _begin_again(run, sink, told, error)
         standing = _standing(run, sink)
     if standing.applied.pipeline != pipeline:
         raise ConfigError(
@@ -319,6 +322,58 @@ def opened(run: Run, sink: Generations) -> Standing:
             hint="give each pipeline's follower a prefix or a path of its own",
         )
     return standing
+
+
+def _found(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
+    """Look where the store stands; raise StoreLostError where a part is missing at two looks."""
+    if isinstance(run.error, TornError):
+        raise run.error
+    try:
+        return _look(run, sink, told)
+    except StoreLostError as error:
+        log.warning("%s: %s; looking again", run.name, error.what)
+        if run.stopping.wait(_SURE_SECONDS):
+            raise StoppedError from error
+        return _look(run, sink, told)
+
+
+def _look(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
+    had = _had(told)
+    # Before it is opened, which makes what is missing.
+    if told is not None and had and sink.current() is None:
+        place = sink.absent() if isinstance(sink, Mountable) else None
+        if place is not None:
+            raise UnavailableError(
+                f"there is nothing at {place}, where the store held everything up to {had}",
+                hint="mount the volume, or put the store back: until then nothing is written"
+                f" there. If it is deleted for good, `cdc rebuild {run.name}` builds it again",
+            )
+        raise _other(told)
+    standing = _standing(run, sink)
+    _expect_told(told, standing.applied)
+    return standing
+
+
+def _begin_again(
+    run: Run, sink: Generations, told: FollowerRecord | None, error: StoreLostError
+) -> None:
+    """Begin the next generation in the place of what was lost, if it can be filled."""
+    generation = _next_generation(run, sink, told)
+    if run.is_aside and sink.current() not in (None, generation):
+        run.stands(Applied.beginning(run.config.pipeline, generation))
+        sink.drop(generation)  # what readers see has not been lost
+        return
+    try:
+        refuse_unfillable(run.config, run.name, error)
+    except GapError:
+        at = told.generation if told else generation
+        run.stands(Applied.beginning(run.config.pipeline, at))
+        run.had_lsn = _had(told)
+        raise
+    run.stands(Applied.beginning(run.config.pipeline, generation))
+    run.to("rebuilding", error)
+    log.warning("%s: %s; building generation %d", run.name, error.what, generation)
+    sink.anew(generation)
 
 
 def _standing(run: Run, sink: Generations) -> Standing:
@@ -341,11 +396,20 @@ def _expect_told(told: FollowerRecord | None, at: Applied) -> None:
         return
     is_lost = told.generation > at.generation and told.state != "rebuilding"
     if not at.lsn:
-        is_lost = (told.generation, told.lsn) > (at.generation, 0)
+        is_lost = (told.generation, _had(told)) > (at.generation, LSN(0))
     if is_lost:
-        raise StoreLostError(
-            f"the store is not the one that had generation {told.generation} up to {told.lsn}"
-        )
+        raise _other(told)
+
+
+def _had(told: FollowerRecord | None) -> LSN:
+    """Return up to where the store held everything, by the newest report."""
+    return LSN(0) if told is None else told.had_lsn or told.lsn
+
+
+def _other(told: FollowerRecord) -> StoreLostError:
+    return StoreLostError(
+        f"the store is not the one that had generation {told.generation} up to {_had(told)}"
+    )
 
 
 def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -> int:
@@ -359,12 +423,3 @@ def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -
     with suppress(StoreLostError):
         known += [number for number in sink.generations() if number < STILL]
     return max(known) + 1
-
-
-def _where(error: BaseException | None) -> str:
-    """Return where an error comes from; not its words: Arrow's and others' hold rows' values."""
-    lines: list[str] = []
-    while error is not None:
-        lines[:0] = [*traceback.format_tb(error.__traceback__), f"{type(error).__name__}\n"]
-        error = error.__cause__ or error.__context__
-    return "".join(lines)

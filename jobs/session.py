@@ -23,21 +23,12 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import ConfigError
 from cdc.local.java import OLDEST, system_java
+from cdc.local.spark import DELTA, NO_MEMORY, VALUES
+from jobs import source_worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Of the session: set on one that is active, too, in a session of our own beside it.
-_VALUES: Final = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-}
-# Of the application, fixed once it runs, where Delta's jars are there.
-_DELTA: Final = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 # Without spark-submit.
 _SMALL: Final = {
     "spark.ui.enabled": "false",
@@ -52,11 +43,7 @@ _SMALL: Final = {
     "spark.sql.adaptive.enabled": "false",
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-# Where one of Spark's own threads ran out of memory, jobs would wait for it for ever.
-_NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
-_JAVA: Final = (
-    f"-XX:+UseSerialGC {_NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
-)
+_JAVA: Final = f"-XX:+UseSerialGC {NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
 # One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
 _QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 _WORKER: Final = """\
@@ -71,7 +58,10 @@ for each in $all; do
   esac
 done
 export PYTHONPATH
-exec {} "$@"
+if [ "$1" = -m ] && [ "$2" = {module} ]; then
+  exec {python} -P {worker}
+fi
+exec {python} "$@"
 """
 # A failed task is tried so often in all, in a local session too.
 _TRIES: Final = 4
@@ -93,10 +83,10 @@ def session(
     active = SparkSession.getActiveSession()
     if active is not None:
         own = active.newSession()
-        for key, value in _VALUES.items():
+        for key, value in VALUES.items():
             own.conf.set(key, value)
         return own
-    settings = {**_VALUES, "spark.speculation": "false", **(_DELTA if delta else {})}
+    settings = {**VALUES, "spark.speculation": "false", **(DELTA if delta else {})}
     made = None
     if not submitted():
         _expect_java()
@@ -118,9 +108,22 @@ def session(
         if made is not None:
             shutil.rmtree(made.parent, ignore_errors=True)
         raise
+    made = made or _python_of(started)
     if made is not None:
         delete_with_jvm(started, made.parent)
     return started
+
+
+def _python_of(started: SparkSession) -> Path | None:
+    """Have a local session of spark-submit start its workers as ours does, if by our Python."""
+    context = started.sparkContext
+    if not (context.master or "").startswith("local"):
+        return None
+    if shutil.which(context.pythonExec) != shutil.which(sys.executable):
+        return None
+    made = _python()
+    context.pythonExec = str(made)
+    return made
 
 
 def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
@@ -150,9 +153,16 @@ def _python() -> Path:
     """Return what workers are started by: our Python, with pyspark from where it is installed.
 
     Spark puts an archive of pyspark first, which has no compiled modules: each process would
-    compile them anew, for most of a second, and who has not answered in ten seconds is given up.
+    compile them anew, for most of a second. A streaming source's worker answers before it imports
+    any of it (`jobs.source_worker`): who has not answered in ten seconds is given up.
     """
     path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
-    path.write_text(_WORKER.format(shlex.quote(sys.executable)), "utf-8")
+    worker = Path(__file__).with_name("source_worker.py")
+    text = _WORKER.format(
+        module=source_worker.MODULE,
+        python=shlex.quote(sys.executable),
+        worker=shlex.quote(str(worker)),
+    )
+    path.write_text(text, "utf-8")
     path.chmod(0o755)
     return path

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from pyspark.sql import SparkSession
 
+from cdc import bugs
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json
 from cdc.config import load
@@ -28,11 +28,14 @@ from cdc.snapshot import initial, topic
 from cdc.snapshot.progress import Progress, Report
 from cdc.source.export import held
 from cdc.source.pinned import connect_for_rows
+from jobs import app  # noqa: F401 - explains what is not installed, so before what imports Spark
 from jobs.driving import InSession
 from jobs.session import session, submitted
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from pyspark.sql import SparkSession
 
     from cdc.config import Config
     from cdc.snapshot.host import Host
@@ -80,6 +83,7 @@ class Driver:
 @json_option
 def main(path: Path, *, as_json: bool) -> None:
     """Copy the rows that tables have already, on Spark: join a running snapshot, or take it."""
+    bugs.install()
     driver = Driver(path.absolute())
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, driver.stop)
@@ -133,6 +137,8 @@ class _Sparks:
     def runner(self, plan: Plan, _: Host | None, left: list[int]) -> InSession:
         """Begin to copy what is left of a plan."""
         if self._session is None:
+            from pyspark.sql import SparkSession  # noqa: PLC0415 - after what explains its absence
+
             delta = any(table.kind == "direct" for table in plan.tables)
             jars = files.jars(Quiet()) if delta and not submitted() else ()
             name = f"lockstep snapshot {plan.pipeline}"

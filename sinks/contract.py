@@ -241,6 +241,18 @@ class Forgetful(Protocol):
         ...
 
 
+@runtime_checkable
+class Mountable(Protocol):
+    """A sink whose store is a place that may not be there for a while, as a volume that is mounted.
+
+    Such a place is never taken for a new store where more was reported.
+    """
+
+    def absent(self) -> str | None:
+        """Return where the store is to be, if nothing at all is there; writes nothing."""
+        ...
+
+
 def expect_tables(
     generation: int, begun: Iterable[str] | None, asked: frozenset[str] | None
 ) -> None:

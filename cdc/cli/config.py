@@ -19,9 +19,10 @@ def config() -> None:
     """Check or show the configuration; nothing is connected to."""
 
 
-@config.command(epilog=example("cdc config check -c lockstep.yaml"))
+@config.command(epilog=example("cdc config check -c lockstep.yaml", "cdc config check --json"))
 @_path
-def check(path: Path) -> None:
+@as_json
+def check(path: Path, *, as_json: bool) -> None:
     """Check every field, and tell every error at once.
 
     Exits 0 when the configuration is good and 78 when it is not.
@@ -29,6 +30,9 @@ def check(path: Path) -> None:
     from cdc.config import read  # noqa: PLC0415 - not for --help
 
     effective = read(path)
+    if as_json:
+        print_json({"path": str(path), "pipeline": effective.config.pipeline, "ok": True})
+        return
     did(f"{path}: the pipeline {effective.config.pipeline} is configured correctly")
     next_step("cdc doctor checks the servers that it names")
 

@@ -62,11 +62,13 @@ def demo(
 
     from rich.console import Console  # noqa: PLC0415
 
+    from cdc import extras  # noqa: PLC0415
     from cdc.demo.closing import closing_json, closing_lines  # noqa: PLC0415
     from cdc.demo.stage import InterruptedEarly, Options, Stage  # noqa: PLC0415
     from cdc.demo.view import Lines, Screen  # noqa: PLC0415
     from cdc.local.progress import Terminal  # noqa: PLC0415
 
+    extras.require("cdc demo", "local", *(("spark", "redis", "opensearch") if followers else ()))
     # What goes wrong is raised or shown; lines of the clients would only tear the picture.
     logging.getLogger("cdc").addHandler(logging.NullHandler())
     options = Options(

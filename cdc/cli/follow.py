@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from cdc.cli.options import as_json as json_option
 from cdc.cli.options import example, with_config
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cdc.config import Config
 
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 )
 @with_config
 @click.option("--followers", metavar="NAMES", help="Separated by commas. Default: all there are.")
+@json_option
 @click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
 @click.option("--until", metavar="LSN", help="End when this LSN is applied, such as 0/16E9088.")
 @click.option(
@@ -33,16 +37,26 @@ if TYPE_CHECKING:
     help="Where Spark's scratch lies. Default: the system's directory for temporary files.",
 )
 def follow(
-    config: Config, followers: str | None, until: str | None, checkpoint: Path | None, *, once: bool
+    config: Config,
+    followers: str | None,
+    until: str | None,
+    checkpoint: Path | None,
+    *,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Keep the configured stores equal to the source, until told to stop.
 
     Becomes jobs/follow.py on Spark: by spark-submit where SPARK_HOME has one, with the settings of
     its conf/ (a cluster's master, say), else in a small local session. Where each follower goes on
     is in its store; it may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C
-    ends it after the batches at hand.
+    ends it after the batches at hand, or at once while Spark starts. It prints a line where a
+    follower's state changes, and one for each every 30 s; with --json objects, to standard output.
     """
-    assert config.followers is not None  # read here, so that what is wrong with it is told at once
+    from cdc.config.followers import named  # noqa: PLC0415 - not for --help
+
+    chosen = [name.strip() for name in (followers or "").split(",") if name.strip()]
+    need("cdc follow", config, named(config.followers, chosen or None))
     path = Path(click.get_current_context().params["config_path"]).absolute()
     given = [
         *("--config", str(path)),
@@ -50,8 +64,18 @@ def follow(
         *(("--until", until) if until else ()),
         *(("--checkpoint", str(checkpoint)) if checkpoint else ()),
         *(("--once",) if once else ()),
+        *(("--json",) if as_json else ()),
     ]
     become("follow", given)
+
+
+def need(what: str, config: Config, followers: Iterable[str]) -> None:
+    """Raise MissingExtraError where an extra is not installed that these followers need."""
+    from cdc import extras  # noqa: PLC0415 - not for --help
+
+    each = [config.followers[name] for name in followers]
+    stores = [name for name in ("redis", "opensearch") if any(getattr(f, name) for f in each)]
+    extras.require(what, "spark", *stores, but=("pyspark",) if _spark_submit() else ())
 
 
 def become(job: str, given: list[str]) -> NoReturn:
@@ -66,7 +90,8 @@ def become(job: str, given: list[str]) -> NoReturn:
     jars = ",".join(str(each) for each in files.jars(Progress()))
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(name, sys.executable)
-    os.execv(submit, [submit, "--jars", jars, script, *given])  # noqa: S606 - our own job
+    conf = files.conf_options(quiet=True)
+    os.execv(submit, [submit, "--jars", jars, *conf, script, *given])  # noqa: S606 - our own job
 
 
 def _spark_submit() -> str | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from cdc.cli.options import did, example, next_step
+from cdc.cli.options import as_json as json_option
+from cdc.cli.options import did, example, next_step, print_json
 
 
 @click.command(epilog=example("cdc init --pipeline shop --dsn postgresql://me@localhost/shop"))
@@ -29,6 +30,7 @@ from cdc.cli.options import did, example, next_step
     "--table", "tables", multiple=True, help="A table to publish; repeat it. Default: public.*"
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@json_option
 def init(
     path: Path,
     pipeline: str,
@@ -37,8 +39,10 @@ def init(
     tables: tuple[str, ...],
     *,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write a commented configuration to PATH (default lockstep.yaml)."""
+    from cdc.config.control import new_secret  # noqa: PLC0415 - not for --help
     from cdc.config.template import render  # noqa: PLC0415 - not for --help
     from cdc.errors import ConfigError  # noqa: PLC0415
 
@@ -47,8 +51,9 @@ def init(
         "source.dsn": dsn,
         "source.tables": tables or ("public.*",),
         "log.bootstrap_servers": bootstrap_servers,
+        "control.secret": new_secret(),
     }
-    # Another user must not read a password that is put there later.
+    # Another user must not read the secret, nor a password that is put there later.
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
@@ -61,5 +66,8 @@ def init(
         raise ConfigError(
             f"cannot write {path}: {error.strerror}", hint="choose another path: cdc init PATH"
         ) from error
+    if as_json:
+        print_json({"wrote": str(path), "pipeline": pipeline})
+        return
     did(f"wrote {path}")
     next_step(f"edit {path}, then cdc doctor -c {path} tells what is missing")

@@ -56,7 +56,7 @@ def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
     return Exit.OK
 
 
-def _taken(take: Callable[[], None], host: _Terminal) -> None:
+def _taken(take: Callable[[], object], host: _Terminal) -> None:
     """Take it; try again on what passes by itself, as the daemon does."""
     left = _TRIES
     while True:

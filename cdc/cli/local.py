@@ -98,14 +98,17 @@ def status(home: Path, *, as_json: bool) -> int:
     return 0 if running else 1
 
 
-@local.command(epilog=example("cdc local down"))
+@local.command(epilog=example("cdc local down", "cdc local down --json"))
 @_home
-def down(home: Path) -> None:
+@json_option
+def down(home: Path, *, as_json: bool) -> None:
     """Stop what runs. Data, ports and settings are kept for the next up."""
     from cdc.local.stack import LocalStack  # noqa: PLC0415
 
     stopped = LocalStack(home).down()
-    if stopped:
+    if as_json:
+        print_json({"stopped": stopped})
+    elif stopped:
         click.echo(f"stopped {', '.join(stopped)}; the data is in {home}")
         next_step(f"`cdc local up` starts them again; `rm -r {home}` forgets the data")
     else:

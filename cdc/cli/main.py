@@ -2,10 +2,15 @@
 
 Commands live in one module each and are imported when used, so that `cdc --help` answers at once.
 What fails with a remedy (`CDCError`) prints one sentence and the remedy on stderr and exits with
-the error's code. Everything else is a bug: it alone prints a traceback, and exits 70.
+the error's code. Everything else is a bug: it alone prints where it is, and exits 70.
 """
 
 from __future__ import annotations
+
+from cdc.cli import stopping
+
+if __name__ != "__mp_main__":
+    stopping.install()
 
 import os
 import sys
@@ -14,7 +19,7 @@ from typing import NamedTuple
 
 import click
 
-from cdc import __version__
+from cdc import __version__, extras
 from cdc.errors import CDCError, Exit
 
 
@@ -48,12 +53,15 @@ COMMANDS = {
     "tail": Entry("cdc.cli.tail", "tail", "Print events as they arrive in the log."),
     "dead": Entry("cdc.cli.dead", "dead", "List events too large for their topics, or show one."),
     "slot": Entry("cdc.cli.slot", "slot", "Show, alter or drop the replication slot."),
+    "publication": Entry(
+        "cdc.cli.publication", "publication", "Continue with a publication that was altered."
+    ),
     "topics": Entry("cdc.cli.topics", "topics", "Go on with topics that have changed."),
     "migrations": Entry(
         "cdc.cli.migrations", "migrations", "What is optional in the source database."
     ),
     "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
-    "spark": Entry("cdc.cli.spark", "spark", "Prepare spark-submit: jars, code for a cluster."),
+    "spark": Entry("cdc.cli.spark", "spark", "Prepare spark-submit: applications, jars, code."),
     "local": Entry(
         "cdc.cli.local", "local", "Run Postgres, Kafka and stores here, for trying out."
     ),
@@ -107,6 +115,9 @@ def cdc() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `cdc` and leave the process with the exit code that the outcome has."""
+    from cdc import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
+
+    bugs.install()
     sys.exit(run(arguments))
 
 
@@ -136,6 +147,8 @@ def _exit_code(error: Exception) -> int:
             code = Exit.OK
         case CDCError():
             code = _explain(error)
+        case ModuleNotFoundError() if (absent := extras.missing(error)) is not None:
+            code = _explain(absent)
         case _:
             code = _report_bug(error)
     return code
@@ -149,13 +162,14 @@ def _explain(error: CDCError) -> int:
 
 def _report_bug(error: Exception) -> int:
     import platform  # noqa: PLC0415 - only a bug pays for them
-    import traceback  # noqa: PLC0415
 
-    traceback.print_exception(error)
+    from cdc import bugs  # noqa: PLC0415 - as above
+
+    click.echo(bugs.where(error), err=True, nl=False)
     click.echo(
         f"cdc: this is a bug in Lockstep {__version__} (Python {platform.python_version()}, "
         f"{platform.system()}). Nothing outside the log was confirmed, so nothing is lost.\n"
-        "what to do: report it with the lines above, after a look through them",
+        "what to do: report it with the lines above; they hold no values",
         err=True,
     )
     return Exit.BUG

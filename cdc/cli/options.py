@@ -36,11 +36,17 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     @config_file("config_path")
     @wraps(command)
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
-        from cdc.config import load  # noqa: PLC0415 - not for --help
+        from cdc import waiting  # noqa: PLC0415 - not for --help
+        from cdc.config import load  # noqa: PLC0415 - as above
 
+        waiting.tell_with(_waits)
         return command(load(config_path), *args, **kwargs)
 
     return wrapped
+
+
+def _waits(text: str) -> None:
+    click.echo(text, err=True)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
@@ -62,6 +68,11 @@ class Duration(click.ParamType[float]):
         if match is None or float(match[1]) == 0:
             self.fail(f"{value!r} is no duration; write it like 60s or 5m", param, ctx)
         return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def waited(line: str) -> None:
+    """Print on stderr what is waited for: output may be piped."""
+    click.echo(f"{click.style('·', dim=True)} {line}", err=True)
 
 
 def print_json(value: object) -> None:
@@ -99,15 +110,22 @@ def warn(what: str) -> None:
     click.echo(f"{click.style('!', fg='yellow', bold=True)} {what}")
 
 
+def progress(what: str) -> None:
+    """Print how far a long step is, on stderr."""
+    click.echo(f"{click.style('…', dim=True)} {what}", err=True)
+
+
 def tell(step: Step) -> None:
     """Print a step of setting up or tearing down."""
-    {"done": did, "left": left, "warn": warn}[step.did.value](step.what)
+    shown = {"done": did, "left": left, "warn": warn, "progress": progress}
+    shown[step.did.value](step.what)
 
 
 def tell_all(steps: Iterable[Step], *, as_json: bool) -> None:
     """Print steps as they are made; for a program all of them in the end."""
     if as_json:
-        print_json([{"did": step.did.value, "what": step.what} for step in steps])
+        done = [step for step in steps if step.did.value != "progress"]
+        print_json([{"did": step.did.value, "what": step.what} for step in done])
         return
     for step in steps:
         tell(step)

@@ -50,11 +50,12 @@ def rebuild(
     says; what the old one had otherwise is told. The old one is kept until --drop-old. Killed, it
     goes on where it was when it is started again. A running follower may go on meanwhile.
     """
-    from cdc.cli.follow import become  # noqa: PLC0415 - not for --help
+    from cdc.cli.follow import become, need  # noqa: PLC0415 - not for --help
+    from cdc.config.followers import named  # noqa: PLC0415 - as above
 
-    assert config.pipeline
     if (drop_old and (lsn or tables)) or (lsn and tables):
         raise click.UsageError("--table, --as-of and --drop-old are each for themselves")
+    need("cdc rebuild", config, named(config.followers, [follower]))
     path = Path(click.get_current_context().params["config_path"]).absolute()
     given = [follower, "--config", str(path)]
     given += [part for table in tables for part in ("--table", table)]

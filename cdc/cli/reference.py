@@ -30,7 +30,7 @@ _MADE = "<!-- Made by `python -m cdc.cli.reference`: change the code, not this p
 
 _ABOUT = """\
 Every command prints what to do next, on stderr, so that its output can be piped. Errors are one
-sentence and a remedy; a traceback is only ever a bug.
+sentence and a remedy; only a bug prints places in the code.
 """
 
 _EXITS = {
@@ -175,7 +175,7 @@ Tables are named in full (`schema.table`) where one is meant; `tables` takes pat
 Any text may hold `${VARIABLE}` or `${file:PATH}`, which stand for the variable's value and the
 file's text (without the newline at its end); `$${` stands for `${` itself. `source.password_file`
 is read anew at every connect. Relative paths count from the configuration file. Secrets are shown
-by no command and written to no log.
+by no command and written to no log (docs/SECURITY.md); a password in a URL is percent-encoded.
 
 ## Kafka settings that are ours
 

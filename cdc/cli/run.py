@@ -31,10 +31,11 @@ def run(config: Config, log_format: str) -> int:
     second one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it
     after the open Kafka transaction; health and metrics are served at http.listen.
     """
-    from cdc import daemon  # noqa: PLC0415 - heavy, and not for --help
+    from cdc import daemon, waiting  # noqa: PLC0415 - heavy, and not for --help
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
     # A crash below Python would end the daemon without a word.
     faulthandler.enable()
+    waiting.tell_with(None)  # the log tells it
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
     return daemon.run(config, click.get_current_context().params["config_path"])

@@ -110,13 +110,17 @@ def _print_copies(config: Config) -> None:
 @click.option(
     "--no-two-phase", is_flag=True, help="Decode prepared transactions at their end (18 and later)."
 )
-def alter(config: Config, *, failover: bool | None, no_two_phase: bool) -> None:
+@as_json
+def alter(config: Config, *, failover: bool | None, no_two_phase: bool, as_json: bool) -> None:
     """Change the pipeline's slot; no daemon may be running, and no standby waiting."""
     from cdc.source.setup import alter_slot  # noqa: PLC0415 - not for --help
 
     if failover is None and not no_two_phase:
         raise click.UsageError("say what to change: --failover, --no-failover or --no-two-phase")
     alter_slot(config, config.slot, failover=failover, two_phase=False if no_two_phase else None)
+    if as_json:
+        print_json({"altered": config.slot})
+        return
     did(f"altered the slot {config.slot}")
     next_step("cdc slot show, then cdc run")
 
@@ -125,7 +129,8 @@ def alter(config: Config, *, failover: bool | None, no_two_phase: bool) -> None:
 @with_config
 @click.argument("name", required=False)
 @yes
-def drop(config: Config, name: str | None, *, yes: bool) -> None:
+@as_json
+def drop(config: Config, name: str | None, *, yes: bool, as_json: bool) -> None:
     """Drop the slot NAME (default: the pipeline's), and release the WAL it keeps.
 
     Changes that nobody has read from it are gone; a log that was fed from it cannot be continued.
@@ -145,5 +150,8 @@ def drop(config: Config, name: str | None, *, yes: bool) -> None:
         if not yes:
             confirm(f"Drop the slot {name} and the {kept} of WAL it keeps?")
         source_setup.drop_slot(connection, name)
+    if as_json:
+        print_json({"dropped": name, "released_bytes": slot.retained_bytes})
+        return
     did(f"dropped the slot {name}; it released {kept} of WAL")
     next_step("cdc teardown takes away the rest of the pipeline, cdc doctor tells what is left")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import (
+    Duration,
     as_json,
     did,
     example,
     left,
     next_step,
     print_json,
+    waited,
     warn,
     with_config,
 )
@@ -49,7 +51,7 @@ def snapshot() -> None:
 
     The daemon reads each in chunks by its key, between two marks in the stream, and publishes the
     rows as `op r`. What changes meanwhile wins. Nothing is locked, no transaction stays open, and
-    a daemon that stops goes on where it was.
+    a daemon that stops goes on where it was; where the key is masked, from the first row.
     """
 
 
@@ -67,7 +69,10 @@ def snapshot() -> None:
     is_flag=True,
     help="Empty the table in the log first (`op t`), so that rows which only the log has go away.",
 )
-@click.option("--wait", is_flag=True, help="Return when it is done.")
+@click.option("--wait", is_flag=True, help="Return when it is done; say meanwhile how far it is.")
+@click.option(
+    "--timeout", type=Duration(), help="With --wait: give up after so long, such as 30s or 5m."
+)
 @click.option(
     "--initial", is_flag=True, help="Take a new pipeline's initial snapshot, and do not stream."
 )
@@ -80,10 +85,17 @@ def start(
     keys: str | None,
     anew: bool,
     wait: bool,
+    timeout: float | None,
     initial: bool,
     as_json: bool,
 ) -> int:
-    """Read TABLEs again (`schema.table`, `*` for any text); the word `start` may be left out."""
+    """Read TABLEs again (`schema.table`, `*` for any text); the word `start` may be left out.
+
+    With --wait exits 0 when all is read, 1 when a snapshot failed or was stopped; with --timeout
+    75 when it is not over in time, 69 when it is not because no daemon reads the slot.
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout is of --wait")
     if initial:
         if tables or where or keys or anew:
             raise click.UsageError("--initial takes every table as the configuration says")
@@ -100,7 +112,8 @@ def start(
     streams = snapshots.daemon_streams(config)
     asked = snapshots.start(config, tables, where=where, keys=_keys(keys), anew=anew)
     if wait:
-        return _finished(snapshots.wait(config, list(asked)), as_json=as_json)
+        found = snapshots.wait(config, list(asked), timeout=timeout, tell=waited)
+        return _finished(found, as_json=as_json)
     if as_json:
         print_json([{"id": number, "table": name} for number, name in asked.items()])
         return 0
@@ -188,6 +201,7 @@ def _print(records: list[LiveRecord], *, as_json: bool) -> None:
                 | {
                     "estimate": record.estimate,
                     "where": record.where,
+                    "withheld": record.withheld,
                     "began_at_us": record.began_at_us,
                     "at_us": record.at_us,
                 }

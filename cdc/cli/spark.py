@@ -10,9 +10,11 @@ from cdc.cli.options import as_json as json_option
 from cdc.cli.options import example, next_step, print_json
 
 
-@click.group(epilog=example("cdc spark jars", "cdc spark pack lockstep.zip"))
+@click.group(
+    epilog=example("cdc spark jars", "cdc spark app follow", "cdc spark pack lockstep.zip")
+)
 def spark() -> None:
-    """Prepare spark-submit: the jars that Spark lacks, our code for a cluster."""
+    """Prepare spark-submit: our applications, the jars that Spark lacks, our code for a cluster."""
 
 
 @spark.command(
@@ -40,9 +42,46 @@ def jars(*, packages: bool, as_json: bool) -> None:
         click.echo(",".join(found))
 
 
-@spark.command(epilog=example("cdc spark pack lockstep.zip"))
+@spark.command(epilog=example("cdc spark conf", "cdc spark conf --job", "cdc spark conf --json"))
+@click.option("--job", is_flag=True, help="Also what a job of ours wants of its driver's JVM.")
+@json_option
+def conf(*, job: bool, as_json: bool) -> None:
+    """Print the settings that a Spark session needs for our mirrors, as spark-submit takes them.
+
+    spark-submit $(cdc spark conf) --jars "$(cdc spark jars)" app.py: `read_as_of` and Delta's SQL
+    work in it, and times are UTC. With --job also for our own applications: Spark logs warnings
+    only, and its JVM ends where memory runs out.
+    """
+    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
+
+    if as_json:
+        print_json(files.conf(quiet=job))
+    else:
+        click.echo(" ".join(files.conf_options(quiet=job)))
+
+
+@spark.command(epilog=example("cdc spark app follow", "cdc spark app follow --json"))
+@click.argument("name", type=click.Choice(["follow", "rebuild", "snapshot"]))
+@json_option
+def app(name: str, *, as_json: bool) -> None:
+    """Print the path of the application NAME, as spark-submit takes it.
+
+    It is installed with the package, so this path is right after `pip install` and in a checkout:
+    spark-submit --jars "$(cdc spark jars)" "$(cdc spark app follow)" --config lockstep.yaml.
+    """
+    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
+
+    path = str(files.job(name))
+    if as_json:
+        print_json({"app": name, "path": path})
+    else:
+        click.echo(path)
+
+
+@spark.command(epilog=example("cdc spark pack lockstep.zip", "cdc spark pack lockstep.zip --json"))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-def pack(target: Path) -> None:
+@json_option
+def pack(target: Path, *, as_json: bool) -> None:
     """Write our own code into the zip TARGET, for a cluster's --py-files.
 
     It holds Python only: what we import besides (lockstep-cdc[spark]'s dependencies) is to be
@@ -51,5 +90,9 @@ def pack(target: Path) -> None:
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help
 
     many = files.pack(target)
+    if as_json:
+        print_json({"path": str(target), "files": many})
+        return
     click.echo(f"{target}: {many} files")
-    next_step(f"spark-submit --py-files {target} {files.job('snapshot')} --config lockstep.yaml")
+    app_path = files.job("follow")
+    next_step(f"spark-submit --py-files {target} {app_path} --config lockstep.yaml")

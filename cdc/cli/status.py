@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc.cli.layout import labelled, wrapped
 from cdc.cli.options import as_json, example, next_step, print_json, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.control.status import Status
+    from cdc.control.verdict import Verdict
 
 
 @click.command(epilog=example("cdc status", "cdc status --json | jq .lag_bytes"))
@@ -23,9 +25,11 @@ def status(config: Config, *, as_json: bool) -> int:
     Of each follower: up to where its store holds everything, how far that is behind, for how long
     the log has held what it lacks, and how old the newest canary is that came out of it.
 
-    Exits 0 when all is well, or what is wrong may pass by itself, which it then tells; 1 when no
-    daemon reads, it is not ready, or a follower does not run or stands; 69 or 77 when a server does
-    not answer or refuses us, 78 when the pipeline is not set up or a person is needed.
+    The level is ok, degraded or failed, with each cause, since when, and what to do. Exits 0 when
+    it is ok or degraded: late, but moving, or it may pass by itself. 1 when something has failed or
+    is stalled: no daemon reads, a snapshot was skipped, a follower has applied nothing for three
+    minutes. 69 or 77 when a server does not answer or refuses us, 78 when the pipeline is not set
+    up or a person is needed.
     """
     from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
 
@@ -34,19 +38,28 @@ def status(config: Config, *, as_json: bool) -> int:
         print_json(found.fields())
         return found.exit_code
     _print(found)
-    for each in found.warnings:
-        click.echo(f"{click.style('!', fg='yellow', bold=True)} {each}")
-    for problem in found.problems:
-        mark = click.style("✗", fg="red", bold=True)
-        click.echo(f"{mark} {problem.what}\n    {click.style('fix:', dim=True)} {problem.hint}")
-    if found.problems:
-        next_step("cdc doctor looks closer")
-    elif found.warnings:
-        next_step("it works; `cdc doctor` looks closer at what is said above")
-    else:
-        click.echo(f"{click.style('✓', fg='green', bold=True)} all is well")
-        next_step("cdc tail shows what arrives")
+    _causes(found.verdict)
     return found.exit_code
+
+
+def _causes(verdict: Verdict) -> None:
+    """Print what is wrong, the worst last: it stands next to the prompt."""
+    from cdc.control.retention import spell  # noqa: PLC0415 - not for --help
+    from cdc.control.verdict import Level  # noqa: PLC0415
+
+    for cause in reversed(verdict.causes):
+        failed = cause.level is Level.FAILED
+        mark = click.style("✗" if failed else "!", fg="red" if failed else "yellow", bold=True)
+        since = "" if cause.since_seconds is None else f" (for {spell(cause.since_seconds)})"
+        told = cause.what if f"for {spell(cause.since_seconds or 0)}" in cause.what else ""
+        click.echo(f"{mark} {wrapped(told or f'{cause.what}{since}', 2)}")
+        if cause.remedy:
+            click.echo(f"    {click.style('fix:', dim=True)} {wrapped(cause.remedy, 9)}")
+    if verdict.level is Level.OK:
+        click.echo(f"{click.style('✓', fg='green', bold=True)} {verdict.sentence}")
+        next_step("cdc tail shows what arrives")
+    else:
+        next_step("cdc doctor looks closer")
 
 
 def _snapshot(fields: dict[str, Any]) -> str:
@@ -77,10 +90,9 @@ def _follower(fields: dict[str, Any]) -> str:
 
 def _print(found: Status) -> None:
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.control.retention import spell  # noqa: PLC0415
 
     fields = found.fields()
-    source, slot, resume = fields["source"], found.slot, fields["resume"]
+    source, resume = fields["source"], fields["resume"]
     frontier, daemon = found.frontier, found.daemon
     rows: list[tuple[str, str]] = [("pipeline", found.pipeline)]
     if source:
@@ -97,16 +109,30 @@ def _print(found: Status) -> None:
         seconds = fields["lag_seconds"]
         late = f", {seconds:.1f} s" if seconds is not None else ""
         rows.append(("behind", f"{size(found.lag_bytes)}{late}"))
-    if slot:
-        reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
-        kept = size(slot.retained_bytes or 0)
-        rows.append(("slot", f"{slot.name}, {slot.wal_status}, read by {reader}, keeps {kept}"))
-        seconds = fields["slot"]["lost_in_seconds"]
-        if seconds is not None:
-            rows.append(("lasts", f"about {spell(seconds)} more, if nobody reads from it"))
+    rows += _slot(found)
     if daemon:
         rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
+    for each in found.live:
+        if each.active:
+            why = f": {each.why}" if each.why else ""
+            rows.append(("snapshot", f"{each.id} of {each.name}, {each.rows:,} rows{why}"))
     rows += [(each["name"], _follower(each)) for each in fields["followers"]]
     width = max(9, *(len(name) for name, _ in rows))
     for name, value in rows:
-        click.echo(f"{click.style(f'{name:<{width}}', dim=True)} {value}")
+        labelled(name, value, width)
+
+
+def _slot(found: Status) -> list[tuple[str, str]]:
+    """Return the lines of the slot."""
+    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.control.retention import spell  # noqa: PLC0415
+
+    slot, retention = found.slot, found.retention
+    if slot is None or retention is None:
+        return []
+    reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
+    kept = size(slot.retained_bytes or 0)
+    rows = [("slot", f"{slot.name}, {slot.wal_status}, read by {reader}, keeps {kept}")]
+    if (seconds := retention.lost_in_seconds) is not None:
+        rows.append(("lasts", f"about {spell(seconds)} more, if nobody reads from it"))
+    return rows

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, did, example, next_step, print_json, with_config
+from cdc.cli.options import (
+    Duration,
+    as_json,
+    did,
+    example,
+    next_step,
+    print_json,
+    waited,
+    with_config,
+)
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -21,22 +30,50 @@ def table() -> None:
 @with_config
 @click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
 @click.option("--no-snapshot", is_flag=True, help="Capture changes only, not the rows there are.")
+@click.option("--wait", is_flag=True, help="Return when the rows are read.")
+@click.option(
+    "--timeout", type=Duration(), help="With --wait: give up after so long, such as 30s or 5m."
+)
 @as_json
-def add(config: Config, tables: tuple[str, ...], *, no_snapshot: bool, as_json: bool) -> None:
+def add(
+    config: Config,
+    tables: tuple[str, ...],
+    *,
+    no_snapshot: bool,
+    wait: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> int:
     """Add TABLEs to the publication, and have the daemon read the rows that they have.
 
     source.tables must take them. Publication and command are one transaction, so the rows are read
     as of the place from which on changes are streamed: nothing is missing and nothing comes twice.
+
+    With --wait exits 0 when all is read, 1 when it failed; with --timeout 75 when it is not over in
+    time, 69 when it is not because no daemon reads the slot.
     """
     from cdc.control import tables as control  # noqa: PLC0415 - not for --help
 
+    if (wait and no_snapshot) or (timeout is not None and not wait):
+        raise click.UsageError("--timeout is of --wait, and --wait waits for a snapshot")
     added = control.add(config, tables, read=not no_snapshot)
     if as_json:
         print_json([{"table": each.table, "snapshot": each.snapshot} for each in added])
-        return
-    for each in added:
-        did(f"added {each.table}" + (f": snapshot {each.snapshot}" if each.snapshot else ""))
-    next_step("cdc snapshot list" if not no_snapshot else "cdc status")
+    else:
+        for each in added:
+            did(f"added {each.table}" + (f": snapshot {each.snapshot}" if each.snapshot else ""))
+    failed = False
+    if wait:
+        from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+
+        numbers = [each.snapshot for each in added if each.snapshot]
+        found = snapshots.wait(config, numbers, timeout=timeout, tell=waited)
+        for record in found:
+            waited(f"snapshot {record.id} of {record.name} is {record.state}")
+        failed = any(record.state != "done" for record in found)
+    if not as_json:
+        next_step("cdc snapshot list" if not no_snapshot else "cdc status")
+    return int(failed)
 
 
 @table.command(epilog=example("cdc table remove public.orders"))

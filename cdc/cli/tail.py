@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import select
 import shutil
+import signal
 import sys
+import time
 from base64 import b64decode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc.cli.options import example, next_step, with_config
+from cdc.cli.options import example, next_step, waited, with_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {"c": "green", "r": "green", "u": "yellow", "d": "red", "t": "magenta", "m": "cyan"}
 _WORDS = {"c": "insert", "r": "read", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
+# Nothing has come for so long: say so, and again after twice as long.
+_IDLE_SECONDS = 3.0
 # Narrow enough that a few columns stand side by side.
 _VALUE_WIDTH = 24
 
@@ -43,11 +47,15 @@ def tail(
 
     TABLE is schema.table or schema.*; none are all, and logical messages. A line tells the
     commit's time, how much later it was published, the commit LSN, seq, what happened, the table,
-    the key and the row.
+    the key and the row. Where nothing comes, a line on stderr says up to where the log is.
     """
     from cdc.log.tail import tail as follow  # noqa: PLC0415 - not for --help
 
+    # A supervisor's stop is no other than Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     left = limit
+    idle = _Idle(config)
     line = _json if as_json else _line
     batches = follow(config, _patterns(tables), from_beginning=from_beginning)
     try:
@@ -56,6 +64,7 @@ def tail(
                 click.echo(line(arrived))
             if batch:
                 sys.stdout.flush()
+            idle.turn(came=bool(batch))
             if left is not None:
                 left -= len(batch[:left])
                 if left == 0:
@@ -68,6 +77,34 @@ def tail(
         batches.close()
     if not as_json:
         next_step("cdc status tells how far the log is")
+
+
+class _Idle:
+    """Says on stderr that nothing arrives, and where the log ends: silence could be a fault."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._since = time.monotonic()
+        self._due: float | None = _IDLE_SECONDS
+
+    def turn(self, *, came: bool) -> None:
+        """Note whether something came; print a line where nothing has for long."""
+        now = time.monotonic()
+        if came:
+            self._since, self._due = now, _IDLE_SECONDS
+        elif self._due is not None and now - self._since >= self._due:
+            waited(f"waiting, {self._place()}")
+            # Once where nobody looks on.
+            self._due = 2 * self._due if sys.stderr.isatty() else None
+
+    def _place(self) -> str:
+        from cdc.log.reader import read_resume  # noqa: PLC0415 - not for --help
+
+        resumed = read_resume(self._config)
+        if resumed is None:
+            return "and the log has no resume record: `cdc setup` begins it"
+        age = max(0.0, time.time() - resumed[1].at_us / 1e6)
+        return f"at LSN {resumed[1].end_lsn}, seq {resumed[1].seq}, written {age:.0f} s ago"
 
 
 def _reader_is_gone() -> bool:

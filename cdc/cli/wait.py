@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 
-from cdc.cli.options import Duration, as_json, did, example, print_json, with_config
+from cdc.cli.options import Duration, as_json, did, example, print_json, waited, with_config
 
 if TYPE_CHECKING:
+    from cdc.client import Behind, Client
     from cdc.config import Config
     from cdc.log.followers import FollowerRecord
+
+
+# So often a wait says what it waits for.
+_TELL_SECONDS: Final = 3.0
 
 
 @click.command(
@@ -45,8 +50,8 @@ def wait(
     From then on its store shows what was committed up to there. Asks the followers' reports in the
     log, and no store.
 
-    Exits 0 when all have, 75 when one is behind, 69 when one is not running, 78 when one has halted
-    and needs a person, or when the token is of another database.
+    Exits 0 when all have, 75 when one is behind, 69 when one or the daemon is not running, 78 when
+    one has halted and needs a person, or when the token is of another database.
     """
     from cdc.client import Client  # noqa: PLC0415 - not for --help
     from cdc.source.connection import connect  # noqa: PLC0415
@@ -61,13 +66,38 @@ def wait(
     names = None if followers is None else [name.strip() for name in followers.split(",")]
     began = time.monotonic()
     with Client(config) as client:
-        applied = client.wait(given, names, timeout)
+        applied = _patiently(config, client, given, names, timeout)
     seconds = time.monotonic() - began
     if as_json:
         print_json({"seconds": round(seconds, 3), "followers": _fields(applied)})
         return
     for name, record in applied.items():
         did(f"{name} has applied all up to {record.lsn}, seq {record.seq}")
+
+
+def _patiently(
+    config: Config, client: Client, given: str, names: list[str] | None, timeout: float
+) -> dict[str, FollowerRecord]:
+    """Wait, and say every few seconds for what; a pipeline that nobody runs is said at once."""
+    from cdc.control.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
+    from cdc.errors import BehindError, Exit  # noqa: PLC0415
+
+    deadline = time.monotonic() + timeout
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return client.wait(given, names, min(left, _TELL_SECONDS))
+        except BehindError as error:
+            late = cast("tuple[Behind, ...]", error.behind)
+            reads = daemon_streams(config)
+            if not reads:
+                error.hint = f"cdc run: no daemon reads the slot {config.slot}; then {error.hint}"
+            if any(each.hopeless for each in late) or time.monotonic() >= deadline:
+                if not reads and error.exit_code == Exit.TEMPORARY:
+                    error.exit_code = Exit.UNAVAILABLE
+                raise
+            said = "; ".join(f"{each.follower} {each.why}" for each in late)
+            waited(said if reads else f"no daemon reads the slot {config.slot}; {said}")
 
 
 def _fields(applied: dict[str, FollowerRecord]) -> dict[str, dict[str, object]]:

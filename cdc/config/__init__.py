@@ -3,8 +3,8 @@
 What is written wins over what is default, and the environment over the file. Every value is checked
 before anything connects, every finding is told at once, and each names its place. The modules:
 `model` what can be set, `layers` where it is read from, `check` and `rules` what is refused,
-`selection` what of each table is captured, `snapshot` and `delta` their sections, `show` how it is
-shown without its secrets.
+`selection` what of each table is captured, `snapshot` and `delta` their sections, `secrecy` what of
+it is secret, `show` how it is shown without that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 from cdc.config.check import Effective, load, read
 from cdc.config.model import Batch, Config, Http, Log, Mask, Source, TableRule
 from cdc.config.patterns import TablePattern
+from cdc.config.secrecy import without_passwords
 from cdc.config.selection import Selection, TableSelection
-from cdc.config.show import mask_dsn, show
+from cdc.config.show import show
 from cdc.config.snapshot import Snapshot
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
     "TableRule",
     "TableSelection",
     "load",
-    "mask_dsn",
     "read",
     "show",
+    "without_passwords",
 ]

@@ -181,7 +181,7 @@ def _what(at: tuple[str, ...], given: Given) -> str:
     kinds = {str: "text", bool: "a yes or no", int: "a whole number", float: "a number"}
     kinds |= {list: "a list", dict: "names with values", type(None): "nothing"}
     kind = kinds.get(type(given.value), "something else")
-    hide = is_secret(at) or at[-1] in {"dsn", "url"} or not given.written
+    hide = is_secret(at) or not given.written
     return f"given {kind}" if hide else f"given {kind}, {given.written!r}"
 
 

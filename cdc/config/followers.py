@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from cdc.config.secrecy import INDEX, STORAGE, Address, Options, Secret, described
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ Names = tuple[str, ...]
 class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Mirrors in Delta Lake: a table each."""
 
+    __repr__ = described
+
     path: Annotated[
-        str | None,
+        Address | None,
         Meta(description="Where the mirrors lie. Default `delta.path`.", examples=["s3a://lake/x"]),
     ] = None
     storage: Annotated[
         dict[str, str],
+        Options(STORAGE),
         Meta(
             description="Options of the object store, as delta-rs names them; credentials are also "
             "taken from the environment.",
@@ -112,8 +116,10 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A cache in Redis: plain values that any client can GET."""
 
+    __repr__ = described
+
     url: Annotated[
-        str,
+        Address,
         Meta(
             min_length=1,
             description="`redis://`, `rediss://` or `unix://`; `cluster: true` beside it for a "
@@ -140,13 +146,15 @@ class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An index in OpenSearch for each table, behind an alias."""
 
-    url: Annotated[str, Meta(min_length=1, examples=["http://localhost:9200"])]
+    __repr__ = described
+
+    url: Annotated[Address, Meta(min_length=1, examples=["http://localhost:9200"])]
     prefix: Annotated[
         str | None,
         Meta(description="In front of every alias, `<prefix>-<schema>.<table>`. Default as Redis."),
     ] = None
     user: str | None = None
-    password: str | None = None
+    password: Secret | None = None
     ca_file: Annotated[str | None, Meta(description="PEM; default the system's authorities.")] = (
         None
     )
@@ -156,6 +164,7 @@ class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     ] = {}
     mappings: Annotated[
         dict[str, dict[str, object]],
+        Options(INDEX),
         Meta(
             description="By table, properties that replace those derived from the columns' types.",
             examples=[{"public.products": {"title": {"type": "text", "analyzer": "english"}}}],
@@ -163,6 +172,7 @@ class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     ] = {}
     settings: Annotated[
         dict[str, object],
+        Options(INDEX, "index."),
         Meta(description="Settings of new indices.", examples=[{"number_of_shards": 3}]),
     ] = {}
 

@@ -141,12 +141,19 @@ def _read_file(path: Path, layers: Layers) -> None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise _unreadable(f"{where}: not YAML: {error.problem or error.context}") from error
+        raise _unreadable(f"{where}: not YAML: {_why(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise _unreadable(f"{path}: not YAML: bytes that are not text") from error
     if root is None:
         return
     _read_mapping(root, (), path, layers)
+
+
+def _why(error: yaml.MarkedYAMLError) -> str:
+    """Return what is wrong, up to what the parser quotes: an unquoted password may be there."""
+    problem = re.split(r"""['"]""", error.problem or error.context or "", maxsplit=1)[0].strip()
+    quote = "a text that begins with one of * & ! % @ ` | > { [ or holds `: ` needs quotes"
+    return f"{problem.rstrip(',')}; {quote}"
 
 
 def _unreadable(what: str) -> ConfigError:
@@ -162,6 +169,7 @@ class _Shape(NamedTuple):
 
 
 _NONE: frozenset[str] = frozenset()
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MASKS = frozenset({"fixed", "truncate", "hmac"})
 
 
@@ -205,6 +213,8 @@ def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Laye
             layers.problems.append(f"{place}: {'.'.join(here)}: given twice")
         elif shape.names is not None and name not in shape.names:
             hint = nearest(name, shape.names)
+            # `password:hunter2` without its space is a name, too.
+            here = here if _NAME.fullmatch(name) else (*at, "(no name)")
             layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{hint}")
         elif _is_section(shape, here, value_node):
             if here[:1] in known_paths().deep:
@@ -336,7 +346,7 @@ class _References:
                 raise LookupError(f"cannot read ${{{name}}}: {why}") from error
         if not _VARIABLE.fullmatch(name):
             raise LookupError(
-                f"${{{name}}} is neither ${{VARIABLE}} nor ${{file:PATH}}; $${{ escapes"
+                "what `${` begins is neither ${VARIABLE} nor ${file:PATH}; $${ escapes"
             )
         if name not in self._env:
             raise LookupError(f"the environment variable {name} is not set")

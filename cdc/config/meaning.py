@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc.config.patterns import parse_table_pattern
-from cdc.config.show import MASK, has_password
+from cdc.config.secrecy import (
+    LOGIN,
+    MISREAD,
+    has_login,
+    has_password,
+    is_misread,
+    without_passwords,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+# A secret of so many characters can't be guessed, written in hex or as words.
+MIN_SECRET = 32
 # What exactly-once rests on; whoever sets one of these gets it from us, not from the file.
 OWNED_KAFKA_SETTINGS = frozenset(
     {
@@ -62,6 +71,8 @@ def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
     dsn = dsn.strip()
     if not dsn.startswith(("postgresql://", "postgres://")) and "=" not in dsn:
         yield "neither a URL (postgresql://user@host:port/db) nor keywords (host=… dbname=… user=…)"
+    elif is_misread(dsn):
+        yield MISREAD
     elif re.search(r"\breplication\s*=", dsn):
         yield "must not set `replication`: Lockstep does, where it streams"
     else:
@@ -108,6 +119,11 @@ def _password_file(name: str, beside: Mapping[str, Any]) -> Iterator[str]:
         yield f"cannot read {name}: {why}"
 
 
+def _delta_path(path: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if has_login(path):
+        yield LOGIN
+
+
 def _bootstrap_servers(servers: str, _: Mapping[str, Any]) -> Iterator[str]:
     for server in servers.split(","):
         yield from _host_port(server.strip(), least=1)
@@ -132,10 +148,15 @@ def _host_port(text: str, *, least: int) -> Iterator[str]:
     """Yield what is wrong with `text` as `host:port`; `least` is the lowest port."""
     match = _HOST_PORT.fullmatch(text)
     if match is None:
-        shown = repr(text) if "@" not in text else MASK
-        yield f"{shown} is no address; expected host:port, such as localhost:9092"
+        shown = without_passwords(text)
+        yield f"{shown!r} is no address; expected host:port, such as localhost:9092"
     elif not least <= int(match[2]) <= _MAX_PORT:
         yield f"{text!r}: a port is a number from {least} to {_MAX_PORT}"
+
+
+def _secret(secret: str, _: Mapping[str, Any]) -> Iterator[str]:
+    if len(secret) < MIN_SECRET:
+        yield f"shorter than {MIN_SECRET} characters; `openssl rand -hex 32` makes a good one"
 
 
 _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]] = {
@@ -147,8 +168,10 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("source", "exclude"): _tables,
     ("source", "password_file"): _password_file,
     ("snapshot", "dsn"): _dsn,
+    ("delta", "path"): _delta_path,
     ("log", "bootstrap_servers"): _bootstrap_servers,
     ("log", "prefix"): _prefix,
     ("log", "retention_hours"): _retention_hours,
     ("http", "listen"): _listen,
+    ("control", "secret"): _secret,
 }

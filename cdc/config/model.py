@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from cdc.config.control import Control
 from cdc.config.delta import Delta
 from cdc.config.followers import Follower
 from cdc.config.migrations import Migrations
+from cdc.config.secrecy import KAFKA, Address, Options, described
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
 from cdc.errors import ConfigError
@@ -23,7 +25,7 @@ from cdc.log.values_options import Values
 LogLevel = Literal["debug", "info", "warning", "error"]
 Streaming = Literal["off", "on", "parallel"]
 # Where there are followers and nothing else is said.
-_CANARY_SECONDS = 5.0
+CANARY_SECONDS = 5.0
 
 
 class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,8 +103,10 @@ class TableRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The leader: a Postgres database, its slot and its publication."""
 
+    __repr__ = described
+
     dsn: Annotated[
-        str,
+        Address,
         Meta(
             min_length=1,
             description="A libpq URL or connection string. Keep its password elsewhere: in "
@@ -221,8 +225,10 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The log: a Kafka cluster and the topics' shape."""
 
+    __repr__ = described
+
     bootstrap_servers: Annotated[
-        str,
+        Address,
         Meta(
             min_length=1,
             description="Kafka brokers, `host:port`, separated by commas.",
@@ -256,6 +262,7 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ] = 168.0
     kafka: Annotated[
         dict[str, str | int | float | bool],
+        Options(KAFKA),
         Meta(
             description="Further librdkafka settings by their own names: security, timeouts, "
             "compression. Those that exactly-once rests on are refused.",
@@ -287,11 +294,14 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where health and metrics are served."""
 
+    __repr__ = described
+
     listen: Annotated[
-        str,
+        Address,
         Meta(
-            description="`host:port` of `/livez`, `/readyz` and `/metrics`; port 0 takes a free "
-            "one (the daemon logs it); empty serves none. There is no login: keep it private.",
+            description="`host:port` of `/livez`, `/readyz`, `/healthz` and `/metrics`; port 0 "
+            "takes a free one (the daemon logs it); empty serves none. There is no login: keep it "
+            "private.",
         ),
     ] = "127.0.0.1:8080"
 
@@ -341,6 +351,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             ],
         ),
     ] = {}
+    control: Control = Control()
     snapshot: Snapshot = Snapshot()
     delta: Delta = Delta()
     migrations: Migrations = Migrations()
@@ -367,7 +378,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def canary_seconds(self) -> float:
         """How often a canary is sent; 0 is never."""
         given = self.source.canary_seconds
-        return given if given is not None else _CANARY_SECONDS if self.followers else 0.0
+        return given if given is not None else CANARY_SECONDS if self.followers else 0.0
 
     @property
     def password(self) -> str | None:

@@ -1,54 +1,53 @@
 """Show the effective configuration: every value, where it came from, and no secret.
 
-A secret is a password, alone or in a DSN or URL, a mask's HMAC key and any Kafka setting that is
-named like one; a setting whose name tells nothing is shown.
+What is secret is noted on the model's types: `cdc.config.secrecy`. A mask's HMAC key is, too.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import msgspec
 
 from cdc.config import nested
-from cdc.config.model import Mask, TableRule
+from cdc.config.model import Config, Mask, TableRule
+from cdc.config.secrecy import Never, Note, note_of
 
 if TYPE_CHECKING:
     from cdc.config.check import Effective
 
-MASK = "***"
 
-_SECRET_SETTING = re.compile(r"password|secret|token|jaas|\bpem\b|oauthbearer\.config|\bkey$")
-_URL_PASSWORD = re.compile(r"^(\w+://[^:/?@]*):[^?]*@")
-# `password=`, `sslpassword=`, of a keyword string or of a URL's query.
-_KEYWORD_PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]*)", re.IGNORECASE)
+def note_at(at: tuple[str, ...]) -> tuple[Note | None, tuple[str, ...]]:
+    """Return the note on the field that a path leads to, and the names below that field.
+
+    A path that the model does not have is secret: nobody knows what is given there.
+    """
+    kind: Any = Config
+    for depth, name in enumerate(at):
+        kind = nested.plain(kind)
+        if kind is Mask:
+            return Never() if name == "hmac" else None, ()
+        if nested.is_struct(kind):
+            fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            if name not in fields:
+                return Never(), ()
+            kind = fields[name]
+        else:
+            kind = get_args(kind)[1] if get_origin(kind) is dict else None
+        if (note := note_of(kind)) is not None:
+            return note, at[depth + 1 :]
+    return None, ()
 
 
-def mask_dsn(dsn: str) -> str:
-    """Return `dsn` with each password in it replaced by `***`."""
-    return _KEYWORD_PASSWORD.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1:{MASK}@", dsn))
-
-
-def has_password(dsn: str) -> bool:
-    """Return whether `dsn` itself carries a password."""
-    return bool(_URL_PASSWORD.search(dsn) or re.search(r"(?<!ssl)password\s*=", dsn, re.IGNORECASE))
-
-
-def is_secret(path: tuple[str, ...]) -> bool:
-    """Return whether the whole value at `path` must not be shown."""
-    if path[0] == "tables":
-        return path[-1] == "hmac" and path[-3:-2] == ("mask",)
-    if path[0] == nested.SECTION:
-        return path[2:] == ("opensearch", "password")
-    return path[:2] == ("log", "kafka") and bool(_SECRET_SETTING.search(path[-1].lower()))
+def is_secret(at: tuple[str, ...]) -> bool:
+    """Return whether what is given at `at` may hold a secret, so that no message quotes it."""
+    return note_at(at)[0] is not None
 
 
 def mask(path: tuple[str, ...], value: object) -> object:
     """Return `value`, or what may be shown in its place."""
-    if is_secret(path):
-        return MASK
-    return mask_dsn(value) if path[-1] in {"dsn", "url"} and isinstance(value, str) else value
+    note, names = note_at(path)
+    return value if note is None else note.shown(names, value)
 
 
 def _is_silent(struct: msgspec.Struct, value: object, default: object, at: tuple[str, ...]) -> bool:

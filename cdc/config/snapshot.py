@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from cdc.config.secrecy import Address, described
+
 SnapshotMode = Literal["initial", "never"]
 SnapshotRunner = Literal["auto", "spark", "local"]
 SnapshotKind = Literal["log", "direct", "none"]
@@ -14,6 +16,8 @@ SnapshotKind = Literal["log", "direct", "none"]
 
 class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The initial snapshot: the rows that the tables have before their first change is captured."""
+
+    __repr__ = described
 
     mode: Annotated[
         SnapshotMode,
@@ -62,7 +66,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     dsn: Annotated[
-        str | None,
+        Address | None,
         Meta(
             description="Where rows are read, when not at `source.dsn`: a standby of it, Postgres "
             "16 or later, with hot_standby_feedback on. Its password likewise.",

@@ -13,6 +13,7 @@ import msgspec
 
 from cdc.config.patterns import parse_table_pattern
 from cdc.config.places import shared
+from cdc.config.secrecy import LOGIN, MISREAD, has_login, is_misread
 from cdc.events import table_name
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def _follower(follower: Follower, beside: Mapping[str, Follower | None]) -> Iter
 
 
 def _delta(delta: DeltaFollower) -> Iterator[Complaint]:
+    if delta.path is not None and has_login(delta.path):
+        yield ("delta", "path"), LOGIN
     for text in delta.history:
         yield from _one_table(("delta", "history"), text)
     for name in ("cluster", "partition"):
@@ -146,6 +149,8 @@ def _redis(follower: Follower) -> Iterator[Complaint]:
     assert follower.redis is not None
     if not _REDIS_URL.fullmatch(follower.redis.url):
         yield ("redis", "url"), "is no URL of Redis; expected redis://, rediss:// or unix://"
+    elif is_misread(follower.redis.url):
+        yield ("redis", "url"), MISREAD
     shapes = follower.redis.shapes
     yield from _tables(("redis", "shapes"), shapes, follower.documents)
     for table, shape in shapes.items():
@@ -169,6 +174,8 @@ def _opensearch(follower: Follower) -> Iterator[Complaint]:
     assert store is not None
     if not _HTTP_URL.fullmatch(store.url):
         yield ("opensearch", "url"), "is no URL of OpenSearch; expected http:// or https://"
+    elif is_misread(store.url):
+        yield ("opensearch", "url"), MISREAD
     if (store.user is None) != (store.password is None):
         yield ("opensearch", "user"), "user and password go together; one of them is missing"
     for name in ("aliases", "mappings"):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from cdc.errors import ConfigError, GapError
 from cdc.log import reader, resume, topics
+from cdc.log.client import reach
 from cdc.log.watch import EpochError, LogWatch
 from cdc.source import inspection
 from cdc.source.connection import connect
@@ -34,7 +35,8 @@ class Changed(NamedTuple):
 
 def survey(config: Config) -> Changed:
     """Return what there is to acknowledge; raise what can't be, and while a daemon runs."""
-    _nobody_streams(config)
+    nobody_streams(config)
+    reach(config)
     record = reader.read_resume(config)
     if record is None:
         raise ConfigError(
@@ -56,14 +58,16 @@ def acknowledge(config: Config, changed: Changed) -> int:
 
     A daemon that starts at this moment is fenced, and then finds the new epoch.
     """
-    _nobody_streams(config)
+    nobody_streams(config)
     epoch = changed.identity.epoch + 1
     identity = replace(changed.identity, epoch=epoch, partitions=changed.partitions)
-    resume.write_first(config, identity, changed.position)
+    read = (changed.identity, changed.position)
+    resume.write_fenced(config, identity, changed.position, read=read)
     return epoch
 
 
-def _nobody_streams(config: Config) -> None:
+def nobody_streams(config: Config) -> None:
+    """Raise where a daemon has the slot, or where there is no slot."""
     with connect(config) as connection:
         slot = inspection.slot(connection, config.slot)
     if slot is None:

@@ -3,7 +3,8 @@
 What a canary needs is what a change needs: a server that writes WAL, a slot that is read, a broker
 that takes transactions, a follower that applies them. So its age where it comes out is the health
 of all of it, also while nobody changes anything. It is outside any transaction and in no table, and
-takes no rights that the publication does not.
+takes no rights that the publication does not. It is signed, and the daemon publishes none that is
+not: a stranger's would hide that a follower is dead.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from cdc import authority
+from cdc.config.model import CANARY_SECONDS
 from cdc.control.findings import Finding, note
 from cdc.errors import CDCError
 from cdc.log.followers import CANARY
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cdc.config import Config
     from cdc.source.catalog import Connection
 
+_SYSTEM: Final = b"SELECT system_identifier::text FROM pg_catalog.pg_control_system()"
 _SEND: Final = b"SELECT pg_logical_emit_message(false, %s, %s)"
 _FIX: Final = (
     "source.dsn must name the primary, and its role may call pg_logical_emit_message (GRANT EXECUTE"
@@ -30,10 +36,19 @@ _FIX: Final = (
 class Canary:
     """One every `seconds`; none where that is 0."""
 
-    def __init__(self, config: Config) -> None:
-        self.seconds = config.canary_seconds
+    def __init__(self, config: Config, followed: Callable[[], bool] = lambda: False) -> None:
+        """`followed` returns whether a follower reports, which the configuration may not name."""
+        self._config, self._followed = config, followed
+        self._pipeline, self._secret = config.pipeline, authority.canary_secret(config)
         self._sent_at = float("-inf")
         self.findings: list[Finding] = []  # what stood in the way of the newest
+
+    @property
+    def seconds(self) -> float:
+        """How often one is sent: also for followers that were added after this process began."""
+        if self._config.source.canary_seconds is None and self._followed():
+            return CANARY_SECONDS
+        return self._config.canary_seconds
 
     def send(self, sql: Connection) -> None:
         """Send one where it is time. Raises the error of a connection that is gone."""
@@ -43,7 +58,12 @@ class Canary:
         self._sent_at, self.findings = now, []
         try:
             with translated("sending a canary"):
-                sql.execute(_SEND, (CANARY, str(time.time_ns() // 1_000)))
+                row = sql.execute(_SYSTEM).fetchone()
+                assert row is not None
+                scope = authority.Scope(self._pipeline, row[0])
+                at_us, purpose = time.time_ns() // 1_000, authority.CANARY_PURPOSE
+                content = authority.sign(self._secret, purpose, scope, at_us, b"")
+                sql.execute(_SEND, (CANARY, content.decode()))
         except CDCError as error:
             if sql.closed:
                 raise

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc.config import mask_dsn
+from cdc.config import without_passwords
 from cdc.control import (
+    doctor_authority,
     doctor_failover,
     doctor_followers,
     doctor_meeting,
     doctor_migrations,
-    doctor_snapshot,
     doctor_tables,
+    doctor_verdict,
+    readiness,
+    requirements,
 )
 from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_source import SourceFacts, check_source
@@ -24,6 +27,7 @@ from cdc.control.findings import Finding, error
 from cdc.errors import CDCError
 from cdc.log import inspection as log_inspection
 from cdc.log import reader, topics
+from cdc.log.client import reach
 from cdc.log.inspection import TRANSACTION_LOG
 from cdc.log.watch import LogWatch
 from cdc.source import inspection as source_inspection
@@ -41,15 +45,17 @@ def examine(config: Config) -> list[Finding]:
     log = _log_facts(config, source.tables if source else [], findings)
     if source is not None:
         source = source._replace(set_up=log is not None and log.resume is not None)
+        findings += _requirements(config, source, log)
         findings += check_source(config, source)
         findings += _tables(config, source)
         findings += doctor_migrations.examine(config)
+        findings += doctor_authority.examine(config)
         findings += doctor_failover.examine(config, source.server, source.slot)
-        findings += doctor_snapshot.examine(config, source.server, source.slot, source.tables)
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
         findings += doctor_followers.examine(config, source.tables)
+        findings += doctor_verdict.examine(config)
         findings += doctor_meeting.examine(config, source.slot, log.resume)
     return findings
 
@@ -57,18 +63,26 @@ def examine(config: Config) -> list[Finding]:
 def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None:
     try:
         with connect(config) as connection:
-            return SourceFacts(
-                server=source_inspection.server(connection),
-                slot=source_inspection.slot(connection, config.slot),
-                publication=source_inspection.publication(connection, config.publication),
-                tables=source_inspection.tables(connection, config.selection),
-                holders=source_inspection.holders(connection),
-                set_up=False,
-            )
+            return readiness.gather(connection, config, set_up=False)
     except CDCError as failure:
-        where = mask_dsn(config.source.dsn)
+        where = without_passwords(config.source.dsn)
         findings.append(error("postgres", f"{failure.what} ({where})", failure.hint))
         return None
+
+
+def _requirements(config: Config, source: SourceFacts, log: LogFacts | None) -> list[Finding]:
+    """Return the findings of what `cdc setup` insists on."""
+    if log is None:  # it knows whether an initial snapshot is due
+        return requirements.check(config, requirements.Facts(source, None))
+    try:
+        facts = readiness.with_snapshot(config, source)
+    except CDCError as failure:
+        facts = requirements.Facts(source, None)
+        return [
+            *requirements.check(config, facts),
+            error("snapshot", failure.what, failure.hint),
+        ]
+    return requirements.check(config, facts)
 
 
 def _tables(config: Config, source: SourceFacts) -> list[Finding]:
@@ -82,6 +96,7 @@ def _log_facts(
     config: Config, tables: list[source_inspection.Table], findings: list[Finding]
 ) -> LogFacts | None:
     try:
+        reach(config)
         client = topics.admin(config)
         cluster = log_inspection.cluster(client)
         wanted = topics.internal_topics(config) + [

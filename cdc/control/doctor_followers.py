@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.config import stores
 from cdc.config.patterns import parse_table_pattern
 from cdc.control.findings import Finding, error, listed, note, ok, warning
-from cdc.control.followers import Look, judge
-from cdc.errors import CDCError, Exit
+from cdc.errors import CDCError
 from cdc.source import columns as source_columns
 from cdc.source.connection import connect
 from cdc.source.plan import has_topic
@@ -47,7 +46,7 @@ def examine(config: Config, tables: list[Table]) -> list[Finding]:
             facts = Facts(captured, source_columns.columns(connection, oids))
     except CDCError as failure:
         return [error("followers", failure.what, failure.hint)]
-    return [*check_followers(config, facts), *_standings(config)]
+    return list(check_followers(config, facts))
 
 
 def check_followers(config: Config, facts: Facts) -> Iterator[Finding]:
@@ -182,26 +181,3 @@ def _expiring(facts: Facts, name: str, follower: Follower) -> Iterator[Finding]:
             f" that it did not change, and such a row stays away: {listed(blind)}",
             "where they have such columns: ALTER TABLE … REPLICA IDENTITY FULL",
         )
-
-
-# --- how they stand ---
-
-
-def _standings(config: Config) -> Iterator[Finding]:
-    look = Look(config)
-    try:
-        standings = look.take(None)
-    except CDCError:
-        return  # the checks of the log tell
-    finally:
-        look.close()
-    complaints = list(judge(config, standings))
-    running = {each.name for each in standings if each.record and each.record.runs}
-    for name, what, hint, code in complaints:
-        if code == Exit.FAILED and name not in running:
-            yield note("follower", what, hint)
-        else:
-            yield (error if code else warning)("follower", what, hint)
-    well = sorted(running - {each.follower for each in complaints})
-    if well:
-        yield ok("follower", f"{listed(well)}: running, and not behind")

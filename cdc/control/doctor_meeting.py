@@ -7,11 +7,14 @@ log and all else is after it, since either may move on in between.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cdc import continuity
+from cdc import continuity, publication
 from cdc.control.findings import Finding, error, ok
-from cdc.errors import CDCError
+from cdc.errors import CDCError, FencedError
+from cdc.log import topics
+from cdc.log.watch import LogWatch
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.stream import identify
@@ -31,13 +34,59 @@ def examine(config: Config, slot: Slot | None, resume: Resume | None) -> list[Fi
     if resume is None:
         return check_unrecorded(slot)
     try:
-        with connect(config, replication=True) as connection:
-            system = identify(connection)
-        with connect(config) as connection:
-            source = catalog.source(connection, config, resume[0].publication.tables)
+        system, source = gather(config, slot, resume)
     except CDCError as failure:
         return [error("continuity", failure.what, failure.hint)]
-    return [check_meeting(config, resume, system, source._replace(slot=slot))]
+    return [check_meeting(config, resume, system, source)]
+
+
+def gather(config: Config, slot: Slot | None, resume: Resume) -> tuple[System, Source]:
+    """Return the source as the daemon would find it at its start."""
+    with connect(config, replication=True) as connection:
+        system = identify(connection)
+    with connect(config) as connection:
+        source = catalog.source(connection, config, resume[0].publication.tables)
+    return system, source._replace(slot=slot)
+
+
+def refusal(config: Config, slot: Slot | None, resume: Resume) -> CDCError | None:
+    """Return what the daemon would halt with at its start; None where it would go on."""
+    try:
+        prove(config, resume, *gather(config, slot, resume))
+        whole_log(config, resume)
+    except CDCError as failure:
+        return failure
+    return None
+
+
+def whole_log(config: Config, resume: Resume) -> None:
+    """Raise where the log contradicts its own records, as the daemon does at its start."""
+    with suppress(FencedError):  # a daemon is at work, and has done this
+        LogWatch(config, topics.admin(config)).begin(*resume)
+
+
+def unbroken(config: Config, slot: Slot | None, resume: Resume) -> None:
+    """Raise where the daemon would halt over a gap that `cdc setup` must not cover up.
+
+    Tables that left the publication are setup's own matter: it goes on without them.
+    """
+    system, source = gather(config, slot, resume)
+    identity, position = resume
+    continuity.same_writer(config, identity)
+    continuity.same_stream(config, identity, position, system, source)
+    if source.publication is not None:
+        found = publication.gaps(identity.publication, source.publication, source.tables)
+        since = f"after {position.end_lsn}, where the log ends"
+        if broken := publication.joined([gap for gap in found if not gap.left], since):
+            raise broken
+    whole_log(config, resume)
+
+
+def prove(config: Config, resume: Resume, system: System, source: Source) -> None:
+    """Raise where the source does not continue the log, as the daemon does."""
+    identity, position = resume
+    continuity.same_writer(config, identity)
+    continuity.same_source(config, identity, position, system, source)
 
 
 def check_unrecorded(slot: Slot | None) -> list[Finding]:
@@ -58,8 +107,7 @@ def check_meeting(config: Config, resume: Resume, system: System, source: Source
     """Return whether the source continues the log."""
     identity, position = resume
     try:
-        continuity.same_writer(config, identity)
-        continuity.same_source(config, identity, position, system, source)
+        prove(config, resume, system, source)
     except CDCError as failure:
         return error("continuity", failure.what, failure.hint)
     promoted = f"; the promotion to timeline {system.timeline} lost none of it"

@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.control.findings import Finding, error, listed, note, ok, size, warning
+from cdc.control.parameters import change
 from cdc.control.retention import spell
 from cdc.errors import CDCError
 from cdc.log import reader
 from cdc.snapshot import topic
 from cdc.source import inspection
+from cdc.source.abilities import Abilities
 from cdc.source.connection import connect
 from cdc.source.export import STANDBY_MAJOR, where_read
-from cdc.source.volumes import Volume, volumes, wal_bytes_per_second
+from cdc.source.volumes import Volume, quoted, volumes, wal_bytes_per_second
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,26 +38,28 @@ class Facts(NamedTuple):
     volumes: list[Volume]
     wal_bytes_per_second: float | None
     standby: Server | None
+    able: Abilities = Abilities()
 
 
-def examine(
-    config: Config, server: Server, slot: Slot | None, tables: list[Table]
-) -> list[Finding]:
-    """Return what an initial snapshot will meet; nothing where none is due."""
+def gather(
+    config: Config, server: Server, slot: Slot | None, tables: list[Table], able: Abilities
+) -> Facts | None:
+    """Return what an initial snapshot will meet; None where none is due."""
     if config.snapshot.mode == "never" or _is_done(config):
-        return []
-    try:
-        with connect(config) as connection:
-            wanted = [each.oid for each in tables if each.publishable]
-            found = volumes(connection, wanted)
-            rate = wal_bytes_per_second(connection)
-        standby = None
-        if config.snapshot.dsn:
-            with connect(where_read(config)) as connection:
-                standby = inspection.server(connection)
-    except CDCError as failure:
-        return [error("snapshot", failure.what, failure.hint)]
-    return judge(config, Facts(server, slot, found, rate, standby))
+        return None
+    with connect(config) as connection:
+        wanted = [
+            each.oid
+            for each in tables
+            if each.publishable and config.selection.of((each.schema, each.name)).snapshot != "none"
+        ]
+        found = volumes(connection, wanted)
+        rate = wal_bytes_per_second(connection)
+    standby = None
+    if config.snapshot.dsn:
+        with connect(where_read(config)) as connection:
+            standby = inspection.server(connection)
+    return Facts(server, slot, found, rate, standby, able)
 
 
 def judge(config: Config, facts: Facts) -> list[Finding]:
@@ -103,8 +107,8 @@ def _room(config: Config, facts: Facts) -> Iterator[Finding]:
             yield error(
                 "snapshot",
                 f"{setting} has no room for the temporary slot of the initial snapshot",
-                f"ALTER SYSTEM SET {setting} = {limit + 10};  -- then restart Postgres; or"
-                " snapshot.mode: never",
+                change(facts.able, setting, str(limit + 10), restart=True)
+                + "; or snapshot.mode: never",
             )
     if not config.snapshot.dsn and "," in config.source.dsn and "load_balance" in config.source.dsn:
         yield error(
@@ -118,17 +122,21 @@ def _readable(facts: Facts) -> Iterator[Finding]:
     refused = [each for each in facts.volumes if not each.may_select]
     if refused:
         names = ", ".join(each.quoted for each in refused)
+        role = quoted(facts.server.role)
+        schemas = sorted({each.schema for each in refused})
+        usage = " ".join(f"GRANT USAGE ON SCHEMA {quoted(each)} TO {role};" for each in schemas)
         yield error(
             "snapshot",
             f"may not be read: {listed([str(each) for each in refused])}",
-            f"GRANT SELECT ON {names} TO {facts.server.role};  -- partitions are read one by one",
+            f"{usage} GRANT SELECT ON {names} TO {role};  -- partitions are read one by one",
         )
     hidden = [each for each in facts.volumes if each.hidden]
     if hidden:
         yield error(
             "snapshot",
             f"row security would hide rows of {listed([str(each) for each in hidden])}",
-            f"ALTER ROLE {facts.server.role} BYPASSRLS;  -- or snapshot: none for these tables",
+            f"ALTER ROLE {quoted(facts.server.role)} BYPASSRLS;"
+            "  -- or snapshot: none for these tables",
         )
 
 
@@ -175,7 +183,7 @@ def _cost(config: Config, facts: Facts) -> Iterator[Finding]:
             "snapshot",
             f"nobody reads from the slot for about {spell(lasts)}, and Postgres invalidates it"
             f" after {spell(idle)}",
-            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+            change(facts.able, "idle_replication_slot_timeout", "0"),
         )
     limit_mb = int(facts.server.settings["max_slot_wal_keep_size"])
     if grows is not None and limit_mb >= 0 and grows > 0.9 * (limit_mb << 20):

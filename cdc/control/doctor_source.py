@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from psycopg import sql
 
 from cdc.control.findings import Finding, error, listed, note, ok, size, warning
+from cdc.control.parameters import change
 from cdc.control.retention import Retention, judge_holders, judge_idle, judge_slot
+from cdc.source.abilities import Abilities
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
 # Below it, walsenders are cut off by an ordinary pause, such as a broker's restart.
 _SHORT_SENDER_TIMEOUT_MS = 30_000
-_OLDEST_MAJOR, _NEWEST_MAJOR = 14, 18
-_RESTART = "  -- then restart Postgres"
 
 
 class SourceFacts(NamedTuple):
@@ -34,14 +34,14 @@ class SourceFacts(NamedTuple):
     tables: list[Table]  # what source.tables matches
     holders: list[Holder]
     set_up: bool  # whether the log holds a resume record: what is missing then has been lost
+    able: Abilities = Abilities()
 
 
 def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
-    """Return the findings of every check of the source."""
+    """Return the findings of every check of the source but its requirements."""
     return [
-        *_server(facts.server),
-        *_capacity(facts),
-        *_role(facts),
+        *_settings(facts),
+        *_unread(facts),
         *_tables(config, facts),
         *_publication(config, facts),
         *_slot(config, facts),
@@ -49,53 +49,25 @@ def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
     ]
 
 
-def _server(server: Server) -> Iterator[Finding]:
-    version = f"Postgres {server.version_text}"
-    if server.major < _OLDEST_MAJOR:
-        yield error("version", f"{version}; 14 is the oldest supported", "upgrade Postgres")
-    elif server.major > _NEWEST_MAJOR:
-        newest = f"{version}; tested up to {_NEWEST_MAJOR}"
-        yield warning("version", newest, "look for a newer Lockstep")
-    else:
-        yield ok("version", version)
-    if server.in_recovery:
-        yield error(
-            "primary",
-            "the server is a standby; the slot belongs on the primary",
-            "let source.dsn name the primary (libpq: target_session_attrs=read-write)",
-        )
-    level = server.settings["wal_level"]
-    if level == "logical":
-        yield ok("wal_level", "logical")
-    else:
-        fix = f"ALTER SYSTEM SET wal_level = 'logical';{_RESTART}"
-        yield error("wal_level", f"{level}: changes cannot be decoded", fix)
-    timeout = int(server.settings["wal_sender_timeout"])
+def _settings(facts: SourceFacts) -> Iterator[Finding]:
+    """Look at what makes trouble later; what is needed at once is a requirement."""
+    settings, able = facts.server.settings, facts.able
+    timeout = int(settings["wal_sender_timeout"])
     if 0 < timeout < _SHORT_SENDER_TIMEOUT_MS:
         yield warning(
             "wal_sender_timeout",
             f"{timeout} ms: a short pause of the daemon costs the connection",
-            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
+            change(able, "wal_sender_timeout", "'60s'"),
         )
     else:
         yield ok("wal_sender_timeout", f"{timeout} ms" if timeout else "off")
-
-
-def _capacity(facts: SourceFacts) -> Iterator[Finding]:
-    server, settings = facts.server, facts.server.settings
-    needed = 0 if facts.slot else 1
-    free = int(settings["max_replication_slots"]) - server.slots_in_use
-    yield _room("max_replication_slots", int(settings["max_replication_slots"]), free, needed)
-    needed = 0 if facts.slot and facts.slot.active_pid else 1
-    free = int(settings["max_wal_senders"]) - server.senders_in_use
-    yield _room("max_wal_senders", int(settings["max_wal_senders"]), free, needed)
     limit_mb = int(settings["max_slot_wal_keep_size"])
     if limit_mb < 0:
         yield warning(
             "max_slot_wal_keep_size",
             "unlimited: while the daemon is away, its slot can fill the server's disk",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
-            "  -- as much as the disk can spare; beyond it the slot is lost",
+            change(able, "max_slot_wal_keep_size", "'50GB'")
+            + "  -- as much as the disk can spare; beyond it the slot is lost",
         )
     else:
         yield ok("max_slot_wal_keep_size", size(limit_mb * 1024 * 1024))
@@ -104,33 +76,13 @@ def _capacity(facts: SourceFacts) -> Iterator[Finding]:
         yield warning(
             "idle_replication_slot_timeout",
             f"{idle} s: a daemon that is away for longer finds its slot invalidated",
-            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+            change(able, "idle_replication_slot_timeout", "0"),
         )
 
 
-def _room(check: str, limit: int, free: int, needed: int) -> Finding:
-    if free < needed:
-        fix = f"ALTER SYSTEM SET {check} = {limit + 10};{_RESTART}"
-        return error(check, f"all {limit} are in use", fix)
-    return ok(check, f"{free} of {limit} free")
-
-
-def _role(facts: SourceFacts) -> Iterator[Finding]:
+def _unread(facts: SourceFacts) -> Iterator[Finding]:
     server = facts.server
     role = sql.Identifier(server.role).as_string()
-    if server.may_replicate:
-        yield ok("replication", f"{server.role} may stream")
-    else:
-        yield error(
-            "replication", f"{server.role} may not stream", f"ALTER ROLE {role} REPLICATION;"
-        )
-    database = sql.Identifier(server.database).as_string()
-    if facts.publication is None and not server.may_create:
-        yield error(
-            "create",
-            f"{server.role} may not create a publication in {server.database}",
-            f"GRANT CREATE ON DATABASE {database} TO {role};",
-        )
     unread = [each for each in facts.tables if each.publishable and not each.may_select]
     if unread:
         schemas = sorted({each.schema for each in unread})

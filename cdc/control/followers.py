@@ -11,9 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdc.authority import CLOCK_US
 from cdc.control.retention import spell
 from cdc.errors import CDCError, Exit
-from cdc.log.followers import REPORT_SECONDS, Readings
+from cdc.log.followers import REPORT_SECONDS, SILENT_SECONDS, Readings
 from cdc.log.unapplied import Places, Unapplied
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ STATES: Final = (
 )
 # A canary passes a follower that keeps up within a batch or two, and so does all else: what takes
 # longer is told.
-_LATE_SECONDS: Final = 60.0
+LATE_SECONDS: Final = 60.0
 # Who has applied nothing for so long, though there is something, does not work: a store is up again
 # sooner, and no batch but a huge one takes longer.
-_STANDS_SECONDS: Final = 180.0
+STALLED_SECONDS: Final = 180.0
 
 
 class Standing(NamedTuple):
@@ -47,6 +48,9 @@ class Standing(NamedTuple):
     record: FollowerRecord | None
     wal_end: LSN | None
     unapplied: Unapplied | None
+    # When the log took the first report of the present frontier; None where it is not known. A job
+    # may report that it moved: what counts is that its frontier is another one.
+    reached_at_us: int | None = None
 
     @property
     def state(self) -> str:
@@ -72,7 +76,10 @@ class Standing(NamedTuple):
 
     @property
     def canary_age_seconds(self) -> float | None:
-        """How long ago the newest canary that is applied was sent."""
+        """How long ago the newest canary that is applied was sent; None of one from the future."""
+        at_us = self.record.canary_at_us if self.record else None
+        if at_us is not None and at_us > time.time() * 1e6 + CLOCK_US:
+            return None  # a log of an older version may hold a stranger's
         return self._ago("canary_at_us")
 
     @property
@@ -82,8 +89,10 @@ class Standing(NamedTuple):
 
     @property
     def stands_seconds(self) -> float:
-        """For how long its job has applied nothing of what the log has."""
+        """For how long its frontier has been where it is though the log has more, by the log."""
         still = self._ago("moved_at_us") or 0.0
+        if self.reached_at_us is not None:
+            still = max(still, time.time() - self.reached_at_us / 1e6)
         return min(still, self.lag_seconds or 0.0)
 
     @property
@@ -128,6 +137,11 @@ class Look:
         self._readings = Readings(config)
         self._places = Places(config)
 
+    @property
+    def anyone(self) -> bool:
+        """Whether a follower was running at the newest look, one of the configuration's or not."""
+        return any(record.runs for record in self._readings.newest.values())
+
     def take(self, wal_end: LSN | None) -> list[Standing]:
         """Return where each stands now."""
         newest = self._readings.refresh()
@@ -135,7 +149,8 @@ class Look:
         for name in self._config.followers:
             record = newest.get(name)
             unapplied = self._places.unapplied(record.place) if record else None
-            found.append(Standing(name, record, wal_end, unapplied))
+            reached = self._readings.reached_at_us.get(name)
+            found.append(Standing(name, record, wal_end, unapplied, reached))
         return found
 
     def close(self) -> None:
@@ -151,6 +166,7 @@ class Complaint(NamedTuple):
     what: str
     hint: str
     exit_code: int
+    since_seconds: float | None = None
 
 
 def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
@@ -161,7 +177,16 @@ def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
             yield Complaint(each.name, what, f"cdc rebuild {each.name}", Exit.CONFIG)
         found = _trouble(config, each)
         if found is not None:
-            yield Complaint(each.name, *found)
+            yield Complaint(each.name, *found, _since(each))
+
+
+def _since(each: Standing) -> float | None:
+    """Return for how long it has been so, as far as the log shows; None where it does not."""
+    if each.record is None:
+        return None
+    if not each.record.runs and each.lag_seconds is None:
+        return each.record.age_seconds
+    return max(each.stands_seconds, each.failing_seconds or 0.0)
 
 
 def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
@@ -178,7 +203,7 @@ def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
     if record.what:
         what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
         seconds = max(each.failing_seconds or 0.0, each.stands_seconds)
-        if seconds > _STANDS_SECONDS + _waits(config, name):
+        if seconds > STALLED_SECONDS + _waits(config, name):
             return f"{what}, for {spell(seconds)}", record.hint, Exit.FAILED
         return what, record.hint, Exit.OK
     return _lateness(config, each) or _silence(config, each)
@@ -187,15 +212,18 @@ def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
 def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
     """Return that it lacks what the log has held for long; the worse where it does not move on."""
     lag, stands, waits = each.lag_seconds or 0.0, each.stands_seconds, _waits(config, each.name)
-    if lag <= _LATE_SECONDS + waits:
+    if lag <= LATE_SECONDS + waits:
         return None
     since = f"the log has held for {spell(lag)} what it lacks"
-    if stands <= _LATE_SECONDS + waits:
+    if stands <= LATE_SECONDS + waits:
         return f"{each.name} is behind: {since}", "it moves on: see that this falls", Exit.OK
+    if (each.job_seconds or LATE_SECONDS) < LATE_SECONDS:
+        what = f"{each.name} has applied nothing for {spell(stands)}, and its job has just started"
+        return what, "see that its frontier moves", Exit.OK
     mirror = config.followers[each.name].mirror
     hint = "see its job's log, and whether Spark has executors for a large batch"
     hint = f"it goes by its mirror: see {mirror}; then its job's log" if mirror else hint
-    code = Exit.FAILED if stands > _STANDS_SECONDS + waits else Exit.OK
+    code = Exit.FAILED if stands > STALLED_SECONDS + waits else Exit.OK
     return f"{each.name} has applied nothing for {spell(stands)}, and {since}", hint, code
 
 
@@ -204,7 +232,7 @@ def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
     # What a job found when it began is as old as the time without one.
     ages = [age for age in (each.canary_age_seconds, each.job_seconds) if age is not None]
     silent, each_seconds = min(ages, default=0.0), config.canary_seconds
-    if not each_seconds or silent <= _LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
+    if not each_seconds or silent <= LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
         return None
     what = f"{each.name}: no canary has come out of it for {silent:.0f} s"
     return what, "see that the daemon runs, and its warnings: cdc status", Exit.OK
@@ -218,16 +246,19 @@ def _waits(config: Config, name: str) -> float:
 
 
 class Watch:
-    """Looks until `close`; `standings` is what the newest look saw."""
+    """Looks until `close`; `standings` is what the newest look saw.
+
+    Also where the configuration names no followers: some may be added while this process runs.
+    """
 
     def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
-        """Begin at once, where there are followers."""
+        """Begin at once."""
+        self.anyone = False  # whether a follower was running then, named here or not
         self.standings: list[Standing] = []
         self._config = config
         self._wal_end = wal_end
         self._over = threading.Event()
-        if config.followers:
-            threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
+        threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
 
     def close(self) -> None:
         """Stop looking; the thread ends with its look."""
@@ -238,12 +269,12 @@ class Watch:
         while not self._over.is_set():
             try:
                 self.standings = look.take(self._wal_end())
-                told = False
+                self.anyone, told = look.anyone, False
             except CDCError as error:
                 # What was seen last stays, and grows old.
-                if not told:
+                if not told and self._config.followers:
                     fields = {"error": error.what, "hint": error.hint}
                     log.warning("cannot look at the followers", extra={"fields": fields})
                 told = True
-            self._over.wait(REPORT_SECONDS)
+            self._over.wait(REPORT_SECONDS if self._config.followers else SILENT_SECONDS)
         look.close()

@@ -61,6 +61,9 @@ class Report(NamedTuple):
     seq: int
     snapshot: Snapshot | None = None  # while and after this process has taken the initial one
     warnings: tuple[str, ...] = ()  # what will hurt if nobody does anything; not ready is worse
+    failures: int = 0  # sessions in a row that ended with an error and published nothing
+    failing_seconds: float | None = None  # since the first of them ended
+    error: str = ""  # why the last one ended
 
     def body(self) -> dict[str, object]:
         """Return the report as JSON-ready values."""
@@ -68,9 +71,8 @@ class Report(NamedTuple):
         fields |= {"state": self.state.value}
         fields |= {"snapshot": self.snapshot and self.snapshot.body()}
         fields |= {name: str(fields[name]) for name in ("published_lsn", "wal_end_lsn")}
-        fields |= {
-            name: round(getattr(self, name), 3) for name in ("since_seconds", "beat_age_seconds")
-        }
+        rounded = ("since_seconds", "beat_age_seconds", "failing_seconds")
+        fields |= {n: round(v, 3) for n in rounded if (v := getattr(self, n)) is not None}
         return fields
 
 
@@ -89,6 +91,9 @@ class Health:
         self._batch_at = math.inf
         self._snapshot: Snapshot | None = None
         self._warnings: tuple[str, ...] = ()
+        self._failures = 0
+        self._failing_at = 0.0
+        self._error = ""
 
     @property
     def state(self) -> State:
@@ -121,6 +126,9 @@ class Health:
             self._beat_at = self._now()
             self._batch_at = self._beat_at - batch_seconds if batch_seconds else math.inf
             moved = published_lsn > self._published or seq > self._seq
+            # What a session begins with is not progress: only what it publishes is.
+            if self._published and moved:
+                self._failures = 0
             if moved or published_lsn >= wal_end_lsn:
                 self._moved_at = self._beat_at
             self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
@@ -133,7 +141,16 @@ class Health:
             rows = self._snapshot.rows if self._snapshot else -1
             if snapshot is not None and snapshot.rows != rows:
                 self._moved_at = self._beat_at
+                self._failures = 0 if snapshot.rows > rows >= 0 else self._failures
             self._snapshot = snapshot or self._snapshot
+
+    def failed(self, error: str) -> None:
+        """Note that a session has ended with an error, and that another one follows."""
+        with self._lock:
+            if not self._failures:
+                self._failing_at = self._now()
+            self._failures += 1
+            self._error = error
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Have the report carry these sentences, and no others."""
@@ -178,4 +195,7 @@ class Health:
                 seq=self._seq,
                 snapshot=self._snapshot,
                 warnings=self._warnings,
+                failures=self._failures,
+                failing_seconds=now - self._failing_at if self._failures else None,
+                error=self._error if self._failures else "",
             )

@@ -1,4 +1,4 @@
-"""Serve `/livez`, `/readyz` and `/metrics` over plain HTTP, from threads of the standard library.
+"""Serve `/livez`, `/readyz`, `/healthz` and `/metrics` over plain HTTP, from standard threads.
 
 There is no login and no TLS: listen on loopback or a private network. Never blocks the pipeline:
 at most `MAX_CONNECTIONS` are answered at once, further ones are closed, a silent client is dropped.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from cdc.control.verdict import Level
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ log = logging.getLogger("cdc.control.http")
 MAX_CONNECTIONS = 16
 # A probe sends its one request at once.
 _CLIENT_TIMEOUT_SECONDS = 5.0
-_PATHS = ("/livez", "/readyz", "/metrics")
+_PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
 
 
 class Server:
@@ -119,12 +120,18 @@ class _Handler(BaseHTTPRequestHandler):
             report = self.server.health.report()
             good = report.live if path == "/livez" else report.ready
             status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+            found = self.server.metrics.verdict()
             body = report.body() | {
                 "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3),
                 "live_snapshots": [each.told for each in self.server.metrics.live()],
                 "followers": [each.fields() for each in self.server.metrics.followers()],
+                "verdict": found and found.fields(),
             }
             self._answer(status, "application/json", orjson.dumps(body) + b"\n")
+        elif path == "/healthz" and (found := self.server.metrics.verdict()):
+            failed = found.level is Level.FAILED
+            status = HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK
+            self._answer(status, "application/json", orjson.dumps(found.fields()) + b"\n")
         else:
             text = f"not here; try {' '.join(_PATHS)}\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())

@@ -3,17 +3,19 @@
 A record is an event's name and its fields: `log.info("slot taken", extra={"fields": {"slot": n}})`
 gives `{"ts": …, "level": "info", "logger": "cdc.pipeline", "event": "slot taken", "fields": {…}}`.
 Fields name objects, counts, sizes and LSNs. Row values never go in, at any level: logs travel
-further than data may.
+further than data may. So of an exception a line has where it is, never its words (`cdc.bugs`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
+from cdc import bugs
 from cdc.errors import CDCError
 from cdc.events import LSN
 
@@ -31,11 +33,16 @@ def setup_logging(
     if as_json is None:
         as_json = not stream.isatty()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(colours=_colours(stream)))
     root = logging.getLogger("cdc")
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     root.propagate = False
+
+
+def _colours(stream: TextIO) -> bool:
+    """Whether lines may have colours: where a terminal shows them (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class JsonFormatter(logging.Formatter):
@@ -50,26 +57,32 @@ class JsonFormatter(logging.Formatter):
             "fields": _fields(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = bugs.where(record.exc_info[1])
         # The standard library's: a log line must come out whatever a field holds.
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
 class LineFormatter(logging.Formatter):
-    """A coloured line: time, level, event, then the fields as `name=value`."""
+    """A line: time, level, event, then the fields as `name=value`."""
+
+    def __init__(self, *, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours else text
 
     def format(self, record: logging.LogRecord) -> str:
-        level = record.levelname.lower()
+        level, dim = record.levelname.lower(), "2"
         fields = " ".join(
-            f"\x1b[2m{name}=\x1b[0m{value}" for name, value in _fields(record).items()
+            f"{self._in(dim, f'{name}=')}{value}" for name, value in _fields(record).items()
         )
         time = _time(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        line = (
-            f"\x1b[2m{time}\x1b[0m \x1b[{_COLOURS[level]}m{level:<7}\x1b[0m {record.getMessage()}"
-        )
+        said = self._in(_COLOURS[level], f"{level:<7}")
+        line = f"{self._in(dim, time)} {said} {record.getMessage()}"
         line = f"{line}  {fields}" if fields else line
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + bugs.where(record.exc_info[1])
         return line
 
 

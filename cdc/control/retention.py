@@ -98,8 +98,7 @@ def judge_slot(retention: Retention) -> Iterator[Finding]:
             "slot",
             f"{slot.name} keeps {retained} and is lost after {room} more of WAL{when}",
             "cdc run, and end the transactions that hold it back (cdc doctor names them); raise "
-            "max_slot_wal_keep_size: ALTER SYSTEM SET max_slot_wal_keep_size = …; "
-            "SELECT pg_reload_conf();",
+            "max_slot_wal_keep_size (it needs no restart)",
         )
 
 
@@ -112,8 +111,7 @@ def judge_idle(server: Server, slot: Slot) -> Iterator[Finding]:
             "idle_slot",
             f"{slot.name} is read by nobody and is invalidated in {spell(left)}, at the next"
             " checkpoint after that",
-            "cdc run, or: ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
-            "SELECT pg_reload_conf();",
+            "cdc run, or set idle_replication_slot_timeout to 0 on the server",
         )
 
 

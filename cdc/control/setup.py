@@ -11,18 +11,28 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from cdc import continuity
-from cdc.control import migrations, setup_publication
+from cdc import continuity, publication
+from cdc.control import (
+    doctor_meeting,
+    migrations,
+    readiness,
+    requirements,
+    setup_publication,
+)
 from cdc.control.doctor_failover import FAILOVER_MAJOR
 from cdc.control.findings import listed, size
+from cdc.control.setup_columns import HiddenColumns
 from cdc.control.steps import Did, Step
-from cdc.errors import CDCError, ConfigError, GapError
+from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
 from cdc.events import LSN
-from cdc.log import reader, resume, topics
+from cdc.log import absence, column_numbers, reader, resume, topics
+from cdc.log import inspection as log_inspection
+from cdc.log.client import reach
 from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.snapshot import topic
 from cdc.snapshot.records import SnapshotState
@@ -32,68 +42,116 @@ from cdc.source.connection import connect
 from cdc.source.plan import has_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     import psycopg
     from confluent_kafka.admin import AdminClient
 
     from cdc.config import Config
+    from cdc.log.resume import Resume
     from cdc.snapshot.topic import Record
-
-_OLDEST_MAJOR = 14
+    from cdc.source.plan import Plan
 
 
 # --- setting up ---
 
 
+class _Ready(NamedTuple):
+    """What the steps go on with, once everything was found ready for them."""
+
+    server: inspection.Server
+    tables: list[inspection.Table]
+    wanted: Plan
+    state: membership.State | None  # the publication, where there is one
+    slot: inspection.Slot | None
+    record: tuple[ResumeIdentity, ResumePosition] | None
+    hidden: HiddenColumns
+
+
 def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
-    """Do what is missing, telling each step. Raises what makes going on wrong, with its remedy."""
-    with connect(config) as connection:
-        server = inspection.server(connection)
-        _check_server(config, server)
-        yield from migrations.set_up(config)
-        tables = source_setup.matched_tables(connection, config)
-        wanted = setup_publication.planned(connection, config, server, tables)
-        slot = inspection.slot(connection, config.slot)
-        record = reader.read_resume(config)
-        _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
+    """Do what is missing, telling each step. Raises what makes going on wrong, with its remedy.
+
+    All is checked before anything is created; what a failed first setup created is removed again.
+    """
+    client = topics.admin(config)
+    with connect(config) as connection, ExitStack() as undo:
+        ready = _checked(connection, config, client, adopt_slot=adopt_slot)
+        record, slot, tables = ready.record, ready.slot, ready.tables
+        hidden = ready.hidden
         if record is not None and slot is not None:
-            yield from _membership(connection, config, slot, record, tables)
-        state = membership.state(connection, config.publication)
-        yield from setup_publication.publish(connection, config, wanted, state, slot, record)
-        yield from _identities(tables)
-        client = topics.admin(config)
-        described: dict[str, topics.Described] = {}
-        yield from _topics(client, config, tables, described, new=record is None)
+            record = yield from _membership(connection, config, slot, record, tables)
+        yield from migrations.set_up(config)
         if record is not None:
+            # Before a table is published: the daemon may meet its first row at once.
+            yield from hidden.write()
+        state = membership.state(connection, config.publication)
+        yield from setup_publication.publish(connection, config, ready.wanted, state, record)
+        if state is None:
+            undo.callback(_unpublish, connection, config)
+        yield from _identities(tables)
+        described: dict[str, topics.Described] = {}
+        yield from _topics(client, config, tables, described, undo, new=record is None)
+        hidden.look()  # with what the publication sends from here on
+        if record is not None:
+            yield from hidden.write()
             yield Step(Did.LEFT, f"the log goes on from {record[1].end_lsn}, seq {record[1].seq}")
+            yield from _rows_since(connection, tables, record[0])
         else:
-            yield from _begin(connection, config, server, slot, described)
+            yield from _begin(connection, config, ready, described, undo)
             yield from _rows(config, connection, tables)
 
 
-def _check_server(config: Config, server: inspection.Server) -> None:
-    if server.major < _OLDEST_MAJOR:
-        raise ConfigError(
-            f"the server is Postgres {server.version_text}; 14 is the oldest supported",
-            hint="upgrade Postgres",
-        )
-    if config.source.failover is True and server.major < FAILOVER_MAJOR:
-        raise ConfigError(
-            f"source.failover is true, and the server is Postgres {server.version_text}: slots can"
-            f" be copied to standbys from {FAILOVER_MAJOR} on",
-            hint="set source.failover to auto, or upgrade Postgres",
-        )
-    if server.in_recovery:
-        raise ConfigError(
-            "the server is a standby; publication and slot belong on the primary",
-            hint="let source.dsn name the primary",
-        )
-    if server.settings["wal_level"] != "logical":
-        raise ConfigError(
-            f"wal_level is {server.settings['wal_level']}: changes cannot be decoded",
-            hint="as a superuser: ALTER SYSTEM SET wal_level = 'logical'; then restart Postgres",
-        )
+# What failed is reported by the error on its way, so undoing is silent. Where a slot or a resume
+# record exists by then, another setup has succeeded meanwhile, and what is there is its own.
+
+
+def _drop(connection: psycopg.Connection, config: Config) -> None:
+    with suppress(CDCError):
+        source_setup.drop_slot(connection, config.slot)
+
+
+def _unpublish(connection: psycopg.Connection, config: Config) -> None:
+    with suppress(CDCError):
+        if inspection.slot(connection, config.slot) is None:
+            source_setup.drop_publication(connection, config.publication)
+
+
+def _delete(client: AdminClient, config: Config, names: list[str]) -> None:
+    with suppress(CDCError), connect(config) as connection:
+        alone = inspection.slot(connection, config.slot) is None
+        if alone and reader.read_resume(config) is None:
+            topics.delete(client, names)
+
+
+def _checked(
+    connection: psycopg.Connection, config: Config, client: AdminClient, *, adopt_slot: bool
+) -> _Ready:
+    """Return what setup goes on with; raise where one of its steps would fail. Creates nothing."""
+    reach(config)
+    server = inspection.server(connection)
+    tables = source_setup.matched_tables(connection, config)
+    wanted = setup_publication.planned(connection, config, server, tables)
+    hidden = HiddenColumns(connection, config, tables)
+    hidden.look()
+    slot = inspection.slot(connection, config.slot)
+    record = reader.read_resume(config)
+    _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
+    state = membership.state(connection, config.publication)
+    setup_publication.check(connection, config, wanted, state, slot, record)
+    if record is not None:
+        doctor_meeting.unbroken(config, slot, record)
+    facts = readiness.gather(connection, config, set_up=record is not None)
+    requirements.refuse(config, readiness.with_snapshot(config, facts))
+    if record is None:
+        _refuse_used(config, topics.describe(client, [t.name for t in _wanted(config, tables)]))
+        brokers = log_inspection.cluster(client).brokers
+        if config.log.replication_factor > brokers:
+            raise ConfigError(
+                f"log.replication_factor is {config.log.replication_factor}, and the cluster has"
+                f" {brokers} brokers",
+                hint=f"set log.replication_factor to {min(3, brokers)}",
+            )
+    return _Ready(server, tables, wanted, state, slot, record, hidden)
 
 
 def _check_meeting(
@@ -134,17 +192,24 @@ def _membership(
     connection: psycopg.Connection,
     config: Config,
     slot: inspection.Slot,
-    record: tuple[ResumeIdentity, ResumePosition],
+    record: Resume,
     tables: list[inspection.Table],
-) -> Iterator[Step]:
-    """Accept that a table has left the publication for good; refuse to put one back unnoticed."""
+) -> Generator[Step, None, Resume]:
+    """Accept that a table has left the publication for good; refuse to put one back unnoticed.
+
+    Returns the resume record as it is from then on.
+    """
     identity, position = record
-    if inspection.publication(connection, config.publication) is None:
-        return
-    now = catalog.publication(connection, config.publication)
+    old = identity.publication
+    if membership.state(connection, config.publication) is None:
+        return record
+    now, existing = catalog.publication_beside(connection, old.name, old.tables)
+    found = publication.gaps(old, now, existing)
+    if error := publication.joined([gap for gap in found if not gap.left]):
+        raise error
     gone = sorted(set(identity.publication.tables) - set(now.tables))
     if not gone:
-        return
+        return record
     back = sorted({each.catalog_name for each in tables}.intersection(gone))
     if back:
         raise GapError(
@@ -159,8 +224,9 @@ def _membership(
             hint="stop the daemon, then run `cdc setup` again to go on without it",
         )
     kept = msgspec.structs.replace(identity, publication=now)
-    resume.write_first(config, kept, position)
+    resume.write_fenced(config, kept, position, read=record)
     yield Step(Did.DONE, f"the log goes on without {listed(gone)}")
+    return kept, position
 
 
 def _identities(tables: list[inspection.Table]) -> Iterator[Step]:
@@ -178,18 +244,29 @@ def _topics(
     config: Config,
     tables: list[inspection.Table],
     described: dict[str, topics.Described],
+    undo: ExitStack,
     *,
     new: bool,
 ) -> Iterator[Step]:
     """Create what is missing; put the data topics as they are into `described`."""
-    named = [each for each in tables if has_topic(config, each)]
-    data = [topics.data_topic(config, each.schema, each.name) for each in named]
     own = topics.internal_topics(config)
+    data = _wanted(config, tables)[len(own) :]
     names = [topic.name for topic in own + data]
     before = topics.describe(client, names)
+    lacking = [name for name in names if name not in before]
+    if lacking and (seen := set(lacking) - absence.absent(config, lacking)):
+        raise UnavailableError(
+            f"the brokers do not agree on whether topic {min(seen)} exists",
+            hint="check that all brokers run, then repeat the command",
+        )
     if new:
-        _refuse_used(config, before)
-    actual = topics.ensure(client, config, own + data)
+        undo.callback(_delete, client, config, sorted(set(names) - before.keys()))
+    missing = [topic for topic in own + data if topic.name not in before]
+    actual = dict(before)
+    for made in topics.create(client, config, missing):
+        actual |= made
+        if (so_far := len(actual) - len(before)) < len(missing):
+            yield Step(Did.PROGRESS, f"created {so_far:,} of {len(missing):,} topics")
     described.update((topic.name, actual[topic.name]) for topic in data)
     for kind, some in (("own", own), ("data", data)):
         created = [topic.name for topic in some if topic.name not in before]
@@ -222,40 +299,43 @@ def _refuse_used(config: Config, present: dict[str, topics.Described]) -> None:
 def _begin(
     connection: psycopg.Connection,
     config: Config,
-    server: inspection.Server,
-    slot: inspection.Slot | None,
+    ready: _Ready,
     described: dict[str, topics.Described],
+    undo: ExitStack,
 ) -> Iterator[Step]:
     """Create the slot, or take the one that is there, and write where the log begins."""
+    server, slot, hidden = ready.server, ready.slot, ready.hidden
     if slot is None:
         writing = inspection.holders(connection)
         if writing:
             yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
         failover = config.source.failover is not False and server.major >= FAILOVER_MAJOR
         lsn = source_setup.create_slot(connection, config.slot, failover=failover)
+        # It would keep WAL for a pipeline that does not exist; the next try makes another.
+        undo.callback(_drop, connection, config)
     else:
         assert slot.confirmed_flush_lsn is not None
         lsn = slot.confirmed_flush_lsn
-    try:
-        identity = ResumeIdentity(
-            pipeline=config.pipeline,
-            epoch=1,
-            system_identifier=server.system_identifier,
-            timeline=server.timeline,
-            database=server.database,
-            slot=config.slot,
-            publication=catalog.publication(connection, config.publication),
-            partitions={name: topic.partitions for name, topic in described.items()},
-            topic_ids={name: topic.topic_id for name, topic in described.items()},
-        )
-        resume.write_first(config, identity, first_position(lsn), *_due(config))
-    except CDCError:
-        # The slot would keep WAL for a pipeline that does not exist; the next try makes another.
-        if slot is None:
-            source_setup.drop_slot(connection, config.slot)
-        raise
+    identity = ResumeIdentity(
+        pipeline=config.pipeline,
+        epoch=1,
+        system_identifier=server.system_identifier,
+        timeline=server.timeline,
+        database=server.database,
+        slot=config.slot,
+        publication=catalog.publication(connection, config.publication),
+        partitions={name: topic.partitions for name, topic in described.items()},
+        topic_ids={name: topic.topic_id for name, topic in described.items()},
+        snapshot="none" if config.snapshot.mode == "never" else "due",
+    )
+    numbers = [column_numbers.record(config, each) for each in hidden.new]
+    first = (*_due(config), *numbers)
+    resume.write_fenced(config, identity, first_position(lsn), *first, read=None)
+    undo.pop_all()  # from here on the pipeline exists
     how = "created the slot" if slot is None else "took over the slot"
     yield Step(Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while nobody reads")
+    if numbers:
+        yield hidden.written()
     yield Step(Did.DONE, f"wrote the first resume record: the log begins at {lsn}")
 
 
@@ -283,6 +363,36 @@ def first_position(lsn: LSN) -> ResumePosition:
         owner=f"{socket.gethostname()}:{os.getpid()}:setup",
         at_us=now_us,
     )
+
+
+def _wanted(config: Config, tables: list[inspection.Table]) -> list[topics.Topic]:
+    """Return the topics that the pipeline is to have."""
+    data = [
+        topics.data_topic(config, each.schema, each.name)
+        for each in tables
+        if has_topic(config, each)
+    ]
+    return topics.internal_topics(config) + data
+
+
+def _rows_since(
+    connection: psycopg.Connection,
+    tables: list[inspection.Table],
+    identity: ResumeIdentity,
+) -> Iterator[Step]:
+    """Tell which tables are new to the log and had rows before: no stream brings those."""
+    new = [each for each in tables if each.catalog_name not in identity.publication.tables]
+    filled = [
+        str(each)
+        for each in new
+        if not each.may_select or inspection.count_rows(connection, each)[0]
+    ]
+    if filled:
+        yield Step(
+            Did.WARN,
+            f"new in the publication: {listed(filled)}; rows that were there before are not in the"
+            f" log: `cdc snapshot {' '.join(filled[:8])}` reads them, beside the running daemon",
+        )
 
 
 def _rows(
@@ -329,8 +439,8 @@ def survey(config: Config) -> Remains:
     """Return what there is of the pipeline."""
     with connect(config) as connection:
         slot = inspection.slot(connection, config.slot)
-        publication = inspection.publication(connection, config.publication)
-    return Remains(slot, publication, sorted(topics.existing(topics.admin(config), config.prefix)))
+        found = inspection.publication(connection, config.publication)
+    return Remains(slot, found, sorted(topics.existing(topics.admin(config), config.prefix)))
 
 
 def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[Step]:

@@ -15,7 +15,9 @@ from cdc.control.findings import listed
 from cdc.control.steps import Did, Step
 from cdc.errors import ConfigError, GapError
 from cdc.log import resume
-from cdc.source import catalog, membership
+from cdc.log.records import OPERATIONS
+from cdc.publication import complete
+from cdc.source import abilities, catalog, membership
 from cdc.source.columns import columns, partitions
 from cdc.source.plan import Plan, Problem, filter_problems, partition_problems, plan
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.source.abilities import Refusal
     from cdc.source.inspection import Server, Slot, Table
 
     Record = tuple[ResumeIdentity, ResumePosition]
@@ -58,29 +61,16 @@ def publish(
     config: Config,
     wanted: Plan,
     state: membership.State | None,
-    slot: Slot | None,
     record: Record | None,
 ) -> Iterator[Step]:
-    """Create the publication or change it to `wanted`."""
+    """Create the publication or change it to `wanted`; `check` has found nothing against it."""
     name = config.publication
     names = listed([str(each.table) for each in wanted.members])
     if state is None:
-        if record is not None:
-            raise GapError(
-                f"the publication {name} is gone; changes made since then are not in the stream",
-                hint="start anew with `cdc teardown --topics`, then `cdc setup`",
-            )
         membership.create(connection, name, wanted)
         yield Step(Did.DONE, f"created the publication {name} of {names}")
     else:
-        lacking = {"insert", "update", "delete", "truncate"} - state.operations
-        if lacking:
-            raise ConfigError(
-                f"the publication {name} does not publish {', '.join(sorted(lacking))}",
-                hint=f'ALTER PUBLICATION "{name}" SET (publish = \'insert, update, delete,'
-                " truncate')",
-            )
-        yield from _change(connection, config, wanted, state, slot, record)
+        yield from _change(connection, config, wanted, state, record)
     yield from _notes(wanted)
 
 
@@ -89,29 +79,11 @@ def _change(
     config: Config,
     wanted: Plan,
     state: membership.State,
-    slot: Slot | None,
     record: Record | None,
 ) -> Iterator[Step]:
     name = config.publication
     tables = {member.table.oid: str(member.table) for member in wanted.members}
-    names = catalog.names(connection, state.entries.keys() | state.published.keys())
-    selection = config.selection
-    excluded = {oid for oid, at in names.items() if selection.excludes(*at)}
-    change = membership.difference(wanted, state, excluded)
-    if "publish_via_partition_root" in change.options and record is not None:
-        split = [str(m.table) for m in wanted.members if m.table.kind == "p"]
-        if split:
-            raise ConfigError(
-                f"source.partitions is {config.source.partitions}, but the log holds"
-                f" {listed(split)} the other way",
-                hint="put it back; or start anew with `cdc teardown --topics`, then `cdc setup`",
-            )
-    if change.drop and record is not None and slot is not None and slot.active_pid is not None:
-        raise ConfigError(
-            f"{listed([entry.name for entry in change.drop])} is to leave the publication, and a"
-            " daemon is running",
-            hint="stop the daemon, then run `cdc setup` again to go on without it",
-        )
+    names, excluded, change = difference(connection, config, wanted, state)
     if not change:
         what = listed(list(tables.values()))
         yield Step(Did.LEFT, f"the publication {name} has {what}")
@@ -121,7 +93,7 @@ def _change(
             now = catalog.publication(connection, name)
             identity, position = record
             kept = msgspec.structs.replace(identity, publication=now)
-            resume.write_first(config, kept, position)
+            resume.write_fenced(config, kept, position, read=record)
         yield from _told(name, change)
     if change.by_hand:
         yield Step(
@@ -137,6 +109,65 @@ def _change(
             Did.WARN,
             f"the publication also has {listed(others)}: they are captured too; source.exclude"
             " takes one out",
+        )
+
+
+def difference(
+    connection: psycopg.Connection, config: Config, wanted: Plan, state: membership.State
+) -> tuple[dict[int, tuple[str, str]], set[int], membership.Change]:
+    """Return the published tables' names, those to be taken out, and what is to change."""
+    names = catalog.names(connection, state.entries.keys() | state.published.keys())
+    excluded = {oid for oid, at in names.items() if config.selection.excludes(*at)}
+    return names, excluded, membership.difference(wanted, state, excluded)
+
+
+def refusal(
+    connection: psycopg.Connection, config: Config, wanted: Plan, state: membership.State | None
+) -> Refusal | None:
+    """Return how Postgres refuses to create or change the publication: tried, and rolled back."""
+    change = None
+    if state is not None:
+        *_, change = difference(connection, config, wanted, state)
+    return abilities.publication(connection, config.publication, wanted, state, change)
+
+
+def check(
+    connection: psycopg.Connection,
+    config: Config,
+    wanted: Plan,
+    state: membership.State | None,
+    slot: Slot | None,
+    record: Record | None,
+) -> None:
+    """Raise where the publication cannot become what is wanted; changes nothing."""
+    name = config.publication
+    if state is None:
+        if record is not None:
+            raise GapError(
+                f"the publication {name} is gone; changes made since then are not in the stream",
+                hint="start anew with `cdc teardown --topics`, then `cdc setup`",
+            )
+        return
+    lacking = set(OPERATIONS) - state.operations
+    if lacking:
+        raise ConfigError(
+            f"the publication {name} does not publish {', '.join(sorted(lacking))}",
+            hint=complete(name),
+        )
+    *_, change = difference(connection, config, wanted, state)
+    if "publish_via_partition_root" in change.options and record is not None:
+        split = [str(m.table) for m in wanted.members if m.table.kind == "p"]
+        if split:
+            raise ConfigError(
+                f"source.partitions is {config.source.partitions}, but the log holds"
+                f" {listed(split)} the other way",
+                hint="put it back; or start anew with `cdc teardown --topics`, then `cdc setup`",
+            )
+    if change.drop and record is not None and slot is not None and slot.active_pid is not None:
+        raise ConfigError(
+            f"{listed([entry.name for entry in change.drop])} is to leave the publication, and a"
+            " daemon is running",
+            hint="stop the daemon, then run `cdc setup` again to go on without it",
         )
 
 

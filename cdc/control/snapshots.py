@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdc.config.patterns import TablePattern, parse_table_pattern
 from cdc.control.findings import listed
-from cdc.errors import ConfigError
+from cdc.errors import CDCError, ConfigError, Exit
 from cdc.log import reader
+from cdc.log.client import reach
 from cdc.snapshot.live import commands
 from cdc.snapshot.live import topic as live_topic
-from cdc.source import inspection
-from cdc.source.connection import connect
-from cdc.source.members import emit, members
+from cdc.source import conditions, inspection
+from cdc.source.chunks import CONDITION_HINT
+from cdc.source.connection import connect, translated
+from cdc.source.members import members, require_secret, send_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cdc.config import Config
     from cdc.snapshot.live.records import Key, LiveRecord
+    from cdc.source.catalog import Connection
     from cdc.source.members import Member
+
+
+# So often a wait says how far it is.
+TELL_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.5
+# A table that somebody has locked exclusively can't be looked up: say so rather than wait.
+_LOCK_TIMEOUT: Final = b"SET lock_timeout = '10s'"
+
+
+class NotOverError(CDCError):
+    """A snapshot that was waited for is not over in time."""
+
+    exit_code = Exit.TEMPORARY
 
 
 def start(
@@ -33,27 +49,52 @@ def start(
     anew: bool = False,
 ) -> dict[str, str]:
     """Ask for a snapshot of each table; return their names by the snapshots' ids."""
-    asked = {}
+    require_secret(config)
+    try:
+        conditions.parse(where or "true")
+    except conditions.ConditionError as error:
+        raise ConfigError(f"--where can't be read: {error}", hint=CONDITION_HINT) from error
     with connect(config) as connection:
-        for member in _chosen(members(connection, config.publication), tables):
-            number = new_id()
-            command = commands.Command(
-                do="start",
-                id=number,
-                tables=(commands.Of(member.schema, member.table),),
-                where=where,
-                keys=keys,
-                anew=anew,
-            )
-            emit(connection, commands.COMMAND, commands.encode(command))
-            asked[number] = str(member)
+        with translated("limiting the wait for locks"):
+            connection.execute(_LOCK_TIMEOUT)
+        chosen = _chosen(members(connection, config.publication), tables)
+        return ask(connection, config, chosen, where=where, keys=keys, anew=anew)
+
+
+def ask(
+    connection: Connection,
+    config: Config,
+    chosen: Sequence[Member],
+    *,
+    where: str | None = None,
+    keys: tuple[Key, ...] | None = None,
+    anew: bool = False,
+) -> dict[str, str]:
+    """Write a command for each table into the stream; return their names by the snapshots' ids."""
+    asked = {}
+    for member in chosen:
+        number = new_id()
+        command = commands.Command(
+            do="start",
+            id=number,
+            tables=(commands.Of(member.schema, member.table),),
+            where=where,
+            keys=keys,
+            anew=anew,
+        )
+        send_command(connection, config, commands.COMMAND, commands.encode(command))
+        asked[number] = str(member)
     return asked
 
 
 def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
     """Pause, resume or stop one, or each; return the ids meant. ConfigError where there is none."""
-    active = [record.id for record in live_topic.read(config) if record.active]
+    require_secret(config)
+    known = live_topic.read(config)
+    active = [record.id for record in known if record.active]
     meant = [each for each in active if number in (None, each)]
+    if do == "stop":  # acknowledges one that has failed
+        meant += [each.id for each in known if (each.id, each.state) == (number, "failed")]
     if not meant:
         raise ConfigError(
             "no live snapshot is running" if number is None else f"{number} is not running",
@@ -61,7 +102,7 @@ def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
         )
     with connect(config) as connection:
         content = commands.encode(commands.Command(do=do, id=number))
-        emit(connection, commands.COMMAND, content)
+        send_command(connection, config, commands.COMMAND, content)
     return meant
 
 
@@ -70,17 +111,67 @@ def listing(config: Config) -> list[LiveRecord]:
     return live_topic.read(config)
 
 
-def wait(config: Config, numbers: Sequence[str], seconds: float = 0.5) -> list[LiveRecord]:
-    """Return the snapshots' records once all are over, however long it takes."""
+def wait(
+    config: Config,
+    numbers: Sequence[str],
+    *,
+    timeout: float | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[LiveRecord]:
+    """Return the snapshots' records once all are over.
+
+    `tell` gets a line at once where no daemon reads the slot, and one every `TELL_SECONDS`. Raises
+    NotOverError when `timeout` has passed (None: never).
+    """
+    began = told_at = time.monotonic()
+    no_daemon = _no_daemon(config)
+    if no_daemon:
+        tell(no_daemon)
     while True:
         found = [record for record in live_topic.read(config) if record.id in numbers]
         if len(found) == len(numbers) and not any(record.active for record in found):
             return found
-        time.sleep(seconds)
+        now = time.monotonic()
+        over = timeout is not None and now - began >= timeout
+        if over or now - told_at >= TELL_SECONDS:
+            told_at, no_daemon = now, _no_daemon(config)
+            so_far = _so_far(numbers, found) + (f"; {no_daemon}" if no_daemon else "")
+            if over:
+                raise _not_over(so_far, now - began, reads=not no_daemon)
+            tell(so_far)
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _no_daemon(config: Config) -> str:
+    """Return what to say where nobody reads the slot; nothing where somebody does."""
+    if daemon_streams(config):
+        return ""
+    return f"no daemon reads the slot {config.slot}: it begins when one does (cdc run)"
+
+
+def _so_far(numbers: Sequence[str], found: list[LiveRecord]) -> str:
+    known = {record.id: record for record in found}
+    told = []
+    for number in numbers:
+        record = known.get(number)
+        if record is None:
+            told.append(f"{number} has not begun")
+        elif record.active:
+            why = f" ({record.why})" if record.why else ""
+            told.append(f"{number} of {record.name} is {record.state}, {record.rows:,} rows{why}")
+    return "; ".join(told)
+
+
+def _not_over(so_far: str, seconds: float, *, reads: bool) -> NotOverError:
+    remedy = "`cdc snapshot list` shows how far it is; wait for longer" if reads else "cdc run"
+    error = NotOverError(f"not over after {seconds:.0f} s: {so_far}", hint=remedy)
+    error.exit_code = Exit.TEMPORARY if reads else Exit.UNAVAILABLE
+    return error
 
 
 def daemon_streams(config: Config) -> bool:
     """Whether somebody reads the slot, and so will hear a command now."""
+    reach(config)
     if reader.read_resume(config) is None:
         raise ConfigError(
             f'there is no log of pipeline "{config.pipeline}"', hint="`cdc setup` begins it"

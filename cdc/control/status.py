@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from cdc.control.findings import Severity, size
-from cdc.control.followers import Look, judge
+from cdc.control import doctor_meeting
+from cdc.control.followers import Look
 from cdc.control.retention import Retention, judge_holders, judge_idle, judge_slot
-from cdc.errors import CDCError, Exit
+from cdc.control.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
+from cdc.errors import CDCError
 from cdc.log import reader
+from cdc.log.client import reach
 from cdc.log.inspection import newest_frontier
 from cdc.snapshot import topic
+from cdc.snapshot.live import topic as live_topic
 from cdc.source import inspection
 from cdc.source.connection import connect
 
@@ -26,21 +29,12 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.control.followers import Standing
     from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
+    from cdc.snapshot.live.records import LiveRecord
     from cdc.snapshot.records import SnapshotState
 
 _HTTP_TIMEOUT_SECONDS = 2.0
-# A daemon at work moves its resume record every few seconds, also when nothing happens.
-_STALE_SECONDS = 60.0
 # Over less, a rate says little; and a daemon at work measures a better one.
 _RATE_SECONDS = 30.0
-
-
-class Problem(NamedTuple):
-    """Something that is wrong, and the exit code that says so."""
-
-    what: str
-    hint: str
-    exit_code: int = Exit.FAILED
 
 
 class Status(NamedTuple):
@@ -52,10 +46,10 @@ class Status(NamedTuple):
     server: inspection.Server | None
     slot: inspection.Slot | None
     daemon: dict[str, Any] | None  # the body of /readyz
-    problems: list[Problem]
-    warnings: list[str]  # what will hurt some day
-    snapshot: SnapshotState | None = None
-    followers: list[Standing] = []  # noqa: RUF012 - a default that nobody changes
+    snapshot: SnapshotState | None
+    followers: list[Standing]
+    live: list[LiveRecord]
+    verdict: Verdict = Verdict(Level.OK, "")
 
     @property
     def retention(self) -> Retention | None:
@@ -83,14 +77,25 @@ class Status(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        return max((each.exit_code for each in self.problems), default=Exit.OK)
+        return self.verdict.exit_code
+
+    @property
+    def problems(self) -> list[Cause]:
+        """What has failed."""
+        return self.verdict.of(Level.FAILED)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is late, or will fail one day."""
+        return [each.what for each in self.verdict.of(Level.DEGRADED)]
 
     def fields(self) -> dict[str, Any]:
         """Return the status as JSON-ready values."""
         now_us = time.time_ns() // 1_000
         fields: dict[str, Any] = {
             "pipeline": self.pipeline,
-            "ok": not self.problems,
+            "ok": self.verdict.level is Level.OK,
+            "verdict": self.verdict.fields(),
             "lag_bytes": self.lag_bytes,
             "lag_seconds": self.daemon.get("lag_seconds") if self.daemon else None,
             "resume": None,
@@ -100,7 +105,11 @@ class Status(NamedTuple):
             "snapshot": None,
             "daemon": self.daemon,
             "followers": [each.fields() for each in self.followers],
-            "problems": [each._asdict() for each in self.problems],
+            "live_snapshots": [each.told for each in self.live if each.active],
+            "problems": [
+                {"what": each.what, "hint": each.remedy, "exit_code": each.exit_code}
+                for each in self.problems
+            ],
             "warnings": self.warnings,
         }
         if retention := self.retention:
@@ -140,40 +149,62 @@ class Status(NamedTuple):
 
 
 def read_status(config: Config) -> Status:
-    """Return what stands now. Servers that do not answer are problems, not exceptions."""
-    problems: list[Problem] = []
+    """Return what stands now. Servers that do not answer are causes, not exceptions."""
+    unanswered: list[Cause] = []
     # The slot first: what it confirms was in the log before, so the log read later must hold it.
-    server, slot, holders = _source(config, problems)
-    resume, frontier, snapshot = _log(config, problems)
+    server, slot, holders = _source(config, unanswered)
+    resume, frontier, snapshot, live = _log(config, unanswered)
     daemon = _daemon(config.http.listen)
-    if not problems:
-        problems += _judge(config, resume, slot, daemon, snapshot)
-    followers = _followers(config, server, problems) if resume else []
+    if not unanswered and (refused := _refused(config, resume, slot, daemon)):
+        unanswered.append(refused)
+    followers = _followers(config, server, unanswered) if resume else []
     status = Status(
-        config.pipeline, resume, frontier, server, slot, daemon, problems, [], snapshot, followers
+        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, live
     )
-    threats = list(judge_slot(status.retention)) if status.retention else []
-    threats += judge_holders(holders)
+    findings = list(judge_slot(status.retention)) if status.retention else []
+    findings += judge_holders(holders)
     if server and slot:
-        threats += judge_idle(server, slot)
-    told = [each.what for each in threats if each.severity is Severity.WARNING]
-    complaints = list(judge(config, followers))
-    told += [each.what for each in complaints if not each.exit_code]
-    status.warnings.extend(dict.fromkeys([*told, *((daemon or {}).get("warnings") or [])]))
-    if not problems and daemon is None and resume is not None and status.lag_bytes:
-        # Nobody says what the daemon is doing, so its traces must.
-        age = time.time() - resume[1].at_us / 1e6
-        if age > _STALE_SECONDS:
-            what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
-            problems.append(Problem(what, "see its log, and /readyz where it serves http"))
-    problems.extend(
-        Problem(each.what, each.hint, each.exit_code) for each in complaints if each.exit_code
+        findings += judge_idle(server, slot)
+    facts = Facts(
+        unanswered=tuple(unanswered),
+        resume_lsn=resume[1].end_lsn if resume else None,
+        resume_age_seconds=max(0.0, time.time() - resume[1].at_us / 1e6) if resume else None,
+        lag_bytes=status.lag_bytes,
+        slot=slot,
+        daemon=_reader(daemon),
+        initial=_initial(config, snapshot, daemon),
+        live=tuple(live),
+        followers=tuple(followers),
+        findings=tuple(findings),
+        now_us=time.time_ns() // 1_000,
     )
-    return status
+    return status._replace(verdict=verdict(config, facts))
+
+
+def _reader(body: dict[str, Any] | None) -> Reader | None:
+    """Return what the body of /readyz says; an older daemon's has less."""
+    if body is None:
+        return None
+    return Reader(
+        state=str(body.get("state")),
+        ready=bool(body.get("ready")),
+        reason=str(body.get("reason")),
+        since_seconds=float(body.get("since_seconds") or 0.0),
+        failures=int(body.get("failures") or 0),
+        failing_seconds=body.get("failing_seconds"),
+        error=str(body.get("error") or ""),
+        warnings=tuple(body.get("warnings") or ()),
+    )
+
+
+def _initial(config: Config, state: SnapshotState | None, daemon: dict[str, Any] | None) -> Initial:
+    described = str((daemon or {}).get("reason") or "")
+    wanted = config.snapshot.mode == "initial"
+    return Initial(state.stage if state else None, wanted=wanted, described=described)
 
 
 def _followers(
-    config: Config, server: inspection.Server | None, problems: list[Problem]
+    config: Config, server: inspection.Server | None, unanswered: list[Cause]
 ) -> list[Standing]:
     if not config.followers:
         return []
@@ -181,28 +212,37 @@ def _followers(
     try:
         return look.take(server.wal_lsn if server else None)
     except CDCError as error:
-        problems.append(Problem(error.what, error.hint, error.exit_code))
+        unanswered.append(_unanswered(error))
         return []
     finally:
         look.close()
 
 
 def _log(
-    config: Config, problems: list[Problem]
+    config: Config, unanswered: list[Cause]
 ) -> tuple[
-    tuple[ResumeIdentity, ResumePosition] | None, FrontierRecord | None, SnapshotState | None
+    tuple[ResumeIdentity, ResumePosition] | None,
+    FrontierRecord | None,
+    SnapshotState | None,
+    list[LiveRecord],
 ]:
     try:
+        reach(config)
         resume = reader.read_resume(config)
         newest = newest_frontier(config) if resume else None
-        return resume, newest, topic.read_state(config)
+        live = live_topic.read(config) if resume else []
+        return resume, newest, topic.read_state(config), live
     except CDCError as error:
-        problems.append(Problem(error.what, error.hint, error.exit_code))
-        return None, None, None
+        unanswered.append(_unanswered(error))
+        return None, None, None, []
+
+
+def _unanswered(error: CDCError) -> Cause:
+    return Cause(Level.FAILED, "server", error.what, error.hint, exit_code=error.exit_code)
 
 
 def _source(
-    config: Config, problems: list[Problem]
+    config: Config, unanswered: list[Cause]
 ) -> tuple[inspection.Server | None, inspection.Slot | None, list[inspection.Holder]]:
     try:
         with connect(config) as connection:
@@ -212,7 +252,7 @@ def _source(
                 inspection.holders(connection),
             )
     except CDCError as error:
-        problems.append(Problem(error.what, error.hint, error.exit_code))
+        unanswered.append(_unanswered(error))
         return None, None, []
 
 
@@ -234,39 +274,17 @@ def _daemon(listen: str) -> dict[str, Any] | None:
     return body if isinstance(body, dict) and "state" in body else None
 
 
-def _judge(
+def _refused(
     config: Config,
     resume: tuple[ResumeIdentity, ResumePosition] | None,
     slot: inspection.Slot | None,
     daemon: dict[str, Any] | None,
-    snapshot: SnapshotState | None,
-) -> list[Problem]:
-    """Return what is wrong with a pipeline whose servers all answered."""
-    anew = "`cdc doctor` says what can be done"
-    if resume is None and slot is None:
-        return [Problem(f"the pipeline {config.pipeline} is not set up", "cdc setup", Exit.CONFIG)]
-    if resume is None:
-        return [Problem("the slot exists, but the log has no resume record", anew, Exit.CONFIG)]
-    if slot is None:
-        what = f"the slot {config.slot} is gone, and the changes since the log's end with it"
-        return [Problem(what, anew, Exit.CONFIG)]
-    position = resume[1]
-    problems = []
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        problems.append(Problem(f"the slot {slot.name} is lost", anew, Exit.CONFIG))
-    elif slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > position.end_lsn:
-        what = f"a gap: the slot begins at {slot.confirmed_flush_lsn}, the log ends before"
-        problems.append(Problem(what, anew, Exit.CONFIG))
-    elif slot.wal_status == "unreserved":
-        problems.append(Problem(f"the slot {slot.name} is about to be lost", "cdc run, at once"))
-    copying = snapshot is not None and snapshot.stage != "done"
-    if copying and daemon is not None and daemon.get("ready"):
-        return problems
-    if slot.active_pid is None:
-        kept = size(slot.retained_bytes or 0)
-        what = f"no daemon reads from the slot, which keeps {kept} of WAL"
-        problems.append(Problem(what, "cdc run"))
-    elif daemon is not None and not daemon.get("ready"):
-        what = f"the daemon is {daemon.get('state')}: {daemon.get('reason')}"
-        problems.append(Problem(what, "see its log; /readyz has the details"))
-    return problems
+) -> Cause | None:
+    """Return what a daemon halts over at its start, where none reads; starting it is no remedy."""
+    at_work = daemon is not None and daemon.get("ready")
+    if resume is None or slot is None or slot.active_pid is not None or at_work:
+        return None
+    found = doctor_meeting.refusal(config, slot, resume)
+    if found is None:
+        return None
+    return Cause(Level.FAILED, "slot", found.what, found.hint, exit_code=found.exit_code)

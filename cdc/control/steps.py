@@ -12,6 +12,7 @@ class Did(Enum):
     DONE = "done"  # changed something
     LEFT = "left"  # found it as it should be
     WARN = "warn"  # something to know before going on
+    PROGRESS = "progress"  # part of a long step, for people who wait
 
 
 class Step(NamedTuple):

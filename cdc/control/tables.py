@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.control import setup_publication
 from cdc.control.findings import listed
+from cdc.control.setup_columns import HiddenColumns
 from cdc.control.snapshots import new_id, pattern_of
-from cdc.errors import ConfigError, GapError
+from cdc.errors import ConfigError, GapError, PermissionDeniedError
 from cdc.log import reader
+from cdc.log.client import reach
 from cdc.snapshot.live import commands
 from cdc.source import inspection, membership
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect
-from cdc.source.members import Member, emit, members
+from cdc.source.members import Member, members, require_secret, send_command
 from cdc.source.membership import Change
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
     A table that was captured before is emptied in the log first: what it lost meanwhile is in no
     stream. So a membership that it lost by a drop, or by hand, is noted as ended on purpose.
     """
+    if read:
+        require_secret(config)
+        reach(config)
     with connect(config) as connection:
         wanted, state = _standing(connection, config)
         by_name = {str(each.table): each for each in wanted.members}
@@ -56,23 +61,61 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
                 f"{listed(there)} is captured already",
                 hint="`cdc snapshot` reads a table again",
             )
+        if read:
+            _readable(chosen)
+        hidden = HiddenColumns(connection, config, [each.table for each in chosen])
+        hidden.look()
+        for _ in hidden.write():
+            pass
         ids = {}
         lost = _lost(config, chosen) if read else frozenset()
         with connection.transaction():
             change = _NOTHING._replace(add=chosen)
-            membership.alter(connection, config.publication, change, wanted, state, lost)
+            try:
+                membership.alter(connection, config.publication, change, wanted, state, lost)
+            except PermissionDeniedError as error:
+                raise _not_ours(error, connection, config, change) from error
             known = {str(each): each for each in members(connection, config.publication)}
             for member in chosen if read else ():
                 name = str(member.table)
                 leaves = [each for each in known.values() if each.root == name]
+                assert name in known or leaves, "a table that was just added is published"
                 for each in [known[name]] if name in known else leaves:
                     number = ids[str(each)] = new_id()
                     of = commands.Of(each.schema, each.table)
                     start = commands.Command(do="start", id=number, tables=(of,), anew=True)
-                    emit(connection, commands.COMMAND, commands.encode(start))
+                    send_command(connection, config, commands.COMMAND, commands.encode(start))
     return [Added(name, number) for name, number in ids.items()] or [
         Added(str(each.table), None) for each in chosen
     ]
+
+
+def _readable(chosen: list[plan.Member]) -> None:
+    """Raise where existing rows could not be read: they must not be missed unnoticed."""
+    refused = [each.table for each in chosen if not each.table.may_select]
+    if refused:
+        grants = ", ".join(each.quoted for each in refused)
+        raise PermissionDeniedError(
+            f"our role may not read {listed([str(each) for each in refused])}, so the rows there"
+            " are could not go into the log; nothing was changed",
+            hint=f"GRANT SELECT ON {grants} TO our role (and USAGE on the schema); or"
+            " --no-snapshot, to capture changes only",
+        )
+
+
+def _not_ours(
+    error: PermissionDeniedError, connection: Connection, config: Config, change: Change
+) -> PermissionDeniedError:
+    """Return the refusal with the way that loses no rows: an owner adds it, we read it."""
+    statements = membership.alterations(config.publication, change)
+    text = " ".join(f"{each.as_string(connection)};" for each in statements)
+    names = " ".join(str(each.table) for each in change.add)
+    return PermissionDeniedError(
+        f"{error.what}; nothing was changed",
+        hint=f"run `cdc table add` as a role that owns publication and tables; or let such a role"
+        f" run: {text}  and then `cdc snapshot {names}`, which reads the rows that are there"
+        " already: without it only later changes are in the log",
+    )
 
 
 def _lost(config: Config, chosen: list[plan.Member]) -> frozenset[int]:

@@ -14,13 +14,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc import continuity
+from cdc import publication, trace
 from cdc.control import retention
 from cdc.control.canary import Canary
 from cdc.control.findings import Finding, note
 from cdc.control.heartbeat import Heartbeat
 from cdc.control.retention import Gauge, Retention
-from cdc.errors import CDCError, GapError, InvariantError
+from cdc.errors import (
+    CDCError,
+    GapError,
+    InvariantError,
+    gist,
+)
 from cdc.source import catalog, inspection
 from cdc.source.connection import connect, translated
 
@@ -53,16 +58,25 @@ class Watch:
     """Looks until `close`. `turn` tells the loop what there is, and costs it nothing."""
 
     def __init__(
-        self, config: Config, publication: Publication, health: Health, metrics: Metrics
+        self,
+        config: Config,
+        known: Publication,
+        health: Health,
+        metrics: Metrics,
+        followed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin at once; `publication` is what the log knows of it."""
+        """Begin at once; `known` is what the log knows of the publication.
+
+        `followed` is what `Canary` asks.
+        """
         self._config = config
-        self._known = publication
+        self._known = known
+        self._mark: inspection.Mark | None = None  # of the publication, at the last look
         self._health = health
         self._metrics = metrics
         self._gauge = Gauge()
         self._heartbeat = Heartbeat(config)
-        self._canary = Canary(config)
+        self._canary = Canary(config, followed)
         self._connection: catalog.Connection | None = None
         self._error: CDCError | None = None
         self._seen: tuple[Publication, Publication] | None = None  # what was known, what is
@@ -89,7 +103,9 @@ class Watch:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                self._take(self._look())
+                with trace.span("source watch"):
+                    look = self._look()
+                self._take(look)
                 self._between_looks()
                 continue
             except GapError as error:
@@ -99,8 +115,9 @@ class Watch:
                 # The stream finds out for itself whether the server is gone.
                 self._disconnect()
                 self._tell([note("watch", f"cannot look at the source: {error.what}", error.hint)])
-            except Exception as error:  # noqa: BLE001 - a watch that ends in silence watches nothing
-                self._error = InvariantError(f"watching the source failed: {error!r}")
+            except Exception as error:
+                log.error("watching the source failed", exc_info=error)  # noqa: TRY400 - as above
+                self._error = InvariantError(f"watching the source failed: {gist(error)}")
                 break
             self._over.wait(LOOK_SECONDS)
         self._disconnect()
@@ -121,13 +138,7 @@ class Watch:
             with translated("limiting the time of a statement"):
                 sql.execute(_TIMEOUTS)
             self._connection = sql
-        publication = catalog.publication(sql, config.publication)
-        if publication != known:
-            publication, existing = catalog.publication_beside(
-                sql, config.publication, known.tables
-            )
-            continuity.same_publication(known, publication, existing)
-        self._seen = known, publication
+        self._compare(sql, known)
         server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
         holders = inspection.holders(sql)
         findings = [*retention.judge_holders(holders), *self._heartbeat.due(sql)]
@@ -140,6 +151,17 @@ class Watch:
             if slot.failover:
                 findings += retention.judge_standbys(inspection.standby_slots(sql, server))
         return Look(server.timeline, kept, holders, findings)
+
+    def _compare(self, sql: catalog.Connection, known: Publication) -> None:
+        """Raise GapError where the publication has lost changes since it was as `known`."""
+        mark = catalog.publication_mark(sql, self._config.publication)
+        # Of a publication that names its tables the mark says all; others grow without a trace.
+        named = known.sends is not None and not (known.sends.all_tables or known.sends.schemas)
+        if named and mark == self._mark:
+            return
+        now, existing = catalog.publication_beside(sql, self._config.publication, known.tables)
+        publication.refuse(known, now, existing, f"within the last {LOOK_SECONDS:.0f} seconds")
+        self._seen, self._mark = (known, now), mark
 
     def _take(self, look: Look) -> None:
         self._metrics.looked(look.timeline, look.retention, look.holders)

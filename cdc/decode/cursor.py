@@ -99,6 +99,15 @@ class Cursor:
         self.at = stop + 1
         return text
 
+    def text_of_any_encoding(self, expected: str) -> str:
+        r"""Return the text before the next zero byte; bytes that are not UTF-8 as `\xff`."""
+        at = self.at
+        stop = self.payload.find(0, at)
+        if stop < 0:
+            raise self.error(f"{expected} and a zero byte", f"{self.end - at} bytes, none zero", at)
+        self.at = stop + 1
+        return self.payload[at:stop].decode(errors="backslashreplace")
+
     def octets(self, expected: str) -> bytes:
         """Return the bytes whose number a signed 32-bit length announces."""
         at = self.at

@@ -100,6 +100,7 @@ class Column(Struct, frozen=True):
     name: str
     type_id: int
     type_modifier: int  # -1 for none
+    attnum: int = 0  # 0: the stream does not send it; known where the catalog described the table
 
 
 class Relation(Struct, frozen=True):

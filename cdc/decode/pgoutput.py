@@ -171,7 +171,8 @@ def _logical_message(cursor: Cursor) -> LogicalMessage:
     return LogicalMessage(
         cursor.flags(1, "flags") == 1,
         cursor.lsn_or_zero("the message's LSN"),
-        cursor.string("the prefix"),
+        # Postgres converts neither prefix nor content, whatever the database's encoding is.
+        cursor.text_of_any_encoding("the prefix"),
         cursor.octets("the content"),
         xid,
     )

@@ -25,6 +25,7 @@ import yaml
 from psycopg.conninfo import make_conninfo
 
 from cdc.config import load
+from cdc.config.control import new_secret
 from cdc.control.setup import set_up
 from cdc.demo import followers as following
 from cdc.demo.chaos import Chaos
@@ -352,6 +353,7 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "log": {"bootstrap_servers": ends.kafka_bootstrap},
         # One task: more take longer to start than so few rows to copy.
         "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
+        "control": {"secret": new_secret()},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
     if followed:

@@ -239,7 +239,8 @@ def _events(flow: Flow, count: int) -> Table:
     shown.add_column("table", min_width=8)
     shown.add_column("key", no_wrap=True, overflow="ellipsis", ratio=1)
     shown.add_column("late", justify="right", min_width=8)
-    for each in list(flow.last)[-count:]:
+    # Partitions are read one after another: what came last is not always the newest.
+    for each in sorted(flow.last, key=lambda each: each.seq)[-count:]:
         style = _OP_STYLES.get(each.op, "")
         shown.add_row(
             str(each.seq), Text(each.op, style), each.table, each.key, f"{each.late_ms:.0f} ms"

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from cdc import extras
 from cdc.local.errors import LocalStackError
 from cdc.local.home import file_lock
 from cdc.local.progress import Progress
@@ -33,6 +33,9 @@ _TRIES: Final = 5
 _TIMEOUT_SECONDS: Final = (15, 60)  # to connect, and between two pieces
 _PIECE_BYTES: Final = 256 * 1024
 _LOCK_TIMEOUT_SECONDS: Final = 900.0  # as long as a slow line needs for the largest section
+# The extra that a section belongs to; both bring the Maven client.
+_EXTRA_OF: Final = {"spark": "spark"}
+_FETCHERS: Final = ("maven_artifact", "requests")
 _NO_SUCH_FILE: Final = (403, 404, 410)
 
 
@@ -93,7 +96,7 @@ class ArtifactCache:
         with self._held(section):
             folder.mkdir(parents=True, exist_ok=True)
             missing = _missing(folder, artifacts)
-            _need_clients()
+            extras.require("fetching jars", _EXTRA_OF.get(section, "local"), only=_FETCHERS)
             self._progress.expect(sum(each.size for each in missing))
             with ThreadPoolExecutor(_PARALLEL) as pool:
                 for _ in pool.map(lambda each: self._fetch_one(each, folder), missing):
@@ -163,15 +166,6 @@ class ArtifactCache:
                 for piece in reply.iter_content(_PIECE_BYTES):
                     file.write(piece)
                     self._progress.got(len(piece))
-
-
-def _need_clients() -> None:
-    absent = [name for name in ("requests", "maven_artifact") if find_spec(name) is None]
-    if absent:
-        raise LocalStackError(
-            f"the embedded stack needs {' and '.join(absent)} to fetch its servers",
-            hint="pip install 'lockstep-cdc[local]'",
-        )
 
 
 def _url(artifact: Artifact) -> str:

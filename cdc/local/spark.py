@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 
 _SECTION: Final = "spark"
 _PACKAGES: Final = ("cdc", "sinks", "jobs")
+# Of the session: what decides about values.
+VALUES: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+# Of the application, fixed once it runs, where Delta's jars are there.
+DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+# Where one of Spark's own threads ran out of memory, jobs would wait for it for ever.
+NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
 _LEFT_OUT: Final = {".pyc", ".pyo"}
 
 
@@ -32,6 +45,26 @@ def jars(progress: Progress) -> list[Path]:
 def coordinates() -> list[str]:
     """Return the same as Maven coordinates, `group:name:version`."""
     return [f"{each.group}:{each.name}:{each.version}" for each in lock_sections()[_SECTION]]
+
+
+def conf(*, quiet: bool = False) -> dict[str, str]:
+    """Return the settings that reading and writing our mirrors needs of a Spark session.
+
+    With `quiet` also those of the driver's JVM that a job of ours wants: what Spark logs, and that
+    it ends where memory runs out.
+    """
+    found = {**VALUES, **DELTA}
+    if quiet:
+        found["spark.driver.defaultJavaOptions"] = NO_MEMORY
+        logging = _folder("jobs") / "log4j2-submit.properties"
+        found["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+    return found
+
+
+def conf_options(*, quiet: bool = False) -> list[str]:
+    """Return the same as spark-submit's arguments."""
+    found = conf(quiet=quiet).items()
+    return [part for name, value in found for part in ("--conf", f"{name}={value}")]
 
 
 def job(name: str) -> Path:

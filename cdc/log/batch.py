@@ -6,7 +6,11 @@ as long as the process, so that the row path appends through a bound method and 
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 # confluent-kafka's form for `produce_batch`: {"key": bytes | None, "value": bytes | None}.
 Message = dict[str, Any]
@@ -42,6 +46,9 @@ class Batch:
     def __init__(self) -> None:
         self._topics: dict[str, list[Partition]] = {}
         self.bytes = 0  # of values added since the batch began
+        # Dead letters that are not sent yet, in their order. They go out piece by piece: a letter
+        # may be many times as long as the producer's queue.
+        self.letters: deque[tuple[Partition, Sequence[tuple[bytes, bytes]]]] = deque()
         # In a chunk of the stream of up to so many bytes no row is too large for its topic.
         self.plain_bytes = 1 << 62
 
@@ -55,9 +62,19 @@ class Batch:
         """Return the partitions that hold messages not yet taken."""
         return [p for topic in self._topics.values() for p in topic if p.messages]
 
+    def send_letters(self) -> Iterator[tuple[Partition, bytes, bytes]]:
+        """Yield each record of the waiting dead letters, made as it is asked for, and forget it."""
+        while self.letters:
+            partition, letter = self.letters[0]
+            partition.moved = True
+            for key, value in letter:
+                yield partition, key, value
+            self.letters.popleft()
+
     def close(self) -> dict[tuple[str, int], int]:
         """Return the events of this batch by partition that moved, and begin the next batch."""
         assert not self.waiting(), "a batch closes after its last message was taken"
+        assert not self.letters, "a batch closes after its last dead letter was sent"
         counts = {}
         for topic in self._topics.values():
             for partition in topic:

@@ -46,6 +46,7 @@ class BoundedPublisher(Publisher):
     def produce(self, batch: Batch) -> None:
         """Hand over the batch's waiting messages; wait while too many bytes are on their way."""
         self.begin()
+        self.send_letters(batch)
         partitions = batch.waiting()
         if not partitions:
             return

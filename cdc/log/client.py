@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from cdc.errors import (
     CDCError,
@@ -20,11 +21,13 @@ from cdc.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
+from cdc.log.broker_log import BrokerLog, without_values
+from cdc.waiting import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, TopicPartition
 
     from cdc.config import Config
 
@@ -49,7 +52,7 @@ _AWAY: Final = {
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
 }
-# What is asked for is not there, or not there any more.
+# What is asked for is not there, or not there any more: so says one answer, which proves nothing.
 GONE: Final = {
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
@@ -57,6 +60,12 @@ GONE: Final = {
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
 }
+# Passes by itself, as soon as the partition has another leader and we know it.
+_NO_LEADER: Final = {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+_LEADER_SECONDS: Final = 0.1
 _KEYS: Final = (
     "see security.protocol, sasl.mechanism, sasl.username and sasl.password under log.kafka"
 )
@@ -75,6 +84,11 @@ _refusals: dict[str, float] = {}  # what was said, and when (monotonic)
 _librdkafka = logging.getLogger("cdc.log.librdkafka")
 # A command that sets up no logs says what matters in its own words.
 _librdkafka.addHandler(logging.NullHandler())
+_brokers = BrokerLog()
+_librdkafka.addFilter(_brokers)
+# How long a command waits for the first answer of a cluster. A broker that is there answers within
+# a second, through TLS and SASL too.
+_REACH_SECONDS: Final = 6.0
 
 
 def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's own
@@ -97,7 +111,7 @@ def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - l
 def heard(error: KafkaError) -> None:
     """Note what librdkafka reports beside the calls: who is refused is just never answered."""
     if error.code() in _UNKNOWN_TO_IT:
-        _refusals[error.str()] = time.monotonic()
+        _refusals[_said(error)] = time.monotonic()
 
 
 @contextmanager
@@ -128,9 +142,27 @@ def thrown(error: KafkaException | SystemError) -> KafkaError:
     return KafkaError(KafkaError._FATAL, f"the client gave up: {error}", fatal=True)  # noqa: SLF001
 
 
+def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[int, int]:
+    """Return the partition's first offset and its end; wait while it is given a leader.
+
+    A topic that was just created, or whose broker just went, has none for a moment.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            found: tuple[int, int] = client.get_watermark_offsets(part, timeout=left)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
+                raise
+            time.sleep(_LEADER_SECONDS)
+        else:
+            return found
+
+
 def translate(error: KafkaError, doing: str) -> CDCError:
     """Return the error of ours that says what may be done about `error`."""
-    what, code = f"{doing}: {error.str()} ({error.name()})", error.code()
+    what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
     if denied := _denied(error, doing):
         return denied
     if code in _FENCED:
@@ -145,14 +177,42 @@ def translate(error: KafkaError, doing: str) -> CDCError:
         return OutcomeUnknownError(
             what, hint="the daemon starts over from the resume record by itself"
         )
+    why = _brokers.failures() if code in _AWAY else ""
     return UnavailableError(
-        what, hint="see that the brokers run and log.bootstrap_servers is right"
+        f"{what}; {why}" if why else what,
+        hint="see that the brokers run, that log.bootstrap_servers is right, and that the addresses"
+        " which the brokers advertise are reached from here",
     )
+
+
+def _said(error: KafkaError) -> str:
+    """Return its words; of a setting that librdkafka refuses, without the value."""
+    return without_values(str(error.str()))
+
+
+def reach(config: Config) -> None:
+    """Raise UnavailableError where no broker answers; within seconds, for who waits at a prompt."""
+    servers = config.log.bootstrap_servers
+    with slow(f"Kafka at {servers}"):
+        client = AdminClient(settings(config))
+        try:
+            client.describe_cluster(request_timeout=_REACH_SECONDS).result()
+        except KafkaException as error:
+            client.poll(0)  # its log lines and errors are told only where it is polled
+            raise _unreached(error.args[0], servers) from error
+
+
+def _unreached(error: KafkaError, servers: str) -> CDCError:
+    found = translate(error, f"no Kafka broker answers at {servers}")
+    why = _brokers.failures()
+    if isinstance(found, UnavailableError) and why:
+        return UnavailableError(f"no Kafka broker answers at {servers} ({why})", hint=found.hint)
+    return found
 
 
 def _denied(error: KafkaError, doing: str) -> PermissionDeniedError | None:
     """Return what to do where the brokers know us and refuse; None where they do not."""
-    what, code = f"{doing}: {error.str()} ({error.name()})", error.code()
+    what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
     if code in _DENIED:
         return PermissionDeniedError(
             what,

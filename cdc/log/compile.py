@@ -11,6 +11,7 @@ the same forms, so a snapshot's event has the stream's bytes.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from orjson import dumps
@@ -22,12 +23,15 @@ from cdc.log.values import NAMESPACE, form
 from cdc.log.values_options import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import CodeType
 
     from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaRecord
 
 NULL: Final = b"null"
+# So many different row functions keep their compiled text: some milliseconds and some KB each.
+_SHAPES: Final = 1_024
 
 _END: Final = "    if q != e: raise malformed(e - s)"
 
@@ -45,8 +49,8 @@ class RowSource:
         self._name = name
         self._options = schema.values or Values()
         # Debezium's readers look for it in place of a value not sent; ours read `unchanged`.
-        self._placeholder = dumps(self._options.unavailable_value_placeholder)
-        self._labels = [dumps(column.name) for column in schema.columns]
+        self._placeholder = _json(self._options.unavailable_value_placeholder)
+        self._labels = [_json(column.name) for column in schema.columns]
         names = [column.name for column in schema.columns]
         self.key_columns = tuple(names.index(name) for name in schema.key)
 
@@ -187,6 +191,11 @@ class RowSource:
             return mask.value, mask.null
         return form(self._schema.columns[column], self._options), "NULL"
 
+    def function(self, column: int, functions: RowFunctions) -> Callable[[bytes, int, int], bytes]:
+        """Return what encodes one column's text alone, with the names of the row functions."""
+        value, _ = self._value(column)
+        return functions.lambda_of(value)
+
     def _walk(self, other: list[str]) -> list[str]:
         """Return the lines that read every column; `other` takes the kinds but text and NULL."""
         lines = []
@@ -202,7 +211,7 @@ class RowSource:
     def _names(columns: Iterable[int]) -> str:
         return "".join(f"v{i}, " for i in columns)
 
-    def compile(self) -> dict[str, Any]:
+    def compile(self) -> RowFunctions:
         """Return the functions `new`, `after`, `old`, `copied` and `copied_values`."""
         columns = range(len(self._labels))
         namespace: dict[str, Any] = {
@@ -221,10 +230,14 @@ class RowSource:
         }
         for mask in self._masked.values():
             namespace.update(mask.names)
-        sources = (self.after(), self.new(), self.old(), self.copied(), self.copied_values())
-        for source in sources:
-            exec(source, namespace)  # noqa: S102 - our own text; no name of the user's stands in it
-        return namespace
+        sources = {
+            "after": self.after,
+            "new": self.new,
+            "old": self.old,
+            "copied": self.copied,
+            "copied_values": self.copied_values,
+        }
+        return RowFunctions(namespace, sources)
 
     def _gap(self, size: int, column: int) -> bytes:
         """Return what stands for a value not sent; a key not sent raises: its row has no place."""
@@ -238,6 +251,42 @@ class RowSource:
             f"a row of {size} bytes does not match {table} as its relation message"
             f" describes it ({len(self._labels)} columns)",
         )
+
+
+class RowFunctions:
+    """The functions of one table version by name, each compiled when it is first asked for.
+
+    Thousands of tables are described at once, and most never need more than `new` and `after`.
+    """
+
+    def __init__(self, namespace: dict[str, Any], sources: Mapping[str, Callable[[], str]]) -> None:
+        self._namespace = namespace
+        self._sources = sources
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a function made of text
+        if name not in self._namespace:
+            # Our own text; no name of the user's stands in it.
+            exec(_code(self._sources[name]()), self._namespace)  # noqa: S102
+        return self._namespace[name]
+
+    def lambda_of(self, value: str) -> Callable[[bytes, int, int], bytes]:
+        """Return the expression of one value, of `b[p:q]`, as a function."""
+        function: Callable[[bytes, int, int], bytes] = eval(  # noqa: S307 - our own text
+            f"lambda b, p, q: {value}", self._namespace
+        )
+        return function
+
+
+@lru_cache(maxsize=_SHAPES)
+def _code(source: str) -> CodeType:
+    """Return the compiled source: tables with columns of the same kinds share it."""
+    return compile(source, "<row functions>", "exec")
+
+
+def _json(text: str) -> bytes:
+    # A copy: orjson's own result keeps kilobytes that it was written into, for each of the columns
+    # of thousands of tables.
+    return bytes(memoryview(dumps(text)))
 
 
 def _literal(text: bytes) -> bytes:

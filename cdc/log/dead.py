@@ -10,8 +10,7 @@ takes it for a delete. `cdc.log.letters` is the way back; docs/EVENTS.md the con
 from __future__ import annotations
 
 import hashlib
-import zlib
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +19,11 @@ from orjson import dumps
 
 from cdc.errors import ConfigError
 from cdc.log.batch import Batch
-from cdc.log.letters import Head, Part, Pointer
+from cdc.log.letter import Letter
+from cdc.log.letters import Head, Pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Record headers, batch header and what a protocol version may add: generously.
 OVERHEAD_BYTES: Final = 4_096
@@ -34,8 +37,6 @@ _KEY_SHARE: Final = 4
 # and the envelope so long where no column has a value (names of 1,600 columns, twice).
 _GROWTH: Final = 8
 _ENVELOPE_BYTES: Final = 512 << 10
-# Fast rather than small: it runs between two frames of the stream.
-_LEVEL: Final = 1
 
 # JSON of what stands in a large value's place, unless `values` in the configuration says otherwise.
 PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
@@ -48,7 +49,7 @@ class Split(NamedTuple):
 
     key: bytes | None
     value: bytes
-    letter: list[tuple[bytes, bytes]]  # key and value
+    letter: Sequence[tuple[bytes, bytes]]  # key and value
 
 
 class _Source(msgspec.Struct):
@@ -112,7 +113,7 @@ def split(
         head = replace(head, columns=_columns(images, kept, least))
         pointer = _pointer(event, images, head, placeholder)
         if fits(short, pointer, limit):
-            return Split(short, pointer, _letter(head, value, piece))
+            return Split(short, pointer, Letter(head, value, piece))
     raise ConfigError(
         f"topic {topic} takes records of {limit} bytes, too few for a row without its values",
         hint="raise max.message.bytes of the topic, and message.max.bytes of the brokers",
@@ -147,10 +148,9 @@ class DeadLetters:
         if fits(key, value, limit):
             return key, value
         key, value, letter = split(topic, key, value, limit, self._placeholder)
-        for part_key, part in letter:
-            self._partition.append({"key": part_key, "value": part})
-        self._partition.others += len(letter)
-        self.written += bool(letter)
+        if letter:
+            self._batch.letters.append((self._partition, letter))
+            self.written += 1
         return key, value
 
     def take(self) -> int:
@@ -204,15 +204,6 @@ def _pointer(
     dead = Pointer(**{name: getattr(head, name) for name in Pointer.__struct_fields__})
     parts["source"] = b'%b,"dead":%b}' % (parts["source"][:-1], msgspec.json.encode(dead))
     return _object({name: parts[name] for name in event})
-
-
-def _letter(head: Head, value: bytes, piece: int) -> list[tuple[bytes, bytes]]:
-    chunks = [
-        zlib.compress(memoryview(value)[at : at + piece], _LEVEL)
-        for at in range(0, len(value), piece)
-    ]
-    parts = [msgspec.json.encode(head), *chunks]
-    return [(msgspec.json.encode(Part(head.id, n)), part) for n, part in enumerate(parts)]
 
 
 def _members(raw: Raw) -> dict[str, Raw]:

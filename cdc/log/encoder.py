@@ -16,13 +16,14 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cdc.errors import ProtocolError
 from cdc.log.compile import RowSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaRecord
@@ -63,16 +64,14 @@ class Encoder:
         masks: Sequence[ColumnMask | None] = (),
     ) -> None:  # fmt: skip
         source = RowSource(schema, database, name, masks)
-        functions = source.compile()
+        self._functions = functions = source.compile()
         self.schema = schema
+        self._source = source
         # Without a key there is no order but the table's own: one partition keeps it.
         self.partitions = partitions if schema.key else 1
-        self.new: New = functions["new"]
-        self.copied: Copied = functions["copied"]
-        self._copied_values = functions["copied_values"]
-        self._copied_format = source.copied_format
         self._after = functions["after"]
-        self._old = functions["old"]
+        self.new: New = functions["new"]
+        self._copied_format = source.copied_format
         columns = range(len(schema.columns))
         self.no_olds: Values = (None,) * len(columns)
         self._rows = {
@@ -81,6 +80,22 @@ class Encoder:
         }
         self._delete = source.event_format(b"%b", b"null", b"d")
         self._truncate = source.event_format(b"null", b"null", b"t")
+
+    @cached_property
+    def copied(self) -> Copied:
+        """The function for rows of a snapshot."""
+        function: Copied = self._functions["copied"]
+        return function
+
+    @cached_property
+    def _old(self) -> Callable[[bytes, int, int], tuple[int, Values]]:
+        function: Callable[[bytes, int, int], tuple[int, Values]] = self._functions["old"]
+        return function
+
+    @cached_property
+    def _copied_values(self) -> Callable[[bytes, int, int], tuple[bytes, ...]]:
+        function: Callable[[bytes, int, int], tuple[bytes, ...]] = self._functions["copied_values"]
+        return function
 
     def old(self, b: bytes, q: int, e: int) -> tuple[int, bytes, Values]:
         """Return the end of the old tuple whose kind stands at `q`, its JSON row, and its values.
@@ -125,8 +140,21 @@ class Encoder:
 
         With ordinal and seq behind them they are what a `copied_format` takes.
         """
-        values: tuple[bytes, ...] = self._copied_values(b, q, e)
-        return values
+        return self._copied_values(b, q, e)
+
+    def at_fault(self, texts: Sequence[bytes | None]) -> str | None:
+        """Return the column whose text, as Postgres writes it, can't be encoded; None if each can.
+
+        For an error's message: it tries each column by itself.
+        """
+        for number, (column, text) in enumerate(zip(self.schema.columns, texts, strict=False)):
+            if text is None:
+                continue
+            try:
+                self._source.function(number, self._functions)(text, 0, len(text))
+            except Exception:  # noqa: BLE001 - whatever it is, it is this column's
+                return column.name
+        return None
 
     def delete(
         self, before: bytes, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes

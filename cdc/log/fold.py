@@ -28,7 +28,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from cdc.errors import CDCError
+from cdc.errors import (
+    CDCError,
+    unquoted,
+)
 from cdc.events import LSN, Frontier, Position
 from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.log.fold_events import Arrival, Event, Row
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Fold", "Folded", "TableState", "canonical", "key_hash"]
 
 _START = Position(0, LSN(0), 0)
+_NO_ROW = "deletes a row that is not there"
 
 
 class Folded(NamedTuple):
@@ -118,7 +122,7 @@ class Fold:
         try:
             event = self._decode(value)
         except msgspec.MsgspecError as error:
-            self.findings.add(f"{here} is not a change event: {error}")
+            self.findings.add(f"{here} is not a change event: {unquoted(error)}")
             return
         self._check_arrival(home, here, Arrival(topic, partition, offset, key, event))
 
@@ -141,6 +145,7 @@ class Fold:
     def finish(self) -> Folded:
         """Return the outcome; the log must have been read to its end, at a quiet moment."""
         self._apply_past_gaps()
+        self._doubt_unmatched()
         for table in self.tables.values():
             self.findings.include(table.doubts)
         for letter in self._letters.left():
@@ -220,11 +225,11 @@ class Fold:
             return
         self._snapshot.applied += 1
         self.events += 1
-        place = (arrival.topic, event.source.epoch, arrival.key or b"")
         if event.source.dead:
             event = self._whole(arrival, event.source.dead)
-        # While it waited for its letter a newer generation may have brought the row.
-        if arrival.key is None or self._homes[place][1] == event.source.seq:
+        # While it waited for its letter, or in another partition, a newer generation may have
+        # brought the row.
+        if arrival.key is None or self._snapshot.is_newest(arrival, arrival.key):
             self._change(arrival._replace(event=event), event)
         self._begin_stream()
 
@@ -236,7 +241,12 @@ class Fold:
             self._last_seq = end.seq
             self._ends.add(end.seq, end.epoch, LSN(end.lsn - 1))
             self._moved = None
+            self._doubt_unmatched()
             self._apply_in_turn()
+
+    def _doubt_unmatched(self) -> None:
+        for arrival in self._snapshot.unmatched():
+            self._doubt(self.tables[arrival.topic], arrival, _NO_ROW)
 
     # -- an event in its turn ---------------------------------------------------------------
 
@@ -291,7 +301,8 @@ class Fold:
         try:
             event = self._decode(self._letters.whole(dead))
         except (CDCError, msgspec.MsgspecError) as error:
-            self._tell(arrival, f"points to a dead letter that can't be read: {error}")
+            why = error.what if isinstance(error, CDCError) else unquoted(error)
+            self._tell(arrival, f"points to a dead letter that can't be read: {why}")
             return pointing
         if pointing.without(dead.columns) != event.without(dead.columns):
             self._tell(arrival, "differs from its dead letter in more than what it leaves out")
@@ -345,8 +356,10 @@ class Fold:
         event = arrival.event
         row = table.rows.get(key)
         if event.op == "d":
-            if row is None:
-                self._doubt(table, arrival, "deletes a row that is not there")
+            if row is None and event.initial:
+                self._snapshot.deletes_early(arrival, key)
+            elif row is None:
+                self._doubt(table, arrival, _NO_ROW)
             self._moved = table.rows.pop(key, None)
             return
         if event.op == "c" and row is not None:

@@ -2,8 +2,12 @@
 
 They come before the stream's first change, range by range, several ranges at a time: so their seqs
 ascend neither in a partition nor over the log, and leave holes. What holds instead: no seq comes
-twice, a key's ascend, and the first frontier counts them all. Until it does, the stream's events
-wait.
+twice, a key's ascend in a partition, and the first frontier counts them all. Until it does, the
+stream's events wait.
+
+An older generation may have put a key's row into another partition, where the topic was widened
+between the two. So of each key the highest seq is known, and whatever comes with a lower one later
+is passed over.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc.events import Frontier
+    from cdc.log.fold_events import Arrival
 
 
 @dataclass(slots=True)
@@ -24,6 +29,9 @@ class SnapshotEvents:
     seqs: set[int] = field(default_factory=set)
     applied: int = 0
     ended: bool = False
+    _newest: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    # Deletes whose row has not come yet, by key: it may be in a partition that is read later.
+    _early: dict[tuple[str, bytes], Arrival] = field(default_factory=dict)
 
     def takes(self, seq: int, first: int) -> bool:
         """Note the seq; return whether it may come: once, and before the stream."""
@@ -31,6 +39,24 @@ class SnapshotEvents:
             return False
         self.seqs.add(seq)
         return True
+
+    def is_newest(self, arrival: Arrival, key: bytes) -> bool:
+        """Note an event of a key; return whether none of a higher seq has come."""
+        of, seq = (arrival.topic, key), arrival.event.source.seq
+        if seq < self._newest.get(of, 0):
+            self._early.pop(of, None)
+            return False
+        self._newest[of] = seq
+        return True
+
+    def deletes_early(self, arrival: Arrival, key: bytes) -> None:
+        """Note a delete of a row that has not come."""
+        self._early[arrival.topic, key] = arrival
+
+    def unmatched(self) -> list[Arrival]:
+        """Return the deletes whose row never came; each is told once."""
+        found, self._early = list(self._early.values()), {}
+        return found
 
     def end(self, frontiers: Sequence[Frontier]) -> Frontier | None:
         """Return the frontier that counts all of it, once, when all of it was applied."""
@@ -40,4 +66,5 @@ class SnapshotEvents:
             return None
         self.ended = True
         self.seqs.clear()
+        self._newest.clear()
         return frontiers[0]

@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Produc
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from cdc.events import LSN
-from cdc.log import names, records, topics
+from cdc.log import absence, names, records, topics
 from cdc.log.client import settings, translate, translated
 from cdc.log.reader import consumer
 
@@ -40,10 +40,6 @@ CANARY: Final = "cdc.canary"
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 15.0
-_MISSING: Final = {
-    KafkaError._NOENT,  # noqa: SLF001 - librdkafka's local errors are spelled so
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-}
 
 
 class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +57,8 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     committed_at_us: int
     place: int
+    # Of a store that lost a part: up to where it held everything. The frontier is none then.
+    had_lsn: LSN | None = None
     tables: int = 0  # how many it has applied events of
     # Since this job began.
     events: int = 0
@@ -148,6 +146,9 @@ class Readings:
         self._client: Consumer | None = None
         self._next = 0  # the offset behind the newest report read
         self.newest: dict[str, FollowerRecord] = {}
+        # By follower: when the log took the first report in a row that has the newest's frontier,
+        # of those that compaction has left.
+        self.reached_at_us: dict[str, int] = {}
 
     def refresh(self, seconds: float = _TIMEOUT_SECONDS) -> dict[str, FollowerRecord]:
         """Read all that the topic holds now; return the newest report of each follower.
@@ -159,6 +160,7 @@ class Readings:
         if end < self._next:  # another topic of the same name
             self.close()
             self.newest.clear()
+            self.reached_at_us.clear()
         while self._next < end:
             if not self.wait(0.1) and time.monotonic() > deadline:
                 raise translate(
@@ -180,8 +182,8 @@ class Readings:
         try:
             return int(asked[place].result().offset)
         except KafkaException as error:
-            unknown = error.args[0].code() in _MISSING
-            if unknown and not topics.describe(self._admin, [self._topic]):
+            unknown = absence.says_unknown(error)
+            if unknown and absence.absent(self._config, [self._topic]):
                 return 0
             raise translate(error.args[0], f"looking up the end of {self._topic}") from error
 
@@ -233,7 +235,14 @@ class Readings:
         known = self.newest.get(record.follower)
         ours = record.pipeline == self._config.pipeline
         if ours and (known is None or record.generation >= known.generation):
+            at_us = int(message.timestamp()[1]) * 1_000
+            if known is None or _frontier(known) != _frontier(record):
+                self.reached_at_us[record.follower] = at_us
             self.newest[record.follower] = record
+
+
+def _frontier(record: FollowerRecord) -> tuple[int, int, int, int]:
+    return record.generation, record.epoch, record.lsn, record.seq
 
 
 def read(config: Config) -> dict[str, FollowerRecord]:

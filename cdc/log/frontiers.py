@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdc.errors import InvariantError
+from cdc.log import names, records
 from cdc.log.records import FrontierRecord, ResumePosition
 
 if TYPE_CHECKING:
+    from cdc.config import Config
     from cdc.events import LSN
 
 Place = tuple[str, int]  # topic, partition
@@ -88,3 +91,16 @@ class Frontiers:
     def _stands(self) -> bool:
         known = all(self.ends.get(place, -1) >= 0 for place in self._pending)
         return known and not self._acknowledged.open
+
+
+def record(config: Config, frontier: FrontierRecord) -> tuple[str, bytes, bytes]:
+    """Return topic, key and value of a frontier record; raise InvariantError where it can't be."""
+    numbers = [frontier.epoch, frontier.lsn, frontier.seq, frontier.holes]
+    numbers += [n for _, *its in frontier.partitions for n in its]
+    if min(numbers) < 0:
+        raise InvariantError(
+            f"a frontier record with a negative number: seq {frontier.seq}, holes"
+            f" {frontier.holes}, partitions {frontier.partitions}"
+        )
+    key = records.frontier_key(config.pipeline)
+    return names.frontier_topic(config.prefix), key, records.encode(frontier)

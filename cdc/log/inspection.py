@@ -15,6 +15,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 
 from cdc.log.client import settings, translate, translated
 from cdc.log.reader import read_frontier_tail
+from cdc.log.topics import PIECE, pieces
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -84,8 +85,10 @@ def topics(client: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
 
 
 def _settings(client: AdminClient, resources: list[ConfigResource]) -> list[dict[str, str]]:
-    futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
-    entries = [futures[each].result() for each in resources]
+    entries = []
+    for piece in pieces(resources, PIECE):
+        futures = client.describe_configs(piece, request_timeout=_TIMEOUT_SECONDS)
+        entries += [futures[each].result() for each in piece]
     return [{name: entry.value for name, entry in each.items()} for each in entries]
 
 

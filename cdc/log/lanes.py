@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc import failpoints
 from cdc.errors import CDCError
-from cdc.log.publisher import Publisher
+from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS, Publisher
+from cdc.trace import Moments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ class InFlight(NamedTuple):
     ended: Future[None]
     position: ResumePosition  # where the log stands when it is committed
     cut: Cut
-    began_at: float
+    moments: Moments
 
     @property
     def publisher(self) -> Publisher:
@@ -48,9 +49,17 @@ class InFlight(NamedTuple):
 class Lanes:
     """The pipeline's writers, and the batches in flight in their order."""
 
-    def __init__(self, config: Config, workers: list[Worker]) -> None:
-        """One writer a worker; the workers stay the caller's."""
-        self._lanes = [(Publisher(config, lane), worker) for lane, worker in enumerate(workers)]
+    def __init__(
+        self, config: Config, workers: list[Worker], seconds: int = TRANSACTION_TIMEOUT_SECONDS
+    ) -> None:
+        """One writer a worker; the workers stay the caller's.
+
+        The broker aborts a transaction of theirs that is open for `seconds`.
+        """
+        self._lanes = [
+            (Publisher(config, lane, transaction_seconds=seconds), worker)
+            for lane, worker in enumerate(workers)
+        ]
         self._idle = deque(self._lanes)  # the first is the current one
         self.in_flight: deque[InFlight] = deque()
         self._acknowledged = 0  # so many of those in flight, from the first
@@ -78,34 +87,39 @@ class Lanes:
     @property
     def waiting_seconds(self) -> float:
         """For how long the oldest batch has been on its way; 0 where none is."""
-        return time.monotonic() - self.in_flight[0].began_at if self.in_flight else 0.0
+        return time.monotonic() - self.in_flight[0].moments.handed_over if self.in_flight else 0.0
 
     def open(self) -> None:
         """Fence every older writer. Blocks."""
         for publisher, _ in self._lanes:
             publisher.open()
 
-    def commit(self, position: ResumePosition, cut: Cut) -> None:
-        """Send the current writer's commit on its way; it is the next one's turn."""
+    def commit(self, position: ResumePosition, cut: Cut, received_at: float) -> None:
+        """Send the current writer's commit on its way; it is the next one's turn.
+
+        `received_at` is when the batch's first change was received.
+        """
         lane = publisher, worker = self._idle.popleft()
+        moments = Moments(received_at, time.monotonic())
         before = self.in_flight[-1].ended if self.in_flight else None
         flushed = worker.submit(publisher.flush)
 
         def end() -> None:
             try:
                 flushed.result()
+                moments.acknowledged = time.monotonic()
                 failpoints.reach("after_flush")
                 if before:
                     before.result()
                     failpoints.reach("in_turn")
+                moments.in_turn = time.monotonic()
             except CDCError:
                 publisher.abort()
                 raise
             publisher.commit()
+            moments.answered = time.monotonic()
 
-        self.in_flight.append(
-            InFlight(lane, flushed, worker.submit(end), position, cut, time.monotonic())
-        )
+        self.in_flight.append(InFlight(lane, flushed, worker.submit(end), position, cut, moments))
 
     def acknowledged(self) -> Iterator[InFlight]:
         """Yield each batch that has come to be acknowledged; raise why one can't be."""

@@ -14,7 +14,11 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from cdc.errors import ConfigError, GapError
+from cdc.errors import (
+    ConfigError,
+    GapError,
+    unquoted,
+)
 from cdc.log.records import FORMAT
 
 T = TypeVar("T")
@@ -148,6 +152,6 @@ def _decode(text: bytes, kind: type[T]) -> T:
     # Bytes that are no UTF-8 are told apart from those that are no JSON.
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the topic of dead letters holds a record that can't be read: {error}",
+            f"the topic of dead letters holds a record that can't be read: {unquoted(error)}",
             hint="something else writes to it; give the pipeline a log.prefix of its own",
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError
-from cdc.log import names, topics
+from cdc.log import absence, names
 from cdc.log.letters import Head, Letters, part_of
 from cdc.log.reader import read_to_end
 
@@ -45,7 +45,7 @@ def event(config: Config, letter_id: str) -> bytes:
 def _records(config: Config) -> Iterator[tuple[bytes | None, bytes | None]]:
     """Yield key and value of every record of the topic."""
     topic = names.dead_topic(config.prefix)
-    if topic not in topics.describe(topics.admin(config), [topic]):
+    if absence.absent(config, [topic]):
         raise ConfigError(f"there is no topic {topic}", hint="`cdc setup` creates it")
     for record in read_to_end(config, {topic: 1}):
         yield record.key(), record.value()

@@ -13,6 +13,7 @@ from cdc.errors import ConfigError
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.dead import record_limit
 from cdc.log.publisher import BATCH_BYTES
+from cdc.log.topics import PIECE, pieces
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -36,19 +37,20 @@ def limits(client: AdminClient, config: Config, topics: list[str]) -> dict[str, 
     """
     most, batch = ours(config), int(config.log.kafka.get("batch.size", BATCH_BYTES))
     found = dict.fromkeys(topics, most)
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
-    for resource, future in futures.items():
-        try:
-            setting = future.result()["max.message.bytes"].value
-        except KafkaException:
-            continue
-        if int(setting) < batch:
-            raise ConfigError(
-                f"topic {resource.name} takes {setting} bytes at once, the producer sends up to"
-                f" {batch}",
-                hint="raise the topic's max.message.bytes, or set batch.size under log.kafka to"
-                " less than it",
-            )
-        found[resource.name] = min(most, record_limit(int(setting)))
+    for piece in pieces(topics, PIECE):
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in piece]
+        futures = client.describe_configs(resources, request_timeout=_TIMEOUT_SECONDS)
+        for resource, future in futures.items():
+            try:
+                setting = int(future.result()["max.message.bytes"].value)
+            except KafkaException:
+                continue
+            if setting < batch:
+                raise ConfigError(
+                    f"topic {resource.name} takes {setting} bytes at once, the producer sends up to"
+                    f" {batch}",
+                    hint="raise the topic's max.message.bytes, or set batch.size under log.kafka to"
+                    " less than it",
+                )
+            found[resource.name] = min(most, record_limit(setting))
     return found

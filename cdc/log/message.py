@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Messages whose prefix begins so are the pipeline's own: they are in no topic and take no place.
 OURS: Final = "lockstep."
+# So do those that the pipeline itself puts into the topic, once it is proven that they are its own.
+PUBLISHED_OURS: Final = "cdc."
 
 
 class MessageEncoder:

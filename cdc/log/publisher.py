@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from cdc.errors import ConfigError, InvariantError
+from cdc import failpoints
+from cdc.errors import ConfigError, InvariantError, UnavailableError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # One try of a commit; a retriable error or a timeout is tried again, the same commit.
 _COMMIT_TRY_SECONDS: Final = 10.0
+# What of dead letters may wait in the producer: some pieces for each of a few brokers.
+LETTER_BYTES: Final = 16 << 20
+_POLL_SECONDS: Final = 0.05
+# Brokers that take nothing for so long are away; librdkafka itself would wait for minutes.
+_STALLED_SECONDS: Final = 60.0
 _PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 
 
@@ -60,6 +66,7 @@ class Publisher:
         self._ends: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
         self._abandoned = False
+        self._letter_bytes = 0  # of dead letters, handed over and not acknowledged
         # Room for a whole batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
@@ -103,6 +110,41 @@ class Publisher:
             self._hand_over(partition, self._delivered)
         with translated("producing"):
             self._producer.poll(0)
+
+    def send_letters(self, batch: Batch) -> None:
+        """Send the batch's dead letters, a record when there is room for it. Blocks.
+
+        What waits for the brokers stays below `LETTER_BYTES` whatever a letter's length, so the
+        queue has room for it.
+        """
+        self.begin()
+        for partition, key, value in batch.send_letters():
+            self._send_part(partition, key, value)
+            failpoints.reach("in_letter")
+
+    def _send_part(self, partition: Partition, key: bytes, value: bytes) -> None:
+        size, delivered = len(key) + len(value), self._delivered
+
+        def taken(error: KafkaError | None, message: Message) -> None:
+            delivered(error, message)
+            self._letter_bytes -= size
+
+        with translated(f"producing to {partition.topic}"):
+            self._producer.produce(partition.topic, value, key, partition.number, on_delivery=taken)
+            self._letter_bytes += size
+            self._producer.poll(0)
+            left, moved_at = self._letter_bytes, time.monotonic()
+            while self._letter_bytes > LETTER_BYTES:
+                self._producer.poll(_POLL_SECONDS)
+                if self._failed:
+                    raise translate(self._why(self._failed), "sending a dead letter")
+                if self._letter_bytes < left:
+                    left, moved_at = self._letter_bytes, time.monotonic()
+                elif self._abandoned or time.monotonic() - moved_at > _STALLED_SECONDS:
+                    raise UnavailableError(
+                        f"Kafka has taken nothing for {time.monotonic() - moved_at:.0f} s",
+                        hint="see that the brokers run and log.bootstrap_servers is right",
+                    )
 
     def _hand_over(self, partition: Partition, taken: Taken) -> None:
         """Hand over a partition's waiting messages; `taken` is called for the last of them."""

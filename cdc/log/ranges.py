@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import GapError, UnavailableError
-from cdc.log.client import GONE, translate, translated
+from cdc.log import absence
+from cdc.log.client import GONE, translate, translated, watermarks
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class RangeReader:
             "fetch.wait.max.ms": 10,
             "auto.offset.reset": "earliest",
         }
+        self._config = config
         self._client = consumer(config, **more)
 
     def close(self) -> None:
@@ -140,12 +142,7 @@ class RangeReader:
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return  # its coordinator is asked for all the same, though nobody here joins a group
         if error.code() in GONE and place in ranges:
-            self.expect(place, ranges[place])
-            raise GapError(
-                f"{place[0]} [{place[1]}] can't be read from offset {ranges[place].start}:"
-                f" {error.str()}",
-                hint="the topic was deleted, or created again",
-            )
+            self.expect(place, ranges[place])  # raises where it is proven; else it may pass
         raise translate(error, f"reading {place[0]}")
 
     def expect(self, place: Place, wanted: Range) -> None:
@@ -162,17 +159,19 @@ class RangeReader:
         """Return what retention has left of a range; raise GapError where its end is not there."""
         topic, number = place
         try:
-            low, high = self._client.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=_LOOK_SECONDS
+            low, high = watermarks(
+                self._client, TopicPartition(topic, number), timeout=_LOOK_SECONDS
             )
         except KafkaException as error:
-            if error.args[0].code() in GONE:
+            if absence.says_unknown(error) and absence.absent(self._config, [topic]):
                 raise GapError(
                     f"{topic} [{number}] is not there, whose offsets {wanted.start} to"
                     f" {wanted.end - 1} are to be read",
                     hint="the topic was deleted",
                 ) from error
             raise translate(error.args[0], f"looking up the offsets of {topic}") from error
+        if high < wanted.end or low > wanted.start:
+            low, high = absence.confirmed(self._config, {place: (low, high)})[place]
         if high < wanted.end:
             raise GapError(
                 f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",

@@ -10,11 +10,11 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from cdc.errors import CDCError, FencedError, Policy, UnavailableError
-from cdc.log import names, records
-from cdc.log.client import settings, translate, translated
+from cdc.errors import CDCError, FencedError, GapError, Policy, UnavailableError
+from cdc.log import absence, names, records
+from cdc.log.client import settings, translate, translated, watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,8 @@ _TIMEOUT_SECONDS: Final = 15.0
 _CHUNK: Final = 2_000
 _CHUNK_SECONDS: Final = 0.01
 _TAIL_OFFSETS: Final = 100
+# So often a topic is looked up that the brokers know and do not know in turn.
+_TRIES: Final = 3
 
 
 def consumer(config: Config, **more: str | float | bool) -> Consumer:
@@ -71,9 +73,7 @@ def read_partition(
     try:
         place = topic, number
         with translated(f"looking up the offsets of {topic} [{number}]", client):
-            low, high = client.get_watermark_offsets(
-                TopicPartition(*place), timeout=_TIMEOUT_SECONDS
-            )
+            low, high = watermarks(client, TopicPartition(*place), timeout=_TIMEOUT_SECONDS)
         for message in _drain(client, {place: (low, high)}):
             yield message.key(), message.value()
     finally:
@@ -81,13 +81,13 @@ def read_partition(
 
 
 def _ranges(client: Consumer, topics: dict[str, int]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the offsets that every partition spans now."""
+    """Return the offsets that every partition spans, as one answer has them."""
     ranges = {}
     for topic, count in topics.items():
         for number in range(count):
             with translated(f"looking up the offsets of {topic} [{number}]", client):
-                ranges[topic, number] = client.get_watermark_offsets(
-                    TopicPartition(topic, number), timeout=_TIMEOUT_SECONDS
+                ranges[topic, number] = watermarks(
+                    client, TopicPartition(topic, number), timeout=_TIMEOUT_SECONDS
                 )
     return ranges
 
@@ -144,15 +144,26 @@ def waiting(client: Consumer) -> list[Message]:
 def read_resume(
     config: Config,
 ) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
-    """Return the pipeline's resume record, or None where there is none."""
+    """Return the pipeline's resume record, or None where there is proven to be none.
+
+    Raises GapError where only one of its parts is there: both were written in one transaction.
+    """
     topic = names.resume_topic(config.prefix)
     newest: dict[bytes, bytes] = {}
     for message in read_if_there(config, topic):
         newest[message.key() or b""] = message.value() or b""
     identity = newest.get(records.resume_key(config.pipeline, "identity"))
     position = newest.get(records.resume_key(config.pipeline, "position"))
-    if not identity or not position:
+    if not identity and not position:
         return None
+    if not identity or not position:
+        missing = "position" if identity else "identity"
+        raise GapError(
+            f"topic {topic} holds no {missing} of pipeline {config.pipeline}, though it holds the"
+            " other part of its resume record",
+            hint="records of the topic were deleted, or its cleanup.policy is not compact;"
+            " `cdc teardown --topics`, then `cdc setup` and a snapshot start over",
+        )
     return (
         records.decode(records.ResumeIdentity, identity, topic),
         records.decode(records.ResumePosition, position, topic),
@@ -190,6 +201,17 @@ def read_schemas(config: Config) -> list[records.SchemaRecord]:
     return [found[schema_id] for schema_id in sorted(found)]
 
 
+def read_column_numbers(config: Config) -> list[records.ColumnNumbers]:
+    """Return the column numbers of tables that hide columns, oldest first."""
+    topic = names.schema_topic(config.prefix)
+    found = {}
+    for message in read_if_there(config, topic):
+        if records.is_numbers_key(message.key() or b"") and message.value():
+            record = records.decode(records.ColumnNumbers, message.value() or b"", topic)
+            found[record.relation_id, record.lsn] = record
+    return sorted(found.values(), key=lambda each: each.lsn)
+
+
 def read_frontiers(config: Config) -> list[records.FrontierRecord]:
     """Return the frontier records that the topic still holds, oldest first."""
     topic = names.frontier_topic(config.prefix)
@@ -205,13 +227,11 @@ def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.Frontie
     Reads only the topic's end: with the data's retention it can hold millions of records.
     """
     topic = names.frontier_topic(config.prefix)
-    client = consumer(config)
-    try:
-        with translated(f"looking up the end of {topic}"):
-            if topic not in client.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics:
-                return []
-        place = (topic, 0)
-        low, high = _ranges(client, {topic: 1})[place]
+    place = (topic, 0)
+    with _opened(config, topic) as (client, ranges):
+        if not ranges:
+            return []
+        low, high = ranges[place]
         # Behind each record stands its transaction's marker, and markers only where one aborted.
         behind = _TAIL_OFFSETS + 2 * limit
         while True:
@@ -220,8 +240,6 @@ def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.Frontie
             if found or start == low:
                 return [_dated(message, topic) for message in found]
             behind *= 10
-    finally:
-        client.close()
 
 
 def _dated(message: Message, topic: str) -> tuple[records.FrontierRecord, float]:
@@ -244,29 +262,45 @@ def offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int
         found = {}
         for topic, partition in parts:
             with translated(f"looking up the offsets of {topic} [{partition}]"):
-                found[topic, partition] = client.get_watermark_offsets(
-                    TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS
+                found[topic, partition] = watermarks(
+                    client, TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS
                 )
-        return found
+        return absence.confirmed(config, found)
     finally:
         client.close()
 
 
 def read_if_there(config: Config, topic: str) -> Iterator[Message]:
-    """Yield the records of a one-partition topic; none where it does not exist."""
+    """Yield the records of a one-partition topic; none where it is proven not to exist."""
+    with _opened(config, topic) as (client, ranges):
+        yield from _drain(client, ranges)
+
+
+@contextmanager
+def _opened(
+    config: Config, topic: str
+) -> Iterator[tuple[Consumer, dict[tuple[str, int], tuple[int, int]]]]:
+    """Give a consumer and the offsets of a one-partition topic; no offsets where there is none.
+
+    Raises UnavailableError where the brokers know the topic and then do not know it.
+    """
+    client = consumer(config)
     try:
-        yield from read_to_end(config, {topic: 1})
-    except KafkaException as error:
-        raise translate(error.args[0], f"reading {topic}") from error
-    except UnavailableError as error:
-        cause = error.__cause__
-        if isinstance(cause, KafkaException) and cause.args[0].code() in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-            KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        ):
-            return
-        raise
+        for left in reversed(range(_TRIES)):
+            try:
+                ranges = absence.confirmed(config, _ranges(client, {topic: 1}))
+                break
+            except CDCError as error:
+                if not absence.says_unknown(error):
+                    raise
+                if absence.absent(config, [topic]):
+                    ranges = {}
+                    break
+                if not left:
+                    raise
+        yield client, ranges
+    finally:
+        client.close()
 
 
 def _int(value: Any) -> int:  # noqa: ANN401 - librdkafka's stubs say int | None

@@ -6,16 +6,37 @@ knows is refused: going on would drop what the newer writer meant.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from cdc.errors import ConfigError
+from cdc.errors import (
+    ConfigError,
+    unquoted,
+)
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.log.values_options import Values
 
+# What a publication can publish, in the order of Postgres' manual.
+OPERATIONS = ("insert", "update", "delete", "truncate")
 # Raised when a field changes its meaning or a field is added that a reader must not ignore.
 FORMAT = 1
+
+
+class Sends(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a publication sends of its tables, and the version of its catalog row.
+
+    `version` is the row's `xmin`, which each ALTER PUBLICATION … SET changes, also one that sets
+    back. `schemas` gives each schema that is published whole the oid of its membership.
+    """
+
+    version: int
+    owner: str
+    operations: tuple[str, ...]
+    via_root: bool = False
+    generated: str = "none"
+    all_tables: bool = False
+    schemas: dict[str, int] = {}
 
 
 class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +50,9 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     oid: int
     tables: dict[str, int]
     removed: tuple[int, ...] = ()  # memberships that `cdc table remove` has ended
+    sends: Sends | None = None  # None in records from before it was pinned
+    # By table, its column list by attnum and its row filter; tables without either are left out.
+    narrowed: dict[str, tuple[tuple[int, ...] | None, str | None]] = {}
 
 
 class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +68,9 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     publication: Publication
     partitions: dict[str, int]
     topic_ids: dict[str, str] = {}  # Kafka's own, another after a topic was deleted and recreated
+    # Whether the initial snapshot must be handed over before anything is streamed; empty in records
+    # of older versions, where only the snapshot's own state tells.
+    snapshot: Literal["", "none", "due", "done"] = ""
 
 
 class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +85,9 @@ class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_us: int
     schema_id: int
     pending: tuple[tuple[str, int, int], ...] = ()
+    # Of the transaction at `commit_lsn`: 0 for a message outside any, None where it is not known.
+    xid: int | None = None
+    origin: str = ""  # source.origin, which says what transactions are sent
     owner: str
     at_us: int
 
@@ -89,6 +119,7 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     type_modifier: int
     nullable: bool | None
     mask: str | None = None
+    attnum: int | None = None  # where it is proven which column this was; absent in older records
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +137,35 @@ class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[SchemaColumn, ...]
     values: Values | None = None  # how they are written; None in records older than the options
     where: str | None = None
+
+
+class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A column of a table as the catalog has it."""
+
+    attnum: int
+    name: str  # empty where it is dropped
+    type_id: int = 0
+    type_modifier: int = -1
+    xmin: int = 0  # of its row in the catalog, which every change of the column replaces
+    sent: bool = True  # whether the publication sends it
+    dropped: bool = False
+
+
+class ColumnNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """All columns that a table ever had, as the catalog had them at `lsn`, in their order.
+
+    Kept of tables that hide a column: `hidden` gives the number of each one that is, with the name
+    that it was hidden by. `columns` is empty where the table was dropped.
+    """
+
+    format: int = FORMAT
+    relation_id: int
+    schema: str = ""
+    table: str = ""
+    lsn: LSN
+    membership: int = 0  # of the table in the publication: another one may send other columns
+    columns: tuple[NumberedColumn, ...] = ()
+    hidden: dict[int, str] = {}
 
 
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
@@ -130,7 +190,7 @@ def decode(kind: type[R], value: bytes, topic: str) -> R:
         return msgspec.json.decode(value, type=kind, dec_hook=_lsn)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"topic {topic} holds a {kind.__name__} that can't be read: {error}",
+            f"topic {topic} holds a {kind.__name__} that can't be read: {unquoted(error)}",
             hint="something else writes to this topic; give the pipeline a log.prefix of its own",
         ) from error
 
@@ -148,6 +208,17 @@ def frontier_key(pipeline: str) -> bytes:
 def schema_key(schema_id: int) -> bytes:
     """Return the key of one table version."""
     return msgspec.json.encode({"schema_id": schema_id})
+
+
+def numbers_key(numbers: ColumnNumbers) -> bytes:
+    """Return the key of a table's column numbers at one LSN, in the topic of the versions."""
+    at = {"relation_id": numbers.relation_id, "lsn": str(numbers.lsn)}
+    return msgspec.json.encode({"columns": at})
+
+
+def is_numbers_key(key: bytes) -> bool:
+    """Return whether a record of the schema topic gives column numbers."""
+    return key.startswith(b'{"columns":')
 
 
 def is_schema_key(key: bytes) -> bool:

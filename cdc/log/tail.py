@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, TopicParti
 
 from cdc.errors import ConfigError
 from cdc.log import names, topics
-from cdc.log.client import translate, translated
+from cdc.log.client import reach, translate, translated
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def tail(
     No patterns are all tables, and logical messages. Tombstones are left out: they repeat their
     delete.
     """
+    reach(config)
     client = consumer(config, **{"enable.partition.eof": False})
     admin = topics.admin(config)
     followed: set[tuple[str, int]] = set()

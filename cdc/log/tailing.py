@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, TopicPartition
 
 from cdc.errors import GapError, UnavailableError
-from cdc.log import names, records
-from cdc.log.client import GONE, translate, translated
+from cdc.log import absence, names, records
+from cdc.log.client import translate, translated, watermarks
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class FrontierTail:
     """Reads on from offset `place`, where a follower stands that has applied up to `seq`."""
 
     def __init__(self, config: Config, place: int, seq: int) -> None:
-        self._pipeline, self._seq = config.pipeline, seq
+        self._config, self._pipeline, self._seq = config, config.pipeline, seq
         self._topic = names.frontier_topic(config.prefix)
         # A broker that has nothing answers after so long: it is asked at once when something comes.
         self._client = consumer(config, **{"fetch.wait.max.ms": 500})
-        low, high = _span(self._client, self._topic)
+        low, high = _span(config, self._client, self._topic)
         if place > high:
             raise GapError(
                 f"{self._topic} ends at offset {high}, and seq {seq} was at {place}",
@@ -74,18 +74,20 @@ class FrontierTail:
     def _fail(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):  # noqa: SLF001
             return
-        if error.code() in GONE:
+        if error.code() in absence.UNKNOWN and absence.absent(self._config, [self._topic]):
             raise GapError(
                 f"{self._topic} can't be read behind seq {self._seq}: {error.str()}",
-                hint="the topic was deleted, or created again",
+                hint="the topic was deleted",
             )
+        # Offsets that are not there any more are named when the follower begins again.
         raise translate(error, f"reading {self._topic}")
 
 
-def _span(client: Consumer, topic: str) -> tuple[int, int]:
+def _span(config: Config, client: Consumer, topic: str) -> tuple[int, int]:
     """Return the topic's first offset and its end."""
     with translated(f"looking up the offsets of {topic}", client):
-        return client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_LOOK_SECONDS)
+        told = watermarks(client, TopicPartition(topic, 0), timeout=_LOOK_SECONDS)
+    return absence.confirmed(config, {(topic, 0): told})[topic, 0]
 
 
 def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
@@ -96,7 +98,7 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
     topic = names.frontier_topic(config.prefix)
     client = consumer(config)
     try:
-        low, high = _span(client, topic)
+        low, high = _span(config, client, topic)
         if offset >= high:
             raise GapError(
                 f"{topic} ends at offset {high}, and a frontier was at {offset}",

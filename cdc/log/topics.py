@@ -7,7 +7,7 @@ so it is the pipeline's to refuse and a person's to mend.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -17,11 +17,22 @@ from cdc.log import names
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, translate, translated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from cdc.config import Config
 
 Admin = AdminClient
+T = TypeVar("T")
 
 _TIMEOUT_SECONDS: Final = 15.0
+# One request creates or deletes so much: a topic, its partitions and its settings are a record of
+# the controller's each, and it refuses more than 10,000 in one operation (POLICY_VIOLATION).
+_RECORDS: Final = 2_000
+# Of topics that are only asked about; a response stays small and answers within the timeout.
+PIECE: Final = 500
+# The controller writes its records first and the brokers follow: a full request takes seconds.
+_CHANGE_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.1
 # The resume topic is read whole at each start: small segments let compaction keep it short.
 _COMPACTED: Final = {
     "cleanup.policy": "compact",
@@ -35,6 +46,8 @@ _REFUSED: Final = {
     " brokers for",
     KafkaError.INVALID_CONFIG: "the cluster's policy refuses the topic's settings; create the topic"
     " by hand with what it allows",
+    KafkaError.POLICY_VIOLATION: "the cluster's policy for new topics refuses it: see"
+    " log.partitions, log.replication_factor and the brokers' create.topic.policy.class.name",
     KafkaError.TOPIC_EXCEPTION: "Kafka keeps apart no two topics that differ only in `.` and `_`:"
     " leave one of the two tables out of source.tables",
 }
@@ -88,19 +101,18 @@ class Described(NamedTuple):
     topic_id: str  # Kafka's; a topic that is deleted and created again has another
 
 
-def describe(client: AdminClient, topics: list[str]) -> dict[str, Described]:
-    """Return those of `topics` that exist."""
-    if not topics:
-        return {}
+def describe(client: AdminClient, topics: Sequence[str]) -> dict[str, Described]:
+    """Return those of `topics` that exist; each request asks about a bounded number of them."""
     found = {}
-    futures = client.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
-    for name, future in futures.items():
-        try:
-            topic = future.result()
-            found[name] = Described(len(topic.partitions), str(topic.topic_id))
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise translate(error.args[0], f"describing topic {name}") from error
+    for piece in pieces(topics, PIECE):
+        asked = TopicCollection(list(piece))
+        for name, future in client.describe_topics(asked, request_timeout=_TIMEOUT_SECONDS).items():
+            try:
+                topic = future.result()
+                found[name] = Described(len(topic.partitions), str(topic.topic_id))
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise translate(error.args[0], f"describing topic {name}") from error
     return found
 
 
@@ -109,21 +121,61 @@ def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str
 
     Raises ConfigError where Kafka refuses a topic's settings.
     """
-    names = [topic.name for topic in topics]
-    present = describe(client, names)
+    present = describe(client, [topic.name for topic in topics])
     missing = [topic for topic in topics if topic.name not in present]
-    if missing:
-        _create(client, config, missing)
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while len(present) < len(names):
-        # A broker may answer for a moment without the topics that were just created.
-        present = describe(client, names)
-        if len(present) < len(names) and time.monotonic() > deadline:
-            raise UnavailableError(
-                f"topics were created but are not to be seen: {sorted(set(names) - set(present))}",
-                hint="see that all brokers run",
-            )
+    for made in create(client, config, missing):
+        present |= made
     return present
+
+
+def create(
+    client: AdminClient, config: Config, missing: list[Topic]
+) -> Iterator[dict[str, Described]]:
+    """Create topics in requests of bounded size; yield the topics of each once brokers show them.
+
+    Raises ConfigError where Kafka refuses a topic's settings.
+    """
+    for piece in pieces(missing, _RECORDS, _weight):
+        _create(client, config, piece)
+        yield _visible(client, [topic.name for topic in piece])
+
+
+def _visible(client: AdminClient, names: list[str]) -> dict[str, Described]:
+    deadline = time.monotonic() + _CHANGE_SECONDS
+    while len(present := describe(client, names)) < len(names):
+        if time.monotonic() > deadline:
+            missing = sorted(set(names) - set(present))
+            raise UnavailableError(
+                f"{len(missing)} topics were created but the brokers do not show them, the first"
+                f" is {missing[0]}",
+                hint="check that all brokers run, then repeat the command: it does the rest",
+            )
+        time.sleep(_LOOK_SECONDS)
+    return present
+
+
+def pieces(
+    items: Sequence[T], most: int, weight: Callable[[T], int] = lambda _: 1
+) -> Iterator[list[T]]:
+    """Yield `items` in their order, as lists whose weights sum to at most `most`.
+
+    One item that weighs more comes alone.
+    """
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        its = weight(item)
+        if piece and total + its > most:
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += its
+    if piece:
+        yield piece
+
+
+def _weight(topic: Topic) -> int:
+    return 1 + topic.partitions + len(topic.config)
 
 
 def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
@@ -131,7 +183,10 @@ def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
         NewTopic(topic.name, topic.partitions, config.log.replication_factor, config=topic.config)
         for topic in missing
     ]
-    for name, future in client.create_topics(wanted, request_timeout=_TIMEOUT_SECONDS).items():
+    futures = client.create_topics(
+        wanted, operation_timeout=_CHANGE_SECONDS, request_timeout=_CHANGE_SECONDS
+    )
+    for name, future in futures.items():
         try:
             future.result()
         except KafkaException as error:
@@ -145,14 +200,33 @@ def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
             raise translate(error.args[0], f"creating topic {name}") from error
 
 
-def delete(client: AdminClient, topics: list[str]) -> None:
+def delete(client: AdminClient, topics: Sequence[str]) -> None:
     """Delete topics; those that are not there are no error."""
-    for name, future in client.delete_topics(topics, request_timeout=_TIMEOUT_SECONDS).items():
-        try:
-            future.result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise translate(error.args[0], f"deleting topic {name}") from error
+    # A topic's partition count is unknown here, and few have more than these.
+    for piece in pieces(topics, PIECE // 2):
+        futures = client.delete_topics(
+            piece, operation_timeout=_CHANGE_SECONDS, request_timeout=_CHANGE_SECONDS
+        )
+        for name, future in futures.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise translate(error.args[0], f"deleting topic {name}") from error
+        _deleted(client, piece)
+
+
+def _deleted(client: AdminClient, names: list[str]) -> None:
+    """Wait until the brokers no longer show the topics, so that they can be created again."""
+    deadline = time.monotonic() + _CHANGE_SECONDS
+    while left := describe(client, names):
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"{len(left)} topics were deleted but the brokers still show them, the first is"
+                f" {min(left)}",
+                hint="check that all brokers run, then repeat the command: it does the rest",
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def existing(client: AdminClient, prefix: str) -> dict[str, int]:

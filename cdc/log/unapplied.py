@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from confluent_kafka import KafkaError, TopicPartition
 
 from cdc.log import names
-from cdc.log.client import translate, translated
+from cdc.log.client import translate, translated, watermarks
 from cdc.log.reader import consumer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Places:
             self._client = consumer(self._config)
         client, part = self._client, TopicPartition(self._topic, 0, place)
         with translated(f"looking up the offsets of {self._topic}", client):
-            low, end = client.get_watermark_offsets(part, timeout=_TIMEOUT_SECONDS)
+            low, end = watermarks(client, part, timeout=_TIMEOUT_SECONDS)
         if place >= end:
             return Unapplied()
         part.offset = max(place, low)

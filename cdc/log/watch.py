@@ -20,6 +20,9 @@ import time
 from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
+from cdc import trace
 from cdc.errors import CDCError, ConfigError, FencedError, GapError, UnavailableError
 from cdc.log import names, reader, topics
 from cdc.log.offsets import Place, Question, Span, Standing
@@ -47,6 +50,8 @@ _SURELY_KEPT: Final = 0.9
 # Longer than any Kafka transaction of ours may be open.
 HELD_SECONDS: Final = 70.0
 
+# How the names of two topics of ours end; no table of the source has a topic with such an end.
+_SCHEMAS, _FRONTIERS = names.schema_topic(""), names.frontier_topic("")
 _ANEW: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
 _LOST: Final = (
     "acknowledged records were lost, as after an unclean leader election (see that"
@@ -99,10 +104,11 @@ class LogWatch:
         """`admin` stays the caller's."""
         self._config = config
         self._admin = admin
-        self._own = {
-            named(config.prefix): 1
-            for named in (names.resume_topic, names.frontier_topic, names.schema_topic)
-        }
+        # Followers write their topic themselves, again within seconds.
+        reports = names.followers_topic(config.prefix)
+        own = [each for each in topics.internal_topics(config) if each.name != reports]
+        self._own = {each.name: 1 for each in own}
+        self._compacted = {t.name for t in own if t.config["cleanup.policy"] == "compact"}
         self._known = Known({}, {}, {}, {})
         self._question: Question | None = None
         self._suspect = ""
@@ -115,7 +121,7 @@ class LogWatch:
     def begin(self, identity: ResumeIdentity, position: ResumePosition) -> None:
         """Hold the log against its own records. Blocks. Raises what must be mended first."""
         self._recall(identity, position)
-        wanted = len(self._own) + len(identity.partitions)
+        wanted = len({**self._own, **identity.partitions})
         for _ in range(_START_TRIES + wanted):
             standing = self._ask(identity).answer()
             if standing.untold or self._judge(identity, standing):
@@ -126,6 +132,11 @@ class LogWatch:
             raise _no_answer(standing)
         self._due_at = time.monotonic() + WATCH_SECONDS
 
+    def pin(self, identity: ResumeIdentity) -> ResumeIdentity:
+        """Return the identity with the ids of our own topics as `begin` found them."""
+        seen = {name: its for name, its in self._known.topic_ids.items() if name in self._own}
+        return replace(identity, topic_ids=seen | identity.topic_ids)
+
     def turn(self, identity: ResumeIdentity, frontiers: Frontiers) -> None:
         """Look if it is time to, and never wait. Raises GapError or ConfigError.
 
@@ -135,7 +146,8 @@ class LogWatch:
             if time.monotonic() >= self._due_at:
                 # Before asking: what is acknowledged while the question travels is no part of it.
                 self._learn(frontiers)
-                self._question = self._ask(identity)
+                with trace.span("log watch"):
+                    self._question = self._ask(identity)
         elif self._question.answered:
             standing, self._question = self._question.answer(), None
             if standing.untold and not standing.topics:
@@ -188,7 +200,7 @@ class LogWatch:
             for place, span in standing.spans.items()
             if span.stable < span.end and first.spans.get(place, span).stable == span.stable
         }
-        found += problems(identity, self._known, standing)
+        found += problems(identity, self._known, self._once_known(standing))
         return Examined(found, standing.topics, held)
 
     def _recall(self, identity: ResumeIdentity, position: ResumePosition) -> None:
@@ -215,11 +227,19 @@ class LogWatch:
             with reader.unless_overtaken(self._config, position):
                 same_seq(prefix, tail[-1][0], position)
         elif position.seq > sum(events for *_, events in position.pending):
-            self._once_written(names.frontier_topic(prefix))
+            self._once_written(names.frontier_topic(prefix), position)
 
-    def _once_written(self, topic: str) -> None:
-        """Raise GapError where the frontier topic has never held a record."""
-        if not reader.end_offsets(self._config, [(topic, 0)])[topic, 0]:
+    def _once_written(self, topic: str, position: ResumePosition) -> None:
+        """Raise GapError where the frontier topic has never held a record, or was emptied."""
+        _, end = reader.offsets(self._config, [(topic, 0)])[topic, 0]
+        age_seconds = time.time() - position.at_us / 1e6
+        if end and age_seconds < time.monotonic() - self._oldest():
+            raise GapError(
+                f"topic {topic} holds no record, though the resume record counts events that had a"
+                " frontier, and log.retention_hours promises it: its records were deleted",
+                hint=f"followers can't tell what is whole; {_ANEW}",
+            )
+        if not end:
             raise GapError(
                 f"topic {topic} never held a record, though the resume record counts events that"
                 " had a frontier: it was deleted and created again",
@@ -234,7 +254,7 @@ class LogWatch:
             # Beyond the end of the last look, so it is as young as that.
             if end > known.ends.get(place, 0):
                 known.ends[place] = end
-                if place[0] not in self._own:  # those are compacted
+                if place[0] not in self._compacted:
                     known.kept.setdefault(place, Kept(end, now))
 
     def _oldest(self) -> float:
@@ -247,7 +267,7 @@ class LogWatch:
         kept, oldest = self._known.kept, self._oldest()
         for place in [place for place, its in kept.items() if its.since < oldest]:
             del kept[place]
-        found = next(problems(identity, self._known, standing), None)
+        found = next(problems(identity, self._known, self._once_known(standing)), None)
         if found is None:
             self._suspect = ""
             self._next += self._asked
@@ -256,7 +276,17 @@ class LogWatch:
         if found.what == self._suspect:
             raise found
         self._suspect = found.what
+        self._ask_anew()  # the second answer comes from another client
         return True
+
+    def _once_known(self, standing: Standing) -> Standing:
+        """Leave out what is missing and was never there: an older version set the log up."""
+        prefix = self._config.prefix
+        optional = {names.messages_topic(prefix), names.dead_topic(prefix)}
+        optional.add(names.snapshot_topic(prefix))
+        return standing._replace(
+            missing=standing.missing - (optional - self._known.topic_ids.keys())
+        )
 
     def _note(self, standing: Standing) -> None:
         known, now = self._known, time.monotonic()
@@ -333,16 +363,34 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
                 f" had acknowledged it up to {end}: offsets {span.end} to {end - 1} are lost",
                 hint=_LOST,
             )
-        kept = known.kept.get((topic, number))
-        if kept is not None and span.first >= kept.offset:
-            yield EpochError(
-                f"topic {topic}, partition {number}, begins at offset {span.first}: events before"
-                f" it are gone, though log.retention_hours promises them, up to offset"
-                f" {kept.offset - 1}, to followers",
-                hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
-                f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
-            )
+        yield from _beginning(topic, number, span, known.kept.get((topic, number)))
     yield from _overwritten(known, standing)
+
+
+def _beginning(topic: str, number: int, span: Span, kept: Kept | None) -> Iterator[CDCError]:
+    """Yield what was deleted from the beginning of a partition before its time."""
+    if topic.endswith(_SCHEMAS) and span.first:
+        yield GapError(
+            f"topic {topic} begins at offset {span.first}: table versions before it were deleted",
+            hint="see that the topic's cleanup.policy is compact alone; events of those versions"
+            f" can't be read; {_ANEW}",
+        )
+    if kept is None or span.first < kept.offset:
+        return
+    if topic.endswith(_FRONTIERS):
+        yield GapError(
+            f"topic {topic} begins at offset {span.first}: frontiers up to offset"
+            f" {kept.offset - 1} are gone, though log.retention_hours promises them",
+            hint=f"followers can't tell what is whole; {_ANEW}",
+        )
+        return
+    yield EpochError(
+        f"topic {topic}, partition {number}, begins at offset {span.first}: events before"
+        f" it are gone, though log.retention_hours promises them, up to offset"
+        f" {kept.offset - 1}, to followers",
+        hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
+        f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
+    )
 
 
 def _overwritten(known: Known, standing: Standing) -> Iterator[CDCError]:

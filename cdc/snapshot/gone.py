@@ -3,7 +3,8 @@
 An initial snapshot that began anew reads the tables at a later moment: rows may have gone by then,
 and no change in the stream will say so, since it begins behind. So every key of a topic partition
 whose newest event is an older generation's row, and that no row of this one has, is deleted here:
-`op` d and a tombstone, with seqs behind all rows.
+`op` d and a tombstone, with seqs behind all rows. Where the topic was widened between the two, this
+generation's row of a key is in another partition: there it is looked for before it is missed.
 
 Keys are looked at slice by slice of their hashes, a pass over the partition each, so that memory is
 bounded however many there are. Done again after a crash it does what is left: deletes that it has
@@ -22,6 +23,7 @@ from cdc.log import reader
 from cdc.log.batch import Batch
 from cdc.log.compile import RowSource
 from cdc.log.encoder import TIMES, TX
+from cdc.log.partition import partition_of
 from cdc.snapshot import topic
 from cdc.snapshot.records import RangeRecord
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.publisher import Publisher
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.records import Gone, Plan
+    from cdc.snapshot.records import Gone, Plan, PlannedTable
 
 # So many keys are held at a time: some hundred bytes each.
 KEYS: Final = 1_000_000
@@ -93,7 +95,32 @@ class Deleting:
                 now.add(key)
             else:
                 old[key] = None
-        return [key for key in old if key not in now]
+        left = [key for key in old if key not in now]
+        there = self._elsewhere(left)
+        return [key for key in left if key not in there]
+
+    def _elsewhere(self, keys: list[bytes]) -> set[bytes]:
+        """Return those of the keys that have a row of this generation in another partition."""
+        topic_, number = self._gone.topic, self._gone.partition
+        planned = (each for each in self._plan.tables if self._topic_of(each) == topic_)
+        count = next((each.partitions for each in planned), 0)
+        wanted: dict[int, set[bytes]] = {}
+        for key in keys if count else ():
+            if (home := partition_of(key, count)) != number:
+                wanted.setdefault(home, set()).add(key)
+        found: set[bytes] = set()
+        decode = msgspec.json.Decoder(_Event).decode
+        for home, mine in wanted.items():
+            for read, value in reader.read_partition(self._config, topic_, home):
+                if read is None or read not in mine or value is None:
+                    continue
+                event = decode(value)
+                if event.op != "d" and event.source.seq >= self._plan.first_seq:
+                    found.add(read)
+        return found
+
+    def _topic_of(self, table: PlannedTable) -> str:
+        return self._plan.schemas[table.schema_id].topic
 
     def _delete(self, keys: list[bytes], number: int, seq: int) -> RangeRecord:
         place = self._gone

@@ -1,6 +1,6 @@
 """Hand over to the stream: one Kafka transaction that moves the resume record to the snapshot.
 
-It is written by the daemon's own writers, as `cdc.log.resume.write_first` does, so that a daemon
+It is written by the daemon's own writers, as `cdc.log.resume.write_fenced` does, so that a daemon
 from before would be fenced. From then on the log holds everything up to the consistent point, with
 the frontier that says so, and the daemon streams on from there.
 """
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from cdc.errors import FencedError, GapError
-from cdc.log import names, reader, records, resume, topics
+from cdc.errors import FencedError, GapError, UnavailableError
+from cdc.log import frontiers, reader, resume, topics
 from cdc.log.publisher import LANES, Publisher
 from cdc.log.records import FrontierRecord, ResumePosition
-from cdc.snapshot import topic
+from cdc.snapshot import due, topic
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -39,8 +39,9 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     state = check_mine(known.state, "running", token)
     if resumed is None:
         raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
+    due.expect_unstreamed(resumed[1])
     now_us = time.time_ns() // 1_000
-    position = _position(config, plan, known, resumed[1])
+    position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
     publisher.add(*resume.record(config, position))
     publisher.add(*_frontier(config, plan, known, resumed[1], position))
@@ -76,8 +77,14 @@ def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIde
     counts = {plan.schemas[t.schema_id].topic: t.partitions for t in plan.tables}
     new = sorted(counts.keys() - identity.partitions.keys())
     found = topics.describe(topics.admin(config), new)
+    if lacking := set(new) - found.keys():
+        raise UnavailableError(
+            f"the brokers do not show topic {min(lacking)}, which the snapshot writes to",
+            hint="the daemon asks again; see that all brokers run",
+        )
     return replace(
         identity,
+        snapshot="done",
         publication=plan.publication,
         partitions=identity.partitions | {name: each.partitions for name, each in found.items()},
         topic_ids=identity.topic_ids | {name: each.topic_id for name, each in found.items()},
@@ -120,8 +127,7 @@ def _frontier(
         partitions=tuple((*place, ends[place], count) for place, count in events.items()),
         holes=position.seq - before.seq - sum(events.values()),
     )
-    key = records.frontier_key(config.pipeline)
-    return names.frontier_topic(config.prefix), key, records.encode(frontier)
+    return frontiers.record(config, frontier)
 
 
 def newest_seq(plan: Plan, known: topic.Known) -> int:

@@ -32,7 +32,7 @@ from cdc import failpoints
 from cdc.errors import ConfigError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
 from cdc.log.publisher import LANES, Publisher
-from cdc.snapshot import copying, handover, planning, topic
+from cdc.snapshot import copying, due, handover, planning, topic
 from cdc.snapshot.export import Exporting, prove
 from cdc.snapshot.gone import Deleting
 from cdc.snapshot.host import Aside
@@ -66,8 +66,10 @@ _REWRITES: Final = 5
 _REWRITTEN_SECONDS: Final = 0.5  # more of a pause after each
 
 
-def take(config: Config, host: Host, runner: Start | None = None) -> None:
+def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
     """Take the initial snapshot where one is due; return when the stream may begin.
+
+    Returns its stage by the log, `done`; None where the log has no record of one.
 
     `runner` copies instead of what the configuration says.
     Raises SlotBusyError while another process takes it, ConfigError when tables are rewritten under
@@ -75,7 +77,7 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
     What is done is kept as long as the exported snapshot lives.
     """
     aside = Aside(host)
-    state = aside(lambda: topic.read_state(config))
+    state = aside(lambda: due.state(config))
     rewrites = 0
     while state is not None and state.stage != "done":
         try:
@@ -98,7 +100,8 @@ def take(config: Config, host: Host, runner: Start | None = None) -> None:
                 ) from error
             log.warning("beginning a new generation", extra={"fields": {"reason": error.what}})
             aside.pause(_REWRITTEN_SECONDS * rewrites)
-        state = aside(lambda: topic.read_state(config))
+        state = aside(lambda: due.state(config))
+    return state.stage if state is not None else None
 
 
 class _Coordinator:
@@ -125,6 +128,7 @@ class _Coordinator:
         self._host.snapshotting("looking at the source")
         primary = closing.enter_context(aside(lambda: connect(config)))
         resume = aside(lambda: _resume(config))
+        due.expect_unstreamed(resume[1])
         system = aside(lambda: prove(config, primary, resume))
         exporting = Exporting(config, self._host, aside, primary)
         export = closing.enter_context(exporting.lock())

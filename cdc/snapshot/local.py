@@ -17,8 +17,8 @@ import time
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cdc import errors
-from cdc.errors import CDCError, UnavailableError
+from cdc import bugs, errors
+from cdc.errors import CDCError, Exit, UnavailableError
 from cdc.snapshot.task import Task
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def _error(name: str, what: str, hint: str) -> CDCError:
 
 def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
     """Run one task to its end."""
+    bugs.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to all: the parent stops us
     signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -120,6 +121,9 @@ def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
                 tell.send("done", task.copy(each))
     except CDCError as error:
         tell.send("failed", (type(error).__name__, error.what, error.hint))
+    except Exception as error:  # noqa: BLE001 - multiprocessing would print its words
+        sys.stderr.write(f"cdc: a bug in Lockstep, in a snapshot's task:\n{bugs.where(error)}")
+        sys.exit(Exit.BUG)
     finally:
         pipe.close()
 

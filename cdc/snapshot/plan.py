@@ -46,7 +46,9 @@ def relation(table: Described) -> Relation:
         namespace="" if table.schema == "pg_catalog" else table.schema,
         name=table.name,
         replica_identity=ReplicaIdentity(table.replica_identity),
-        columns=tuple(Column(c.key, c.name, c.type_id, c.type_modifier) for c in table.columns),
+        columns=tuple(
+            Column(c.key, c.name, c.type_id, c.type_modifier, c.attnum) for c in table.columns
+        ),
     )
 
 

@@ -50,7 +50,8 @@ def plan(
     identity, position = resume
     schemas = reader.read_schemas(config)
     newest_id = max([position.schema_id, *(schema.schema_id for schema in schemas)])
-    relations = Relations(config.prefix, schemas, newest_id)
+    numbers = reader.read_column_numbers(config)
+    relations = Relations(config.prefix, schemas, newest_id, numbers)
     found = [(table, *version(config, relations, table, export.lsn)) for table in shown.tables]
     versions = [schema for _, schema, new in found if new]
     partitions = _partitions(config, identity, [schema for _, schema, _ in found])

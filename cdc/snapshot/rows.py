@@ -13,6 +13,8 @@ from cdc import frames
 from cdc.errors import CDCError, InvariantError, ProtocolError
 from cdc.log.encoder import TIMES, TX
 from cdc.log.partition import SIZES, murmur2
+from cdc.log.unreadable import unreadable
+from cdc.snapshot.live.windows import row_values
 from cdc.source.copying import HEAD_SIZE, head
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Rows:
         """`event` is the table's `event_format`."""
         self._table, self._event, self._batch = table, event, batch
         self._first_seq, self._capacity = each.first_seq, each.capacity
+        self._range = each
         self.rows = 0
         self.bytes = 0  # as Postgres sent them
 
@@ -76,8 +79,7 @@ class Rows:
         except CDCError:
             raise
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-            # Only the kind of error: its text may quote the row.
-            raise ProtocolError(f"a row that can't be read ({type(error).__name__})") from error
+            raise self._unreadable(chunk, row, error) from error
         self.rows += seq - first_seq
         self.bytes += at
         self._batch.bytes += size
@@ -86,3 +88,12 @@ class Rows:
                 f"a range of {self._capacity} seqs has {self.rows} rows; they would be another's"
             )
         return at
+
+    def _unreadable(self, chunk: bytes, row: int, error: Exception) -> ProtocolError:
+        """Return the error of a row, with its table, its column and where it lies; no value."""
+        encoder = self._table.encoder
+        texts = row_values(chunk, row, len(encoder.schema.columns))
+        found = unreadable(encoder, texts, error)
+        first, end = self._range.first_page, self._range.end_page
+        where = "" if first is None else f", in the pages from ctid ({first},0) to ({end},0)"
+        return ProtocolError(f"{found.what}{where}", hint=found.hint)

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
-from cdc import errors
+from cdc import bugs, errors
 from cdc.errors import CDCError, ConfigError, Exit, UnavailableError
 from cdc.snapshot.topic import Following
 
@@ -97,13 +97,13 @@ class SparkRunner:
     def _failed(self, code: int) -> CDCError:
         if error := _told(_end_of(self._answer)):
             return error
-        said = _end_of(self._said)
+        said = bugs.places(_end_of(self._said))
         if code < 0 or code in _PASSING or code == Exit.FAILED:
             return UnavailableError(
                 f"the Spark job ended with code {code}",
-                hint=f"it is submitted again with the ranges that it has left; it said: {said}",
+                hint=f"it is submitted again with the ranges that it has left; it failed: {said}",
             )
-        return ConfigError(f"the Spark job ended with code {code}", hint=f"it said: {said}")
+        return ConfigError(f"the Spark job ended with code {code}", hint=f"it failed: {said}")
 
 
 def _end_of(file: IO[bytes]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from orjson import dumps
 
 from cdc import failpoints
-from cdc.errors import ConfigError, FencedError, RewrittenError
+from cdc.errors import ConfigError, FencedError, ProtocolError, RewrittenError
 from cdc.log import names, topics
 from cdc.log.batch import Batch
 from cdc.log.bounded import BoundedPublisher
@@ -27,14 +27,15 @@ from cdc.log.encoder import Encoder
 from cdc.log.limits import limits, ours
 from cdc.log.mask import column_mask
 from cdc.log.routes import Table
+from cdc.places import located
 from cdc.snapshot import topic
 from cdc.snapshot.pace import Pace
 from cdc.snapshot.records import PlannedTable, RangeRecord
 from cdc.snapshot.rows import Rows, event_format
 from cdc.source.connection import take_any_text
 from cdc.source.copying import Copying
+from cdc.source.lookups import look_up_one
 from cdc.source.pinned import connect_for_rows, pinned, shape
-from cdc.source.published import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,7 +145,10 @@ class Task:
         batch, publisher, reported, size = self._batch, self._publisher, 0, 0
         with Copying(self._sql, query) as copying:
             while chunk := copying.read():
-                copying.taken(chunk, rows.feed(chunk))
+                try:
+                    copying.taken(chunk, rows.feed(chunk))
+                except ProtocolError as error:
+                    raise located(self._plan.lsn, error) from error
                 publisher.produce(batch)
                 failpoints.reach("in_range")
                 self._pace.wait(rows.rows - reported, rows.bytes - size)
@@ -198,7 +202,7 @@ def prove(connection: Connection, planned: PlannedTable) -> None:
 
 def masks(config: Config, connection: Connection, version: SchemaRecord) -> list[ColumnMask | None]:
     """Return each column's mask; raise ConfigError where they are not the plan's."""
-    told = published(connection, config.publication, version.relation_id)
+    told = look_up_one(connection, config.publication, version.relation_id).published
     selection = config.selection.of((version.schema, version.table), *told.ancestors)
     found = [column_mask(selection, column.name) for column in version.columns]
     if [mask and mask.label for mask in found] != [c.mask for c in version.columns]:

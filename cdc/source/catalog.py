@@ -6,10 +6,11 @@ and never from here: today's catalog may be younger than the change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import GapError
+from cdc.errors import GapError, UnavailableError
 from cdc.events import LSN
+from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.source import inspection
 from cdc.source.connection import translated
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from cdc.source.inspection import Slot
 
     Connection = psycopg.Connection[TupleRow]
+
+# A reading takes milliseconds, so that not even tools that add tables one by one spoil all of them.
+_READS: Final = 20
 
 
 class Source(NamedTuple):
@@ -53,7 +57,18 @@ def source(connection: Connection, config: Config, tables: Collection[str]) -> S
 
 def publication(connection: Connection, name: str) -> Publication:
     """Return the publication with its member tables; GapError where it does not exist."""
-    return _pinned(inspection.publication(connection, name), name)
+    return _pinned(_settled(connection, name), name)
+
+
+def publication_mark(connection: Connection, name: str) -> inspection.Mark:
+    """Return what is another after each change of the publication, at the cost of one row.
+
+    Raises GapError where there is no publication.
+    """
+    mark = inspection.publication_mark(connection, name)
+    if mark is None:
+        raise _missing(name)
+    return mark
 
 
 def publication_beside(
@@ -70,22 +85,41 @@ def publication_beside(
 
 def _pinned(found: inspection.Publication | None, name: str) -> Publication:
     if found is None:
-        raise GapError(
-            f'the publication "{name}" does not exist',
-            hint="`cdc setup` creates it; changes made while it was gone are not streamed, so if"
-            " it existed before, re-snapshot its tables",
-        )
+        raise _missing(name)
     return found.pinned
+
+
+def _missing(name: str) -> GapError:
+    return GapError(
+        f'the publication "{name}" does not exist',
+        hint="`cdc setup` creates it; changes made while it was missing are not streamed, so if"
+        " it existed before, re-snapshot its tables",
+    )
 
 
 def _at_once(
     connection: Connection, name: str, tables: Collection[str]
 ) -> tuple[inspection.Publication | None, frozenset[str]]:
-    # No snapshot would do: pg_publication_tables sees the catalog as it is, whatever the query's.
+    # No snapshot would do: pg_get_publication_tables sees the catalog as it is, whatever the
+    # query's.
     before = _named(connection, tables)
-    found = inspection.publication(connection, name)
+    found = _settled(connection, name)
     stayed = before & _named(connection, tables)
     return found, frozenset(table for table, _ in stayed)
+
+
+def _settled(connection: Connection, name: str) -> inspection.Publication | None:
+    """Return the publication as it was between two equal marks: several queries, one moment."""
+    mark = inspection.publication_mark(connection, name)
+    for _ in range(_READS):
+        found = inspection.publication(connection, name)
+        before, mark = mark, inspection.publication_mark(connection, name)
+        if before == mark:
+            return found
+    raise UnavailableError(
+        f'the publication "{name}" changed {_READS} times while it was read',
+        hint="wait until whoever changes it has ended",
+    )
 
 
 def _named(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
@@ -111,29 +145,78 @@ def names(connection: Connection, tables: Collection[int]) -> dict[int, tuple[st
     return {oid: (schema, name) for oid, schema, name in found}
 
 
+def oids(connection: Connection, tables: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return the oid of each of the tables that exist, by schema and name."""
+    with translated("looking up tables"):
+        found = connection.execute(
+            "SELECT n.nspname::text, c.relname::text, c.oid::bigint FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN unnest(%s::text[], %s::text[]) AS named(schema, name)"
+            " ON n.nspname = named.schema AND c.relname = named.name",
+            ([schema for schema, _ in tables], [name for _, name in tables]),
+        ).fetchall()
+    return {(schema, name): oid for schema, name, oid in found}
+
+
 class TableFacts(NamedTuple):
     """What only the catalog knows of a table."""
 
     primary_key: tuple[str, ...]  # in the key's order; empty where there is none
     nullable: dict[str, bool]  # by column name
+    numbers: ColumnNumbers | None = None  # None: not asked for
 
 
-def table_facts(connection: Connection, relation_id: int) -> TableFacts:
-    """Return the table's facts; empty ones where the table is gone."""
-    with translated(f"looking up the columns of relation {relation_id}"):
-        columns = connection.execute(
-            "SELECT attname, NOT attnotnull FROM pg_attribute"
-            " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
-            (relation_id,),
+class NumbersAt(NamedTuple):
+    """Column numbers, and the snapshot that shows them."""
+
+    numbers: ColumnNumbers
+    snapshot: str  # pg_current_snapshot()
+
+
+# Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is taken
+# behind the snapshot: what the snapshot shows had committed below it.
+_NUMBERS: Final = """
+SELECT n.nspname::text, c.relname::text, coalesce(r.oid, 0)::bigint,
+       pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
+       a.attnum::int, CASE WHEN a.attisdropped THEN '' ELSE a.attname::text END,
+       a.atttypid::bigint, a.atttypmod::int, a.xmin::text::bigint,
+       coalesce(nullif(to_jsonb(r)->'prattrs', 'null') @> to_jsonb(a.attnum::int),
+                a.attgenerated = '' OR a.attgenerated = to_jsonb(p)->>'pubgencols', true),
+       a.attisdropped
+FROM (SELECT) AS one
+LEFT JOIN pg_publication p ON p.pubname = %(publication)s
+LEFT JOIN pg_class c ON c.oid = %(relation)s
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+ORDER BY a.attnum
+"""
+
+
+def column_numbers(connection: Connection, publication: str, relation_id: int) -> NumbersAt:
+    """Return every column that the table ever had; none where it is dropped."""
+    with translated(f"looking up the column numbers of relation {relation_id}"):
+        rows = connection.execute(
+            _NUMBERS, {"publication": publication, "relation": relation_id}
         ).fetchall()
-        key = connection.execute(
-            "SELECT a.attname FROM pg_index i"
-            " CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, n)"
-            " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum"
-            " WHERE i.indrelid = %s AND i.indisprimary AND k.n <= i.indnkeyatts ORDER BY k.n",
-            (relation_id,),
-        ).fetchall()
-    return TableFacts(tuple(row[0] for row in key), dict(columns))
+    schema, table, membership, snapshot, lsn, *_ = rows[0]
+    columns = tuple(
+        NumberedColumn(
+            row[5], row[6], type_id=row[7], type_modifier=row[8], xmin=row[9], sent=row[10],
+            dropped=row[11],
+        )
+        for row in rows
+        if row[5] is not None
+    )  # fmt: skip
+    numbers = ColumnNumbers(
+        relation_id=relation_id,
+        schema=schema or "",
+        table=table or "",
+        lsn=LSN.parse(lsn),
+        membership=membership,
+        columns=columns,
+    )
+    return NumbersAt(numbers, snapshot)
 
 
 def wal_end(connection: Connection) -> LSN:

@@ -13,14 +13,15 @@ for a standby, on the same connection.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 from psycopg import errors, sql
 
 from cdc.errors import ConfigError
-from cdc.source import described
+from cdc.log.mask import column_mask
+from cdc.source import conditions, described, one_statement
 from cdc.source.connection import connect, translated
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ _SESSION: Final = (
     "SET jit = off",
     "SET max_parallel_workers_per_gather = 0",
 )
+CONDITION_HINT: Final = (
+    "compare columns with literals: =, <, IN, BETWEEN, LIKE, IS NULL, joined by AND, OR, NOT;"
+    " docs/OPERATIONS.md has the grammar"
+)
 # A row's columns as text, from the server's point of view; behind the header's 19 bytes.
 _HEADER_SIZE: Final = 19
 _TRAILER: Final = b"\xff\xff"
 # Answers that another try may change: the table was renamed just now, or dropped.
 _MOVED: Final = (errors.UndefinedTable, errors.InvalidSchemaName)
-
-
-class _EnoughError(Exception):
-    """The chunk has as many bytes as it may have."""
 
 
 class Asked(NamedTuple):
@@ -247,7 +248,8 @@ class Reader:
             wanted.append(sql.SQL("({}) > {}").format(names, _row(asked.after, key, types)))
         if asked.to is not None:
             wanted.append(sql.SQL("({}) <= {}").format(names, _row(asked.to, key, types)))
-        filters = (table.published.where, asked.where)
+        # Postgres' own text of the publication's filter, and ours of whoever asked.
+        filters = (table.published.where, self._condition(table, asked.where))
         wanted += [sql.SQL("({})").format(sql.SQL(each)) for each in filters if each]
         return (
             sql.SQL(
@@ -263,23 +265,41 @@ class Reader:
             .as_string(self._sql)
         )
 
+    def _condition(self, table: Described, where: str | None) -> str | None:
+        """Return the SQL of a condition; ConfigError where it is none of captured columns."""
+        if where is None:
+            return None
+        try:
+            condition = conditions.parse(where)
+        except conditions.ConditionError as error:
+            raise ConfigError(
+                f"the condition can't be read: {error}", hint=CONDITION_HINT
+            ) from None
+        selection = self._config.selection.of(
+            (table.schema, table.name), *table.published.ancestors
+        )
+        # What is masked in every event must not be told by which rows come.
+        known = {each.name for each in table.columns if column_mask(selection, each.name) is None}
+        if condition.columns - known:
+            raise ConfigError(
+                f"the condition names a column that {table} does not have, or that is excluded or"
+                " masked",
+                hint="compare captured columns only, as they are spelled in Postgres",
+            )
+        return condition.sql
+
     def _copy(self, query: str, limit: int) -> tuple[list[bytes], int]:
         rows: list[bytes] = []
         size, skip = 0, _HEADER_SIZE
-        # An exception is what makes psycopg cancel a COPY that has more to come.
-        with (
-            suppress(_EnoughError),
-            self._sql.cursor() as cursor,
-            cursor.copy(query.encode()) as copy,
-        ):
-            for data in copy:
-                row, skip = bytes(data)[skip:], 0
+        with closing(one_statement.copy(self._sql, query.encode())) as copied:
+            for data in copied:
+                row, skip = data[skip:], 0
                 if not row or row[:2] == _TRAILER:
                     continue
                 rows.append(row)
                 size += len(row)
                 if size >= limit:
-                    raise _EnoughError
+                    break
         return rows, size
 
 
@@ -300,6 +320,11 @@ def _output(table: Described, name: str) -> str:
 
 
 def _row(values: Key, key: tuple[str, ...], types: dict[str, str]) -> sql.Composed:
+    if len(values) != len(key):
+        raise ConfigError(
+            f"a key of {len(values)} values where the table's has {len(key)}",
+            hint=f"the key's columns are {', '.join(key)}: --keys takes a list of lists of them",
+        )
     casts = (
         sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(types[name]))
         for name, value in zip(key, values, strict=True)

@@ -1,8 +1,10 @@
 """Connections to Postgres, and what their errors mean.
 
-Every connection pins the settings that change how values are written as text, so that neither the
-role's nor the database's settings reach an event. Errors are classified by SQLSTATE: what may pass
-by itself is `UnavailableError`, what a person must mend is not.
+Every connection pins the settings that change how values are written as text, so that no settings
+of the role, the database or this process's environment reach an event. libpq sends PGTZ and
+PGDATESTYLE after `options`, so they win over it: the settings are set again once the session has
+begun, and what the server then answers is compared. Errors are classified by SQLSTATE: what may
+pass by itself is `UnavailableError`, what a person must mend is not.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -23,7 +25,9 @@ from cdc.errors import (
     PermissionDeniedError,
     SlotBusyError,
     UnavailableError,
+    unquoted,
 )
+from cdc.waiting import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 # docs/EVENTS.md states these to users: an event's bytes depend on them.
-_SESSION: Final = {
+SESSION: Final = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
@@ -44,6 +48,8 @@ _SESSION: Final = {
     # Names inside values (regclass and its like) are written by these.
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
+    # What a literal in a statement of ours means.
+    "standard_conforming_strings": "on",
 }
 # A dead peer is found within about half a minute instead of the kernel's two hours.
 _NETWORK: Final = {
@@ -56,6 +62,10 @@ _NETWORK: Final = {
 }
 # Not a SQLSTATE: no server says it.
 _POOLER: Final = "POOLER"
+# Kinds of 28000 that ask for different things.
+_NO_HBA: Final = "28000 pg_hba"
+_NO_ROLE: Final = "28000 role"
+_CERTIFICATE: Final = "28000 certificate"
 # A refused connection has no SQLSTATE in libpq, only the server's text behind `FATAL:`.
 _REFUSALS: Final = {
     # What a pooler answers to a replication connection, or to settings it cannot keep.
@@ -71,9 +81,12 @@ _REFUSALS: Final = {
     "no password supplied": "28P01",
     "permission denied": "42501",
     "must be superuser or replication role": "42501",
-    "no pg_hba.conf entry": "28000",
-    "role ": "28000",  # does not exist, or is not permitted to log in
+    "no pg_hba.conf entry": _NO_HBA,
+    "pg_hba.conf rejects": _NO_HBA,
+    "role ": _NO_ROLE,  # does not exist, or is not permitted to log in
     "database ": "3D000",  # does not exist
+    "the database system is": "57P03",  # starting up, shutting down, in recovery mode
+    "terminating connection": "57P01",
 }
 _LOST_CONNECTION: Final = "08006"
 _DENIED: Final = "42501"
@@ -84,6 +97,9 @@ _POLICY: Final = (
 
 # By SQLSTATE or its class, the first that fits: what may be done about it. What may pass by itself
 # is tried again; everything else is an answer that trying again will not change.
+# Data exceptions and violated constraints: what they quote may be a value of a row.
+_OF_VALUES: Final = ("22", "23")
+
 _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
     (("55006",), SlotBusyError, "another daemon holds the slot; this one waits its turn"),
     (
@@ -121,16 +137,83 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
         ),
     ),
     (
-        ("28", "42501", "0LP01"),
+        ("28P01",),
         PermissionDeniedError,
-        "give the role LOGIN, REPLICATION and SELECT; `cdc doctor` prints the SQL",
+        (
+            "the server did not accept the password, or got none: correct it where it is taken from"
+            " (source.password_file, the DSN itself, PGPASSWORD or ~/.pgpass)"
+        ),
     ),
     (
-        # Connection, resources, an operator's doing, system, conflicts, internal errors.
-        ("08", "53", "57", "58", "40", "XX"),
-        UnavailableError,
-        "see that Postgres runs and source.dsn reaches it",
+        (_NO_HBA,),
+        PermissionDeniedError,
+        (
+            "pg_hba.conf lets nobody in this way: add a line for this database, role and address"
+            " (`host DATABASE ROLE ADDRESS scram-sha-256`), then SELECT pg_reload_conf(); where the"
+            " message says `no encryption`, the server may want sslmode=require in source.dsn"
+        ),
     ),
+    (
+        (_NO_ROLE,),
+        PermissionDeniedError,
+        (
+            "name a role in source.dsn that exists and may log in, or, as a superuser: CREATE ROLE"
+            " … LOGIN REPLICATION PASSWORD '…'"
+        ),
+    ),
+    (
+        (_CERTIFICATE,),
+        PermissionDeniedError,
+        "see sslcert, sslkey, sslrootcert and sslmode in source.dsn, and when they expire",
+    ),
+    (
+        ("28",),
+        PermissionDeniedError,
+        "the server does not accept who we are: see source.dsn, and pg_hba.conf on the server",
+    ),
+    (
+        ("42501", "0LP01"),
+        PermissionDeniedError,
+        "the role lacks a privilege, REPLICATION or SELECT as a rule: `cdc doctor` prints the SQL",
+    ),
+    (
+        ("25006",),
+        ConfigError,
+        (
+            "the server is read-only, a standby as a rule: let source.dsn name the primary (libpq:"
+            " target_session_attrs=read-write)"
+        ),
+    ),
+    (
+        ("08",),
+        UnavailableError,
+        "see that Postgres runs, and that host and port of source.dsn are reached from here",
+    ),
+    (
+        ("57014",),
+        UnavailableError,
+        "somebody cancelled the statement, or it took longer than statement_timeout allows",
+    ),
+    (
+        ("57",),
+        UnavailableError,
+        "Postgres is starting, stopping, or an operator ended the connection: try again",
+    ),
+    (
+        ("53400",),
+        UnavailableError,
+        (
+            "a limit of the server is reached, such as max_replication_slots: drop what nobody uses"
+            " (`cdc slot show --all`), or raise it and restart Postgres"
+        ),
+    ),
+    (
+        ("53",),
+        UnavailableError,
+        "the server is out of disk or memory: its log tells more",
+    ),
+    (("40",), UnavailableError, "it met another transaction; trying again is enough"),
+    (("58", "XX"), UnavailableError, "an error within the server: its log tells more"),
     (
         ("22021",),
         ConfigError,
@@ -149,7 +232,7 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
 
     With `replication` it speaks to a walsender of the pipeline's database.
     """
-    pinned = ((name, value.replace(" ", r"\ ")) for name, value in _SESSION.items())
+    pinned = ((name, value.replace(" ", r"\ ")) for name, value in SESSION.items())
     options = " ".join(f"-c {name}={value}" for name, value in pinned)
     kind = {"replication": "database"} if replication else {}
     given: dict[str, Any] = conninfo.conninfo_to_dict(config.source.dsn)
@@ -158,8 +241,34 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
     settings: dict[str, Any] = {**_NETWORK, **given, **password, **kind}
     settings["options"] = f"{given.get('options') or ''} {options}".strip()
     settings["application_name"] = application
-    with translated(f"connecting to Postgres ({_place(given)})"):
-        return psycopg.connect(**settings, autocommit=True)
+    place = _place(given)
+    with slow(f"Postgres at {place}"), translated(f"connecting to Postgres ({place})"):
+        connection = psycopg.connect(**settings, autocommit=True)
+        try:
+            answer = connection.execute(PIN.encode()).fetchone()
+            expect_pinned(tuple(map(str, answer or ())))
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+# Set and read back in one statement, and so in one round trip; a walsender takes it too.
+PIN: Final = "SELECT " + ", ".join(
+    f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items()
+)
+
+
+def expect_pinned(answer: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `answer`, what `PIN` returned, is what was set."""
+    for (name, wanted), got in zip(SESSION.items(), answer, strict=True):
+        if got != wanted:
+            raise ConfigError(
+                f"the session's {name} is {got!r} right after it was set to {wanted!r}: values"
+                " would be written in another form than the log promises",
+                hint="something between here and Postgres, or a hook in it, changes the settings of"
+                " sessions: let source.dsn lead to Postgres itself, and remove the hook",
+            )
 
 
 def _password(config: Config) -> str | None:
@@ -225,6 +334,8 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
     """Return the error of ours that says what may be done about `error`."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     state = error.sqlstate or _state_of(text)
+    if state.startswith(_OF_VALUES):
+        text = unquoted(text)
     kind, hint = next((kind, hint) for states, kind, hint in _ANSWERS if state.startswith(states))
     if state == _DENIED and "row-level security" in text:
         hint = _POLICY
@@ -234,7 +345,9 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
 def _state_of(text: str) -> str:
     said = text.partition("FATAL:")[2].strip()
     if "certificate" in text:  # expired, not trusted, or asked for in vain: of either side
-        return "28000"
+        return _CERTIFICATE
+    if "no password supplied" in text:  # libpq's own words, before the server can refuse
+        return "28P01"
     states = (state for start, state in _REFUSALS.items() if said.startswith(start))
     return next(states, _LOST_CONNECTION)
 

@@ -44,7 +44,8 @@ HEAD_SIZE: Final = 7
 
 _COPY_OUT, _COPY_DONE, _COMPLETE, _READY, _ERROR = b"HcCZE"
 # ParameterStatus, NoticeResponse and NotificationResponse come whenever the server likes.
-_IGNORED: Final = frozenset(b"SNA")
+# So do ParseComplete and BindComplete before the rows.
+_IGNORED: Final = frozenset(b"SNA12")
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER: Final = _SIGNATURE + bytes(8)  # no flags, no extension
 _TRAILER: Final = pack(">cIh", b"d", 6, -1)
@@ -166,9 +167,8 @@ class _Socket:
         self._socket.settimeout(None)
         with suppress(OSError):  # a Unix socket has its own sizes
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        message = query + b"\0"
         try:
-            self._socket.sendall(b"Q" + pack(">I", 4 + len(message)) + message)
+            self._socket.sendall(_extended(query))
         except OSError as error:
             raise _broken(error) from error
 
@@ -191,7 +191,7 @@ class _Libpq:
 
     def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
         self._pgconn = pgconn
-        result = pgconn.exec_(query)
+        result = pgconn.exec_params(query, None)
         if result.status != pq.ExecStatus.COPY_OUT:
             raise errors.error_from_result(result)
 
@@ -219,6 +219,15 @@ class _Libpq:
 
     def close(self) -> None:
         """Leave it to the connection."""
+
+
+def _extended(query: bytes) -> bytes:
+    """Return Parse, Bind, Execute and Sync: of one statement, where Query would take several."""
+    parse = b"\0" + query + b"\0" + pack(">H", 0)
+    bind = b"\0\0" + pack(">HHH", 0, 0, 0)
+    execute = b"\0" + pack(">I", 0)
+    messages = ((b"P", parse), (b"B", bind), (b"E", execute), (b"S", b""))
+    return b"".join(kind + pack(">I", 4 + len(body)) + body for kind, body in messages)
 
 
 def _broken(error: OSError) -> psycopg.OperationalError:

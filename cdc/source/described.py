@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from cdc.source import catalog
 from cdc.source.connection import translated
-from cdc.source.published import Published, published
+from cdc.source.lookups import Lookup, look_up, look_up_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.source.catalog import Connection, TableFacts
+    from cdc.source.published import Published
 
 # Postgres describes only types above what is built in (FirstGenbkiObjectId).
 _FIRST_TOLD: Final = 10_000
@@ -34,6 +34,7 @@ class Column(NamedTuple):
     type_id: int
     type_modifier: int
     key: bool  # of the replica identity
+    attnum: int = 0
 
 
 class Heap(NamedTuple):
@@ -98,10 +99,9 @@ def moment(connection: Connection) -> Moment:
 
 _TABLES: Final = """
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text
-FROM pg_publication_tables t
-JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-WHERE t.pubname = %s ORDER BY 2, 3
+FROM pg_get_publication_tables(%s) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY 2, 3
 """
 _HEAPS: Final = """
 WITH RECURSIVE tree(oid) AS (
@@ -185,15 +185,17 @@ def described(connection: Connection, publication: str) -> Iterator[Described]:
     """Yield every table of the publication, in a transaction that is `pinned`."""
     with translated(f"reading what the publication {publication} holds"):
         tables = connection.execute(_TABLES, (publication,)).fetchall()
+    looked = look_up(connection, publication, [oid for oid, *_ in tables])
     for oid, schema, name, identity in tables:
-        yield table(connection, publication, oid, schema, name, identity)
+        yield table(connection, publication, oid, schema, name, identity, looked[oid])
 
 
 def table(
-    connection: Connection, publication: str, oid: int, schema: str, name: str, identity: str
-) -> Described:
+    connection: Connection, publication: str, oid: int, schema: str, name: str, identity: str,
+    looked: Lookup | None = None,
+) -> Described:  # fmt: skip
     """Return one table of the publication; `identity` is its relreplident."""
-    told = published(connection, publication, oid)
+    facts, told = looked or look_up_one(connection, publication, oid)
     with translated(f"reading the catalog on {schema}.{name}"):
         marked = {row[0] for row in connection.execute(_IDENTITY, (oid,)).fetchall()}
         heaps = connection.execute(_HEAPS, (oid,)).fetchall()
@@ -208,12 +210,12 @@ def table(
         name=name,
         replica_identity=identity,
         columns=tuple(
-            Column(column, type_id, modifier, identity == "f" or column in marked)
-            for column, type_id, modifier in told.columns
+            Column(column, type_id, modifier, identity == "f" or column in marked, attnum)
+            for (column, type_id, modifier), attnum in zip(told.columns, told.attnums, strict=True)
         ),
         types={k: t.told for k, t in types.items() if k >= _FIRST_TOLD},
         outputs=tuple(types[type_id].text_of(column) for column, type_id, _ in told.columns),
-        facts=catalog.table_facts(connection, oid),
+        facts=facts,
         published=told,
         heaps=tuple(Heap(*row) for row in heaps),
     )

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg import sql
 
 from cdc.events import LSN
+from cdc.log.records import OPERATIONS, Sends
 from cdc.log.records import Publication as PinnedPublication
 from cdc.source.connection import translated
-from cdc.source.membership import continued
+from cdc.source.membership import SCHEMAS_SINCE, read_note
 
 if TYPE_CHECKING:
     import psycopg
@@ -89,11 +90,31 @@ class Publication(NamedTuple):
     members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
     memberships: dict[str, int]  # by the table's name as the resume record has it, the oid of each
     removed: frozenset[int] = frozenset()  # memberships that ended on purpose
+    version: int = 0  # of its row in the catalog, or the one that this continues
+    generated: str = "none"  # which generated columns it publishes without a column list
+    schemas: dict[str, int] = {}  # noqa: RUF012 - never written
+    # By the table's name as the resume record has it: column list by attnum, and row filter.
+    narrowed: dict[str, tuple[tuple[int, ...] | None, str | None]] = {}  # noqa: RUF012 - as above
 
     @property
     def pinned(self) -> PinnedPublication:
         """What of it the resume record holds on to."""
-        return PinnedPublication(self.name, self.oid, self.memberships, tuple(sorted(self.removed)))
+        return PinnedPublication(
+            self.name,
+            self.oid,
+            self.memberships,
+            tuple(sorted(self.removed)),
+            Sends(
+                self.version,
+                self.owner,
+                tuple(each for each in OPERATIONS if each in self.operations),
+                self.via_root,
+                self.generated,
+                self.all_tables,
+                self.schemas,
+            ),
+            self.narrowed,
+        )
 
 
 class Table(NamedTuple):
@@ -253,49 +274,95 @@ def standby_slots(connection: psycopg.Connection, server: Server) -> list[Standb
 
 
 _PUBLICATION = """
-SELECT to_jsonb(p), p.oid::bigint, pg_get_userbyid(p.pubowner)::text
+SELECT to_jsonb(p), p.oid::bigint, pg_get_userbyid(p.pubowner)::text, p.xmin::text::bigint,
+       coalesce(obj_description(p.oid, 'pg_publication'), '')
 FROM pg_publication p WHERE p.pubname = %s
 """
-# What is published, whether named one by one, by schema or by FOR ALL TABLES.
+# What is published, whether named one by one, by schema or by FOR ALL TABLES. By oid: the view
+# pg_publication_tables joins by name, which is slow where there are thousands.
 _MEMBERS = """
-SELECT t.schemaname, t.tablename, to_jsonb(r), format('%%I.%%I', t.schemaname, t.tablename),
+SELECT n.nspname::text, c.relname::text, format('%%I.%%I', n.nspname, c.relname),
        coalesce(r.oid, 0)::bigint
-FROM pg_publication_tables t
-JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+FROM pg_get_publication_tables(%s) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = c.oid
-WHERE t.pubname = %s ORDER BY 1, 2
+ORDER BY 1, 2
 """
+_NARROWED = """
+SELECT format('%%I.%%I', n.nspname, c.relname), r.prattrs::int2[], pg_get_expr(r.prqual, r.prrelid)
+FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE r.prpubid = %s AND (r.prattrs IS NOT NULL OR r.prqual IS NOT NULL)
+"""
+_SCHEMAS = """
+SELECT n.nspname::text, p.oid::bigint FROM pg_publication_namespace p
+JOIN pg_namespace n ON n.oid = p.pnnspid WHERE p.pnpubid = %s
+"""
+# What every change of a publication changes: the version of its row, its comment with our note,
+# and the oids by which tables and schemas belong to it. One row, however many tables there are.
+_MARK = """
+SELECT p.oid::bigint, p.xmin::text::bigint, obj_description(p.oid, 'pg_publication'),
+       (SELECT count(*) FROM pg_publication_rel r WHERE r.prpubid = p.oid),
+       (SELECT sum(r.oid::bigint) FROM pg_publication_rel r WHERE r.prpubid = p.oid),
+       {schemas}
+FROM pg_publication p WHERE p.pubname = %s
+"""
+_MARK_OF_SCHEMAS = """
+       (SELECT array_agg(s.oid::bigint ORDER BY s.oid) FROM pg_publication_namespace s
+        WHERE s.pnpubid = p.oid)
+"""
+
+Mark = tuple[Any, ...]
+
+
+def publication_mark(connection: psycopg.Connection, name: str) -> Mark | None:
+    """Return what is another after each change of the publication; None where it is not there.
+
+    Tables that are created, dropped or moved change it only where the publication names them.
+    """
+    schemas = connection.info.server_version >= SCHEMAS_SINCE
+    query = _MARK.format(schemas=_MARK_OF_SCHEMAS if schemas else "NULL")
+    with translated(f"looking at the publication {name}"):
+        return connection.execute(query.encode(), (name,)).fetchone()
 
 
 def publication(connection: psycopg.Connection, name: str) -> Publication | None:
     """Return the publication `name` with its members, or None."""
+    narrowed: list[tuple[str, list[int] | None, str | None]] = []
+    schemas: list[tuple[str, int]] = []
     with translated(f"reading the publication {name}"):
         row = connection.execute(_PUBLICATION, (name,)).fetchone()
         if row is None:
             return None
-        fields, oid, owner = row
-        members = connection.execute(_MEMBERS, (oid, name)).fetchall()
-    operations = ("insert", "update", "delete", "truncate")
-    told, removed = continued(connection, oid, {name: oid for *_, name, oid in members})
+        fields, oid, owner, version, comment = row
+        members = connection.execute(_MEMBERS, (name, oid)).fetchall()
+        if connection.info.server_version >= SCHEMAS_SINCE:
+            narrowed = connection.execute(_NARROWED, (oid,)).fetchall()
+            schemas = connection.execute(_SCHEMAS, (oid,)).fetchall()
+    note = read_note(str(comment))
+    lists = {
+        table: (None if columns is None else tuple(columns), where)
+        for table, columns, where in narrowed
+    }
     return Publication(
         name=name,
         oid=oid,
         owner=owner,
-        operations=frozenset(each for each in operations if fields[f"pub{each}"]),
+        operations=frozenset(each for each in OPERATIONS if fields[f"pub{each}"]),
         via_root=bool(fields.get("pubviaroot")),
         all_tables=bool(fields["puballtables"]),
-        members={
-            f"{schema}.{table}": bool(rel) and (_given(rel, "prqual") or _given(rel, "prattrs"))
-            for schema, table, rel, _, _ in members
-        },
-        memberships=told,
-        removed=removed,
+        members={f"{schema}.{table}": quoted in lists for schema, table, quoted, _ in members},
+        memberships={quoted: _first(note.first, its) for *_, quoted, its in members},
+        removed=note.removed,
+        version=_first(note.versions, version),
+        generated="stored" if fields.get("pubgencols") == "s" else "none",
+        schemas=dict(schemas),
+        narrowed=lists,
     )
 
 
-def _given(fields: dict[str, Any], name: str) -> bool:
-    return fields.get(name) is not None
+def _first(continued: dict[int, int], one: int) -> int:
+    return continued.get(one, one)
 
 
 _TABLES = """

@@ -1,12 +1,15 @@
-"""The publication's tables by name, and messages into the stream: for commands."""
+"""The publication's tables by name, and commands into the stream."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cdc import authority
+from cdc.errors import ConfigError
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
+    from cdc.config import Config
     from cdc.source.catalog import Connection
 
 # A published table, or a partition of one that is published by its root or by its partitions.
@@ -22,6 +25,11 @@ FROM pg_publication_tables t
 JOIN pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = %s ORDER BY 1, 2
+"""
+
+_NOW: Final = """
+SELECT system_identifier::text, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM pg_catalog.pg_control_system()
 """
 
 
@@ -44,9 +52,30 @@ def members(connection: Connection, publication: str) -> list[Member]:
         return [Member(*row) for row in connection.execute(_MEMBERS, (publication,)).fetchall()]
 
 
-def emit(connection: Connection, prefix: str, content: bytes) -> str:
-    """Write a transactional logical message; return where."""
+def require_secret(config: Config) -> bytes:
+    """Return the secret that commands are signed with; ConfigError where there is none."""
+    secret = authority.secret_of(config)
+    if secret is None:
+        raise ConfigError(
+            "control.secret is not set, and the daemon obeys no command that is not signed with it",
+            hint="set control.secret in the configuration (`openssl rand -hex 32` makes one), the"
+            " same for the daemon, then restart the daemon",
+        )
+    return secret
+
+
+def send_command(connection: Connection, config: Config, prefix: str, content: bytes) -> str:
+    """Write a command, signed, as a transactional logical message; return where.
+
+    Raises ConfigError where there is no secret to sign it with. The time is the server's own, as is
+    that of the commit, which the daemon compares it with.
+    """
+    secret = require_secret(config)
     with translated(f"writing a message {prefix}"):
+        now = connection.execute(_NOW).fetchone()
+        assert now is not None
+        scope, at_us = authority.Scope(config.pipeline, now[0]), int(now[1])
+        content = authority.sign(secret, authority.COMMAND_PURPOSE, scope, at_us, content)
         row = connection.execute(
             "SELECT pg_logical_emit_message(true, %s, %s::bytea)::text", (prefix, content)
         ).fetchone()

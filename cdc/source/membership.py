@@ -17,16 +17,17 @@ import psycopg
 from psycopg import errors, sql
 
 from cdc.errors import ConfigError, PermissionDeniedError
+from cdc.log.records import OPERATIONS
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from cdc.source.plan import Member, Plan
 
 _MARK = "lockstep: "
-_OPERATIONS = "insert, update, delete, truncate"
-_SCHEMAS_SINCE = 150_000
+_OPERATIONS = ", ".join(OPERATIONS)
+SCHEMAS_SINCE = 150_000
 
 
 class Note(NamedTuple):
@@ -37,6 +38,8 @@ class Note(NamedTuple):
     where: dict[int, str]
     # Memberships that were ended on purpose: what is in no stream since then nobody misses.
     removed: frozenset[int] = frozenset()
+    # By a version of the publication's row, the one that it continues: options that were changed.
+    versions: dict[int, int] = {}  # noqa: RUF012 - never written
 
 
 class Entry(NamedTuple):
@@ -61,9 +64,15 @@ class State(NamedTuple):
     generated: bool
     all_tables: bool
     entries: dict[int, Entry]  # by the table's oid
-    schemas: frozenset[str]
+    schemas: dict[str, int]  # published whole, and the oid by which each is
     published: dict[int, int]  # by the oid of each published table, its first membership
     note: Note
+    version: int = 0  # of its row: another after each change of its options
+
+    @property
+    def first_version(self) -> int:
+        """The version that this one continues."""
+        return self.note.versions.get(self.version, self.version)
 
 
 class Change(NamedTuple):
@@ -84,7 +93,11 @@ class Change(NamedTuple):
 # --- reading ---
 
 # Rows are read as JSON, so that what a major lacks is simply absent.
-_PUBLICATION = "SELECT oid::bigint, to_jsonb(p) FROM pg_publication p WHERE pubname = %s"
+_PUBLICATION = """
+SELECT oid::bigint, to_jsonb(p), xmin::text::bigint,
+       coalesce(obj_description(oid, 'pg_publication'), '')
+FROM pg_publication p WHERE pubname = %s
+"""
 _ENTRIES = """
 SELECT r.prrelid::bigint, r.oid::bigint, format('%%I.%%I', n.nspname, c.relname),
        CASE WHEN jsonb_typeof(to_jsonb(r)->'prattrs') = 'array' THEN
@@ -95,16 +108,15 @@ FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE r.prpubid = %s
 """
 _SCHEMAS = """
-SELECT n.nspname::text FROM pg_publication_namespace p JOIN pg_namespace n ON n.oid = p.pnnspid
+SELECT n.nspname::text, p.oid::bigint
+FROM pg_publication_namespace p JOIN pg_namespace n ON n.oid = p.pnnspid
 WHERE p.pnpubid = %s
 """
+# By oid: the view pg_publication_tables joins by name, which is slow where there are thousands.
 _PUBLISHED = """
-SELECT c.oid::bigint, coalesce(r.oid, 0)::bigint
-FROM pg_publication_tables t
-JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = c.oid
-WHERE t.pubname = %s
+SELECT t.relid::bigint, coalesce(r.oid, 0)::bigint
+FROM pg_get_publication_tables(%s) t
+LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = t.relid
 """
 
 
@@ -114,13 +126,13 @@ def state(connection: psycopg.Connection, name: str) -> State | None:
         row = connection.execute(_PUBLICATION, (name,)).fetchone()
         if row is None:
             return None
-        oid, fields = row
+        oid, fields, version, comment = row
         entries = connection.execute(_ENTRIES, (oid,)).fetchall()
-        schemas = []
-        if connection.info.server_version >= _SCHEMAS_SINCE:
+        schemas: list[tuple[str, int]] = []
+        if connection.info.server_version >= SCHEMAS_SINCE:
             schemas = connection.execute(_SCHEMAS, (oid,)).fetchall()
-        published: dict[int, int] = dict(connection.execute(_PUBLISHED, (oid, name)).fetchall())
-        note = _note(_comment(connection, oid))
+        published: dict[int, int] = dict(connection.execute(_PUBLISHED, (name, oid)).fetchall())
+        note = read_note(comment)
     return State(
         oid,
         frozenset(each for each in _OPERATIONS.split(", ") if fields[f"pub{each}"]),
@@ -131,32 +143,14 @@ def state(connection: psycopg.Connection, name: str) -> State | None:
             table: Entry(member, quoted, None if listed is None else tuple(listed), filtered)
             for table, member, quoted, listed, filtered in entries
         },
-        frozenset(row[0] for row in schemas),
+        dict(schemas),
         {table: note.first.get(member, member) for table, member in published.items()},
         note,
+        version,
     )
 
 
-def continued(
-    connection: psycopg.Connection, publication_oid: int, memberships: Mapping[str, int]
-) -> tuple[dict[str, int], frozenset[int]]:
-    """Return `memberships` with the first one of each in place of what continues it.
-
-    And those that were ended on purpose.
-    """
-    with translated("reading the publication's comment"):
-        note = _note(_comment(connection, publication_oid))
-    first = note.first
-    return {table: first.get(member, member) for table, member in memberships.items()}, note.removed
-
-
-def _comment(connection: psycopg.Connection, oid: int) -> str:
-    query = "SELECT obj_description(%s, 'pg_publication')"
-    row = connection.execute(query, (oid,)).fetchone()
-    return str(row[0]) if row and row[0] else ""
-
-
-def _note(comment: str) -> Note:
+def read_note(comment: str) -> Note:
     """Return the note in a comment; an empty one where there is none that can be read."""
     for line in comment.splitlines():
         if line.startswith(_MARK):
@@ -164,7 +158,9 @@ def _note(comment: str) -> Note:
                 told: dict[str, dict[str, Any]] = json.loads(line.removeprefix(_MARK))
                 first = {int(new): int(old) for new, old in told["continues"].items()}
                 where = {int(at): str(text) for at, text in told["where"].items()}
-                return Note(first, where, frozenset(map(int, told.get("removed", ()))))
+                removed = frozenset(map(int, told.get("removed", ())))
+                versions = {int(new): int(old) for new, old in told.get("versions", {}).items()}
+                return Note(first, where, removed, versions)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
     return Note({}, {})
@@ -203,8 +199,8 @@ def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change
         add,
         replace,
         [entry for table, entry in actual.entries.items() if table in excluded],
-        sorted(wanted.schemas - actual.schemas),
-        sorted((actual.schemas - wanted.schemas) & ours),
+        sorted(wanted.schemas - actual.schemas.keys()),
+        sorted((actual.schemas.keys() - wanted.schemas) & ours),
         options,
         by_hand,
     )
@@ -286,7 +282,7 @@ def _options(options: dict[str, str]) -> sql.Composed:
 
 def create(connection: psycopg.Connection, name: str, wanted: Plan) -> None:
     """Create the publication; raise PermissionDeniedError with the SQL to be run by an owner."""
-    _run(connection, name, [creation(name, wanted)], wanted, {})
+    _run(connection, name, [creation(name, wanted)], wanted, None)
 
 
 def alter(
@@ -297,7 +293,8 @@ def alter(
 
     `removed` are memberships that end on purpose, so that the daemon goes on without them.
     """
-    _run(connection, name, list(alterations(name, change)), wanted, before.published, removed)
+    schemas = frozenset(before.schemas[schema] for schema in change.drop_schemas)
+    _run(connection, name, list(alterations(name, change)), wanted, before, removed | schemas)
 
 
 def _run(
@@ -305,13 +302,13 @@ def _run(
     name: str,
     statements: list[sql.Composed],
     wanted: Plan,
-    before: Mapping[int, int],
+    before: State | None,
     removed: frozenset[int] = frozenset(),
 ) -> None:
     try:
         with connection.transaction():
             for statement in statements:
-                connection.execute(statement)
+                connection.execute(statement, binary=True)  # one statement: it may hold a filter
             _leave_note(connection, name, wanted, before, removed)
     except errors.InsufficientPrivilege as error:
         foreign = [str(m.table) for m in wanted.members if not m.table.owned]
@@ -336,7 +333,7 @@ def _run(
 
 
 def _leave_note(
-    connection: psycopg.Connection, name: str, wanted: Plan, before: Mapping[int, int],
+    connection: psycopg.Connection, name: str, wanted: Plan, before: State | None,
     removed: frozenset[int],
 ) -> None:  # fmt: skip
     now = state(connection, name)
@@ -346,21 +343,27 @@ def _leave_note(
         for m in wanted.members
         if m.where is not None or m.columns is not None
     }
-    continues, where = {}, {}
+    known = before.published if before else {}
+    continues, where, versions = {}, {}, {}
     for table, entry in now.entries.items():
-        old = before.get(table)
+        old = known.get(table)
         if old is not None and old != entry.membership:
             continues[entry.membership] = old
         if table in ours:
             where[entry.membership] = ours[table]
+    if before and before.first_version != now.version:
+        versions[now.version] = before.first_version
     removed |= now.note.removed
-    if Note(continues, where, removed) == now.note:
+    if Note(continues, where, removed, versions) == now.note:
         return
-    kept = [e for e in _comment(connection, now.oid).splitlines() if not e.startswith(_MARK)]
-    if continues or where or removed:
+    comment = connection.execute("SELECT obj_description(%s, 'pg_publication')", (now.oid,))
+    text = (comment.fetchone() or [None])[0] or ""
+    kept = [line for line in text.splitlines() if not line.startswith(_MARK)]
+    if continues or where or removed or versions:
         note = {"continues": continues, "where": where, "removed": sorted(removed)}
-        kept.append(_MARK + json.dumps(note))
-    text = sql.Literal("\n".join(kept) or None)
+        kept.append(_MARK + json.dumps(note | ({"versions": versions} if versions else {})))
     connection.execute(
-        sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), text)
+        sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+            sql.Identifier(name), sql.Literal("\n".join(kept) or None)
+        )
     )

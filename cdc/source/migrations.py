@@ -35,9 +35,13 @@ SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'alembic_version'
 """
 _READ: Final = b"SELECT version_num FROM lockstep.alembic_version"
+# Of the migrations that sign what they write.
+_KEYS: Final = {"signal_table": "signal_key", "ddl_audit": "ddl_key"}
 # Whether what makes each of them work is there, on (`O` or `A` of a trigger), and ours to use.
 _WORKING: Final = b"""
-SELECT 'signal_table', t.tgenabled IN ('O', 'A') FROM pg_trigger t
+SELECT 'signal_table', t.tgenabled IN ('O', 'A') AND EXISTS (
+  SELECT FROM pg_class k WHERE k.relnamespace = n.oid AND k.relname = 'signal_key'
+  AND has_table_privilege(k.oid, 'SELECT')) FROM pg_trigger t
 JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'signal' AND t.tgname = 'tell'
 UNION ALL
@@ -46,7 +50,10 @@ SELECT 'heartbeat_table',
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'heartbeat'
 UNION ALL
-SELECT 'ddl_audit', count(*) = 2 FROM pg_event_trigger
+SELECT 'ddl_audit', count(*) = 2 AND EXISTS (
+  SELECT FROM pg_class k JOIN pg_namespace n ON n.oid = k.relnamespace
+  WHERE n.nspname = 'lockstep' AND k.relname = 'ddl_key' AND has_table_privilege(k.oid, 'SELECT'))
+FROM pg_event_trigger
 WHERE evtname IN ('lockstep_ddl', 'lockstep_ddl_drop') AND evtenabled IN ('O', 'A')
 """
 # As env.py leaves it on the schema that it creates: one that a user made stays.
@@ -143,6 +150,9 @@ def _grants(config: Config, names: list[str]) -> list[str]:
         f"GRANT USAGE ON SCHEMA {SCHEMA} TO {role};",
         f"GRANT SELECT ON {_VERSIONS} TO {role};",
     ]
+    for name, table in _KEYS.items():
+        if name in names:
+            lines.append(f"GRANT SELECT ON {SCHEMA}.{table} TO {role};")
     if "heartbeat_table" in names:
         lines.append(f"GRANT SELECT, INSERT, UPDATE ON {SCHEMA}.heartbeat TO {role};")
     return [*lines, ""]

@@ -299,7 +299,8 @@ def _refusal(connection: psycopg.Connection, member: Member, only: tuple[str, ..
                 sql.Identifier(table.schema, table.name),
                 sql.Identifier(table.name),
                 sql.SQL(member.where),  # the operator's own SQL
-            )
+            ),
+            binary=True,  # by the extended protocol: one statement
         )
     except psycopg.errors.InsufficientPrivilege:
         return None  # unknown here; Postgres tells when the publication is made

@@ -13,12 +13,13 @@ from __future__ import annotations
 import select
 import struct
 import time
+from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import pq
 
-from cdc.errors import GapError, ProtocolError, UnavailableError
+from cdc.errors import GapError, ProtocolError, SilentError
 from cdc.events import LSN
 from cdc.frames import COPY_DATA, HEADER_SIZE, KEEPALIVE, PADDING, length
 from cdc.source.connection import connect, take_any_text, translate, translated
@@ -42,6 +43,9 @@ _SILENCE_SECONDS: Final = 60.0
 _UNREAD_SECONDS: Final = 0.25
 
 
+# A message that is longer is put together in one buffer.
+LONG_BYTES: Final = 1 << 20
+
 # What each kind of streaming asks of the protocol.
 _PROTOCOLS: Final[dict[Streaming, int]] = {"off": 1, "on": 2, "parallel": 4}
 
@@ -49,8 +53,15 @@ _PROTOCOLS: Final[dict[Streaming, int]] = {"off": 1, "on": 2, "parallel": 4}
 class Stream:
     """One run of START_REPLICATION on the pipeline's slot."""
 
-    def __init__(self, config: Config, wake_fd: int, *, whole: bool = False) -> None:
-        """Connect; with `whole`, transactions come only once they have committed."""
+    _long: BytesIO | None = None  # a huge message while it arrives, in place of `_parts`
+
+    def __init__(
+        self, config: Config, wake_fd: int, *, whole: bool = False, patience: int = 1
+    ) -> None:
+        """Connect; with `whole`, transactions come only once they have committed.
+
+        A walsender may be silent for `patience` times its timeout before it is taken for gone.
+        """
         self._config = config
         self.streaming: Streaming = "off" if whole else config.source.streaming
         self._connection = connect(config, replication=True)
@@ -65,7 +76,7 @@ class Stream:
         timeout_seconds = self._sender_timeout() or _SILENCE_SECONDS
         self._feedback_seconds = min(_FEEDBACK_SECONDS, timeout_seconds / 3)
         # Asked for a reply three times, a walsender that lives has sent something by then.
-        self._silence_seconds = timeout_seconds
+        self._silence_seconds = timeout_seconds * patience
         self.received_lsn = LSN(0)  # of the newest frame
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
         self.reply_requested = False
@@ -113,24 +124,39 @@ class Stream:
             self._take(came)
         if self._have < self._need:
             return b""
-        chunk = b"".join((*self._parts, PADDING))
+        chunk = self._joined()
         self._parts, self._have = [], 0
         return chunk
 
+    def _joined(self) -> bytes:
+        """Return what was read and not used up, padded."""
+        if self._long is None:
+            return b"".join((*self._parts, PADDING))
+        long, self._long = self._long, None
+        long.write(PADDING)
+        return long.getvalue()  # the buffer's own bytes, without a copy
+
     def keep(self, chunk: bytes, at: int) -> None:
         """Put back what of a chunk lies behind `at`: it comes again in front of the next."""
-        self._parts, self._have, self._need = [], 0, HEADER_SIZE
+        self._parts, self._have, self._need, self._long = [], 0, HEADER_SIZE, None
         if rest := chunk[at : len(chunk) - len(PADDING)]:
             self._take(rest)
 
     def _take(self, part: bytes) -> None:
-        # A row may be a gigabyte: its parts are put together once, when all of them are there.
-        self._parts.append(part)
         self._have += len(part)
+        if self._long is not None:
+            self._long.write(part)
+            return
+        self._parts.append(part)
         if self._need == HEADER_SIZE <= self._have:
             if len(self._parts) > 1:
                 self._parts = [b"".join(self._parts)]
             self._need = 1 + length(self._parts[0])[0]
+            if self._need > LONG_BYTES:
+                # A row may be a gigabyte: its parts are put together as they come, so that it is
+                # never held twice.
+                self._long = BytesIO()
+                self._long.write(self._parts.pop())
 
     def other(self, chunk: bytes, at: int) -> int:
         """Take the whole message at `at` that is no frame; return where it ends."""
@@ -161,7 +187,7 @@ class Stream:
         if heard:
             self._heard_at = now
         elif now - self._heard_at > self._silence_seconds:
-            raise UnavailableError(
+            raise SilentError(
                 f"Postgres has been silent for {now - self._heard_at:.0f} s, though it was asked",
                 hint="something between here and there drops packets; the daemon connects again",
             )

@@ -33,6 +33,11 @@ class Volume(NamedTuple):
         return sql.Identifier(self.schema, self.name).as_string()
 
 
+def quoted(name: str) -> str:
+    """Return an identifier as SQL has it."""
+    return sql.Identifier(name).as_string()
+
+
 _VOLUMES: Final = """
 SELECT n.nspname::text, c.relname::text, greatest(c.reltuples, 0)::bigint,
        coalesce(pg_table_size(c.oid), 0)::bigint,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from deltalake.exceptions import DeltaError
 
-from cdc.errors import ConfigError, GapError, OvertakenError
+from cdc.errors import ConfigError, GapError, OvertakenError, UnavailableError
 from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
@@ -85,6 +85,12 @@ class DocumentsFollower:
         documents that are no more at a later frontier is in neither of the cut's ends then.
         """
         table = self._frontiers()
+        if table is None and standing and standing.applied.seq:
+            raise UnavailableError(
+                f"the mirror {self._mirror} has no frontiers at {self._root}, and these documents"
+                f" were made from one at {standing.applied.lsn}",
+                hint="its volume is not mounted, or it was deleted: see the mirror's follower",
+            )
         if table is None:
             return None
         applied, reached = standing or (None, 0)
@@ -218,13 +224,13 @@ class DocumentsFollowing:
         with closing(self._sink):
             standing = stores_standing.found(run, self._sink)
             applied = standing.applied
-            run.to("following" if applied.seq else "catching_up")
             every = self._config.followers[self._name].every_seconds
             while not run.stopping.is_set():
                 if self._until is not None and applied.lsn >= self._until:
                     return
                 cut = self._follower.cut(standing, self._through)
                 if cut is None:
+                    run.reads()
                     run.stopping.wait(_LOOK_SECONDS)
                     continue
                 began = time.monotonic()

@@ -29,7 +29,10 @@ import pyarrow.compute as pc
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, from_url
 
-from cdc.errors import UnavailableError
+from cdc.errors import (
+    UnavailableError,
+    gist,
+)
 from sinks.delta import layout
 from sinks.delta.lake import ConflictError
 
@@ -137,7 +140,7 @@ def _translated(name: str) -> Iterator[None]:
         raise ConflictError(f"{name} is there already") from error
     except (BaseError, OSError) as error:
         raise UnavailableError(
-            f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            f"{name}: {gist(error)}",
             hint="the follower tries again; see that the storage can be written",
         ) from error
 

@@ -10,13 +10,14 @@ what a follower of the old generation brings late.
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING, Final
 
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, UnavailableError
 from sinks.delta import evolve, lake
 from sinks.delta.frontiers import Frontiers, Row
 from sinks.delta.lake import Commit
@@ -34,13 +35,36 @@ def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
     """Return where a generation's mirrors are, and its newest frontier where it is only read."""
     root = settings.path.rstrip("/")
     current = _frontiers(settings, root)
-    if generation is None or not current.find() or current.generation == generation:
+    if generation is None:
+        return root, None
+    if not current.find():
+        # Of a lake whose `_frontiers` was lost the mirrors stay until the next generation is whole.
+        return (root if generation == 1 else _aside(settings, generation)), None
+    if current.generation == generation:
         return root, None
     if generation < current.generation:
         past = current.rows().get(generation)
         if past is not None:
             return root, past
     return _aside(settings, generation), None
+
+
+def holds_anything(settings: Settings) -> bool:
+    """Return whether anything at all is below the path; makes nothing, not even a folder."""
+    path = settings.path.removeprefix("file://")
+    if "://" in path:
+        with lake.translated(path):
+            listed = _files(settings).get_file_info(FileSelector("", allow_not_found=True))
+        return bool(listed)
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UnavailableError(
+            f"{path} can't be read: {error.strerror}", hint="see the volume that it is on"
+        ) from error
 
 
 def found(settings: Settings) -> Mapping[int, Applied | None]:
@@ -75,6 +99,10 @@ def switch(settings: Settings, generation: int) -> None:
         each: _moved(settings, generation, each, new.versions[each]) for each in new.versions
     }
     shared = ((before and before.versions) or {}).keys() - versions.keys()
+    if built.tables is None:  # it is whole: what it does not have has no rows
+        emptied = {each: _emptied(settings, generation, new.applied.seq, each) for each in shared}
+        versions |= {each: version for each, version in emptied.items() if version is not None}
+        shared = set()
     carried = {each: _carried(settings, generation, each) for each in shared}
     versions |= {each: version for each, (version, _) in carried.items()}
     applied, reached = new.applied, max(new.applied.seq, built.reached)
@@ -138,6 +166,21 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
         with lake.translated(table.table_uri):
             lake.append(table, lake.arrow_schema(table).empty_table(), commit)
     return table.version(), seq
+
+
+def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int | None:
+    """Take all rows out of a mirror that a whole generation does not have; return its version."""
+    table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
+    if table is None:
+        return None
+    app = f"lockstep/{settings.pipeline}/{settings.follower}"
+    if lake.told(table.transaction_version(app))[0] < generation:
+        facts = lake.newest_facts(table) | {"generation": generation}
+        commit = Commit(app, lake.as_told(generation, seq), facts)
+        with lake.translated(table.table_uri):
+            lake.replace(table, lake.arrow_schema(table).empty_table(), commit)
+            table.update_incremental()
+    return table.version()
 
 
 def folders(settings: Settings, root: str) -> list[str]:

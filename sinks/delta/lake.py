@@ -26,7 +26,11 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from cdc.errors import StoreLostError, UnavailableError
+from cdc.errors import (
+    StoreLostError,
+    UnavailableError,
+    gist,
+)
 from sinks.delta import layout
 
 if TYPE_CHECKING:
@@ -127,10 +131,10 @@ def translated(path: str) -> Iterator[None]:
     except TableNotFoundError as error:
         raise StoreLostError(f"there is no Delta table {path} any more") from error
     except CommitFailedError as error:
-        raise ConflictError(str(error)) from error
+        raise ConflictError(f"{path}: another commit came first") from error
     except (DeltaError, OSError) as error:
         raise UnavailableError(
-            f"{path}: {type(error).__name__}: {str(error).splitlines()[0][:300]}",
+            f"{path}: {gist(error)}",
             hint="the follower tries again; see that the storage can be reached and written",
         ) from error
 

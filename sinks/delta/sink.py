@@ -141,6 +141,10 @@ class DeltaSink:
     def anew(self, generation: int) -> None:
         self._frontiers.anew(generation)
 
+    def absent(self) -> str | None:
+        """Return the path, if nothing at all is there: a volume that is not mounted, it may be."""
+        return None if generations.holds_anything(self._settings) else self._settings.path
+
     def histories(self) -> frozenset[str]:
         return self._settings.history
 

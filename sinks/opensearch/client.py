@@ -250,8 +250,9 @@ def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 -
             hint="delete indices, follow fewer tables, add nodes, or raise the cluster setting "
             "cluster.max_shards_per_node",
         )
-    # Of a request that makes an index the reason speaks of settings and mappings, not of values.
-    shown = f": {why.text()}" if not what.endswith(("_doc", "_bulk")) else ""
+    # Of a request that makes an index the reason speaks of settings and mappings; of any other it
+    # may quote a value.
+    shown = f": {why.text()}" if what.startswith("the index ") else ""
     return ConfigError(
         f"{said}{shown}", hint="see the follower's settings and mappings in the configuration"
     )

@@ -76,6 +76,8 @@ class OpenSearchSink:
         self._written: dict[str, str] = {}
         self._refused: dict[str, ConfigError] | None = None  # tables' keys; None in an executor
         self._checked = 0.0
+        # Indices that the record does not name: what a writer that died has left.
+        self._strays: list[str] = []
 
     def __getstate__(self) -> dict[str, object]:
         return {"options": self.options, "aside": self._aside, "opened": self._records.opened}
@@ -91,7 +93,7 @@ class OpenSearchSink:
         present = self._indices.present()  # before the record is read, which names new ones first
         record = self._records.load()
         if record is None:
-            if present:
+            if present and self._aside is None:  # readers see them until another is built
                 raise StoreLostError(
                     f"{len(present)} indices of {self.options.follower} are there, and no record"
                 )
@@ -104,8 +106,8 @@ class OpenSearchSink:
         self._tables.forget()
         self._check()
         named = {place.index for place in self._records.known.places()}
-        # What a writer that died has left.
-        self._indices.delete(sorted(present.keys() - named))
+        # Deleted when the first cut begins: by then it is sure that the record is the newest.
+        self._strays = [] if self._aside else sorted(present.keys() - named)
         if build.applied is None and not build.reached:
             return None
         nothing = Applied.beginning(self.options.pipeline, generation)
@@ -121,7 +123,8 @@ class OpenSearchSink:
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         refuse_keyless(versions)
-        self._refused = {}
+        self._indices.delete(self._strays)
+        self._refused, self._strays = {}, []
         if not versions:  # nothing will be written
             return
 

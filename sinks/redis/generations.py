@@ -11,7 +11,7 @@ by `applying`. Where both builds stand at one frontier every value that was righ
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,11 +20,12 @@ from cdc.errors import ConfigError
 from sinks.redis.calls import Layout
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.health import evicts, mark_slots
-from sinks.redis.names import Names, slot_of
+from sinks.redis.names import Companion, Names, slot_of
 from sinks.redis.rows import key_of
 from sinks.redis.scripts import MOVE, TURN
 from sinks.redis.state import (
     ALL,
+    LOST,
     Fields,
     build_of,
     builds_of,
@@ -65,8 +66,14 @@ return 1
 """)
 
 
-def switch(client: Client, names: Names, prefix: str, generation: int) -> None:
-    """Let readers see a generation; do nothing where they do."""
+def switch(
+    client: Client, names: Names, prefix: str, generation: int, shapes: Mapping[str, Shape]
+) -> None:
+    """Let readers see a generation; do nothing where they do.
+
+    `shapes` are the configuration's: where the one before was lost with all that was known of it,
+    what is left of its values is found by them, and deleted right before the new ones come.
+    """
     fields = finish_switch(client, names, prefix, fields_of(client, names))
     while (current := fields.get(b"current", b"")) != b"%d" % generation:
         if b"%d:applied" % generation not in fields:
@@ -74,6 +81,8 @@ def switch(client: Client, names: Names, prefix: str, generation: int) -> None:
                 f"generation {generation} of the follower is not built",
                 hint="build it first: `cdc rebuild` does",
             )
+        if LOST in builds_of(fields, int(current)).values():
+            _clear_unknown(client, names, prefix, shapes, fields)
         under_way = b"%b>%d" % (current, generation)
         _turn(client, names, fields, generation, under_way, [b"applying", _UNENDED])
         fields = finish_switch(client, names, prefix, fields_of(client, names))
@@ -251,30 +260,57 @@ _OF_BUILDS: Final = (b"layout", b"key", b"floor")
 def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:
     """Delete what is left of a follower whose store was lost, and its own key."""
     fields = fields_of(client, names)
-    seen = set(builds_of(fields, int(fields[b"generation"])).values()) if fields else None
+    # Of a key that was made since the loss, and of none, nothing tells which values were seen.
+    known = any(name.endswith(b":applied") for name in fields)
+    seen = set(builds_of(fields, int(fields[b"generation"])).values()) if known else None
     tables = set(shapes)
     for found in client.scan(names.every()):
-        by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
-        others = []
+        mine, others = [], []
         for name in found:
             parsed = names.parsed(name)
             if parsed is None or (seen is not None and parsed.build not in seen):
                 others.append(name)
                 continue
-            layout = layouts_of(fields, parsed.build).get(parsed.table)
-            shape = layout.shape if layout else shapes.get(parsed.table, Shape())
-            place = Placer(shape, prefix, parsed.table).place(parsed.key)
-            by_slot[names.slot(name)].append((name, place))
-        calls = (
-            Call(slot, [name for name, _ in mine], [place for _, place in mine])
-            for slot, mine in by_slot.items()
-        )
-        client.run(_CLEAR, calls)
+            mine.append((name, parsed))
+            tables.add(parsed.table)
+        _clear(client, names, prefix, shapes, fields, mine)
         client.ask_all([(b"UNLINK", name) for name in others], [names.slot(n) for n in others])
-        tables |= {parsed.table for name in found if (parsed := names.parsed(name))}
     if evicts(client) == "allkeys":  # values may have lost their companions
         for table in tables - {name for name, shape in shapes.items() if shape.key}:
             for found in client.scan(names.values(Placer(Shape(), prefix, table).head, None)):
                 slots = [names.slot(name) for name in found]
                 client.ask_all([(b"UNLINK", name) for name in found], slots)
     client.ask("DEL", names.main)
+
+
+def _clear_unknown(
+    client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape], fields: Fields
+) -> None:
+    """Delete the values and companions of builds that the follower's key does not know."""
+    known = {build for each in generations_of(fields) for build in builds_of(fields, each).values()}
+    for found in client.scan(names.every()):
+        parsed = ((name, names.parsed(name)) for name in found)
+        mine = [(name, each) for name, each in parsed if each and each.build not in known]
+        _clear(client, names, prefix, shapes, fields, mine)
+
+
+def _clear(
+    client: Client,
+    names: Names,
+    prefix: str,
+    shapes: Mapping[str, Shape],
+    fields: Fields,
+    found: Iterable[tuple[bytes, Companion]],
+) -> None:
+    """Delete companions, and the value that each has."""
+    by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for name, parsed in found:
+        layout = layouts_of(fields, parsed.build).get(parsed.table)
+        shape = layout.shape if layout else shapes.get(parsed.table, Shape())
+        place = Placer(shape, prefix, parsed.table).place(parsed.key)
+        by_slot[names.slot(name)].append((name, place))
+    calls = (
+        Call(slot, [name for name, _ in mine], [place for _, place in mine])
+        for slot, mine in by_slot.items()
+    )
+    client.run(_CLEAR, calls)

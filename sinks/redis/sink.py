@@ -42,6 +42,7 @@ from sinks.redis.rows import forgets, key_of, news, stored_rows, takes
 from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, FORGET, REMEMBER, TAKE
 from sinks.redis.state import (
     ALL,
+    LOST,
     Fields,
     State,
     again,
@@ -116,7 +117,7 @@ class RedisSink:
         self._evicts = health.evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
-        if not fields:
+        if not fields and self._aside is None:
             health.refuse_orphans(self._client, self._names)
         fields = self._made(fields)
         self._state = state_of(fields, self._generation(fields))
@@ -134,6 +135,10 @@ class RedisSink:
             return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields
+        if fresh and generation > 1 and self._aside is not None:
+            # The follower's own key was lost: what is left stays where readers find it until this
+            # generation takes its place.
+            create(self._client, self._names, 1, {ALL: LOST})
         fields = create(self._client, self._names, generation, builds)
         if fresh:
             health.mark_slots(self._client, self._names, sentinel_of(fields), new=True)
@@ -244,7 +249,8 @@ class RedisSink:
 
     def switch(self, generation: int) -> None:
         """Let readers see a generation, whose values take the names of the one before."""
-        switch(self._client, self._names, self._settings.prefix, generation)
+        settings = self._settings
+        switch(self._client, self._names, settings.prefix, generation, settings.shapes)
 
     def drop(self, generation: int) -> None:
         """Delete what only that generation has."""

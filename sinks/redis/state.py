@@ -27,6 +27,7 @@ from sinks.redis.names import Names, slot_of
 
 Fields = dict[bytes, bytes]
 ALL: Final = "*"  # of builds: that of every table that is not named
+LOST: Final = 0  # the build of a generation of which nothing is known any more
 
 # KEYS the follower's key. ARGV: generation, token, builds, the sentinels' token.
 _CREATE: Final = Script("""

@@ -55,7 +55,7 @@ def test_images_run_as_nobody_in_particular_and_say_how_they_are() -> None:
 
 
 def test_the_pipeline_of_the_containers_is_a_configuration() -> None:
-    config = load(_FOLDER / "shop.yaml", {"POSTGRES_PASSWORD": "x"})
+    config = load(_FOLDER / "shop.yaml", {"POSTGRES_PASSWORD": "x", "LOCKSTEP_SECRET": "x" * 32})
     assert config.followers.keys() == {"mirror", "cache", "search"}
 
 

@@ -220,7 +220,7 @@ def test_a_large_transaction_of_large_rows(streaming: str, pipeline: NewPipeline
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["after_sequence", "after_produce", "before_commit", "after_commit"]
+    "failpoint", ["after_sequence", "in_letter", "after_produce", "before_commit", "after_commit"]
 )
 def test_killed_there_letter_and_pointer_are_both_in_the_log_or_neither(
     failpoint: str, pipeline: NewPipeline

@@ -13,6 +13,7 @@ import pytest
 
 from cdc.control.doctor import examine
 from cdc.control.findings import Finding, Severity
+from cdc.events import LSN
 from cdc.source.setup import alter_slot
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
@@ -178,3 +179,34 @@ def test_a_server_set_back_by_a_copy_of_its_files_is_refused(major: int, new_pai
     data.with_name("copy").rename(data)
     pair.primary.start("postgres")
     line.refused(_CONFIG, "the server was set back", str(line.resume()[1].end_lsn))
+
+
+@pytest.mark.parametrize("wrote", [True, False], ids=["with rows", "without"])
+@pytest.mark.parametrize("major", majors(15, 16, 17, 18))
+def test_a_restored_server_whose_wal_has_passed_the_logs_end_is_refused(
+    major: int, new_pair: NewPair, *, wrote: bool
+) -> None:
+    """Its WAL ends after the log by now: only what the slot sends again tells."""
+    pair, line = new_pair(major, _USERS, standby=False)
+    data = pair.primary.home.data / f"postgres-{major}"
+    daemon = line.start().wait_ready()
+    publish(line, 1)
+    assert daemon.term() == 0
+    pair.primary.stop("postgres")
+    shutil.copytree(data, data.with_name("copy"))
+    pair.primary.start("postgres")
+    daemon = line.start().wait_ready()
+    for key in range(2, 20):
+        publish(line, key)
+    assert daemon.term() == 0
+    pair.primary.stop("postgres")
+    shutil.rmtree(data)
+    data.with_name("copy").rename(data)
+    pair.primary.start("postgres")
+    if wrote:
+        line.database.execute("INSERT INTO users VALUES (100, 1)")
+    line.database.execute("CREATE TABLE passes (id int)", "SELECT pg_switch_wal()")
+    end_lsn = line.resume()[1].end_lsn
+    for _ in range(2):  # the evidence is not confirmed away
+        line.refused(_CONFIG, "this server has another history", str(end_lsn))
+    assert LSN.parse(line.slot()) < end_lsn

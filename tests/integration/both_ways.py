@@ -29,8 +29,8 @@ from cdc.source import catalog
 from cdc.source.connection import connect, take_any_text
 from cdc.source.copying import Copying
 from cdc.source.described import Described, described
+from cdc.source.lookups import look_up_one
 from cdc.source.pinned import connect_for_rows, pinned
-from cdc.source.published import published
 from tests.property.stream import DATABASE, EPOCH, PARTITIONS, Session, frame, position
 
 SLOT = "both"
@@ -191,12 +191,12 @@ class _Streamed(Session):
 
     def describe(self, relation: Relation) -> SchemaRecord:
         config, sql = self._both.config, self._both.sql
-        told = published(sql, PUBLICATION, relation.relation_id)
+        facts, told = look_up_one(sql, PUBLICATION, relation.relation_id)
         named = (relation.namespace, relation.name)
         selection = config.selection.of(named, *told.ancestors)
         version, new = self.relations.version(
             relation,
-            catalog.table_facts(sql, relation.relation_id),
+            facts,
             self.sequencer.types,
             self.sequencer.transaction_lsn,
             replaying=False,

@@ -10,8 +10,9 @@ import orjson
 from psycopg.conninfo import make_conninfo
 
 from cdc.log import names, reader
-from cdc.log.followers import CANARY
+from cdc.log.followers import CANARY, Reports
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.reported import reported
 
 
 def canaries(line: PipelineUnderTest) -> list[dict[str, Any]]:
@@ -70,3 +71,20 @@ def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipe
             f"GRANT EXECUTE ON {emit.format(flush)} TO PUBLIC",
             f"DROP ROLE {role}",
         )
+
+
+def test_a_follower_that_is_added_later_gets_canaries_from_the_daemon_that_runs(
+    pipeline: NewPipeline,
+) -> None:
+    """Its configuration had no followers when it began."""
+    line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
+    assert not line.config.followers
+    line.start().wait_ready()
+    assert canaries(line) == []
+    reports = Reports(line.config)
+
+    def arrived() -> bool:
+        reports.write(reported(pipeline=line.config.pipeline, at_us=time.time_ns() // 1_000))
+        return len(canaries(line)) > 1
+
+    wait_until(arrived, "no canary", 120)

@@ -60,7 +60,7 @@ def test_metrics_are_prometheus_text(server: Server) -> None:
 def test_other_paths_name_the_right_ones(server: Server) -> None:
     status, _, body = get(server, "/")
     assert status == 404
-    assert b"/livez /readyz /metrics" in body
+    assert b"/livez /readyz /healthz /metrics" in body
     assert get(server, "/metrics", "HEAD")[2] == b""
     assert get(server, "/metrics", "POST")[0] == 501
 

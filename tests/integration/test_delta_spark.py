@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -18,6 +21,8 @@ from tests.property.test_delta_appliers import TABLES, opened, play_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -70,3 +75,48 @@ def test_names_that_parquet_does_not_take_are_mapped(spark: SparkSession, tmp_pa
     read = read_as_of(spark, str(tmp_path), ["public.users"]).tables["public.users"]
     rows = read.select("id", "`a name, {odd}`", "`b b`").collect()
     assert sorted(map(tuple, rows)) == [(1, "w", None), (2, "y", "z")]
+
+
+_READER = """\
+import json, sys
+from pyspark.sql import SparkSession
+from jobs import reading_as_of
+
+path, how = sys.argv[1:3]
+if how == "ours":
+    spark = reading_as_of.session()
+else:
+    builder = SparkSession.Builder().master("local[1]")
+    for name, value in json.loads(sys.argv[3]).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+table = reading_as_of.read_as_of(spark, path, ["public.users"], lsn=sys.argv[4]).tables
+print("rows", table["public.users"].count())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ours", "settings"])
+def test_a_process_of_its_own_reads_as_of_an_lsn(tmp_path: Path, how: str) -> None:
+    """By our session, and by one with nothing but what the commands print."""
+    sink = opened(tmp_path, "vectors")
+    for seq in range(1, 4):
+        rows = [change(USERS, seq, row(USERS, seq, n), n) for n in range(1, 4)]
+        apply(sink, seq, Changes((USERS,), rows))
+    sink.close()
+
+    def printed(*given: str) -> str:
+        command = [sys.executable, "-m", "cdc.cli.main", "spark", *given]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    conf = json.loads(printed("conf", "--json"))
+    conf |= {"spark.jars": printed("jars").strip(), "spark.ui.enabled": "false"}
+    # Less work for a busy machine; nothing of it decides what is read.
+    conf |= {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
+    conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    given = [str(tmp_path / "vectors"), how, json.dumps(conf), str(applied(2).lsn)]
+    done = subprocess.run(
+        [sys.executable, "-c", _READER, *given],
+        capture_output=True, text=True, check=False, cwd=ROOT, timeout=600,
+    )  # fmt: skip
+    assert "rows 3" in done.stdout, done.stderr[-2_000:]

@@ -92,8 +92,8 @@ def test_a_job_that_stands_at_its_first_batch_is_not_well(
     line: PipelineUnderTest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it is there, and reports."""
-    monkeypatch.setattr(followers, "_LATE_SECONDS", 0.2)
-    monkeypatch.setattr(followers, "_STANDS_SECONDS", 0.4)
+    monkeypatch.setattr(followers, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(followers, "STALLED_SECONDS", 0.4)
 
     def session(run: Run) -> None:
         run.stands(Applied.beginning(line.config.pipeline, 1))

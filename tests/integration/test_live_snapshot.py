@@ -11,13 +11,13 @@ import pytest
 
 from cdc.cli import main
 from cdc.config import load
-from cdc.control import snapshots, tables
+from cdc.control import migrations, snapshots, tables
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import reader
 from cdc.snapshot.live import commands
 from cdc.snapshot.live import topic as live_topic
 from cdc.snapshot.live.records import LiveRecord
-from cdc.source import catalog
+from cdc.source import catalog, members
 from cdc.source.connection import connect
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -28,9 +28,8 @@ def say(line: PipelineUnderTest, **command: object) -> str:
     """Emit a command; return the snapshot's id."""
     number = command.setdefault("id", uuid.uuid4().hex[:8])
     with line.database.connect(options="-c synchronous_commit=local") as connection:
-        connection.execute(
-            "SELECT pg_logical_emit_message(true, %s, %s::bytea)",
-            (commands.COMMAND, json.dumps(command)),
+        members.send_command(
+            connection, line.config, commands.COMMAND, json.dumps(command).encode()
         )
     return str(number)
 
@@ -177,14 +176,11 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     # More bytes than a chunk has, and no row of another key.
     wide = [[str(i)] for i in range(1, 401)]
     assert wait_state(line, begin(line, "public.parts", keys=wide)).rows == 400
-    signal = {"id": "s1", "type": "execute-snapshot",
-              "data": {"data-collections": ["public.parts"], "type": "incremental"}}  # fmt: skip
-    with line.database.connect() as connection:
-        connection.execute(
-            "SELECT pg_logical_emit_message(true, %s, %s::bytea),"
-            " pg_logical_emit_message(true, 'lockstep.snapshot', 'no command')",
-            (commands.SIGNAL, json.dumps(signal)),
-        )
+    list(migrations.up(line.config, ["signal_table"]))
+    data = json.dumps({"data-collections": ["public.parts"], "type": "incremental"})
+    line.database.execute(
+        f"INSERT INTO lockstep.signal VALUES ('s1', 'execute-snapshot', '{data}')"
+    )
     assert wait_state(line, "s1").rows == 3000
     # As in the stream: columns, rows and masks.
     masked = begin(line, "public.masked")

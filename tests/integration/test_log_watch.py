@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
+from cdc.control.doctor import examine
+from cdc.control.findings import Severity
 from cdc.log import names, records
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import records_of
@@ -56,10 +58,10 @@ def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
     wait_until(seen, "the partitions are not to be seen")
 
 
-def empty(line: PipelineUnderTest, topic: str) -> None:
+def empty(line: PipelineUnderTest, topic: str, partitions: int = 3) -> None:
     """Delete every record of a topic, as a retention that is too short does."""
     client = admin(line)
-    parts = [TopicPartition(topic, number, -1) for number in range(3)]
+    parts = [TopicPartition(topic, number, -1) for number in range(partitions)]
     for future in client.delete_records(parts).values():
         future.result(30)
 
@@ -154,3 +156,58 @@ def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineU
     stranger.abort_transaction(30)
     wait_until(lambda: line.daemon.metric(name) == 0, "it is over, and still shown", 30)
     assert line.daemon.process.poll() is None
+
+
+# --- the topics of our own ---
+
+_OURS = [names.messages_topic, names.dead_topic, names.frontier_topic]
+
+
+def say(line: PipelineUnderTest) -> None:
+    """Have a logical message and a frontier in the log."""
+    seq = line.resume()[1].seq
+    line.database.execute("SELECT pg_logical_emit_message(true, 'app', 'hello')")
+    wait_until(lambda: line.resume()[1].seq == seq + 1, "the message does not arrive")
+    wait_until(lambda: not line.resume()[1].pending, "no frontier is written")
+
+
+def wrong(line: PipelineUnderTest) -> list[str]:
+    """Return what the doctor finds wrong with the log."""
+    findings = examine(line.config)
+    return [each.what for each in findings if each.severity is Severity.ERROR]
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+@pytest.mark.parametrize("named", _OURS)
+def test_a_topic_of_ours_that_is_deleted_and_created_again_is_found(
+    named: Callable[[str], str], when: str, line: PipelineUnderTest
+) -> None:
+    topic = named(line.config.prefix)
+    say(line)
+    wait_until(lambda: topic in line.resume()[0].topic_ids, "its id is not pinned")
+    if when == "stopped":
+        assert line.daemon.term() == 0
+    delete_topic(line, topic)
+    create_topic(line, topic, 1)
+    assert any(topic in each for each in wrong(line))
+    if when == "stopped":
+        line.refused(_CONFIG, f"topic {topic}")
+    else:
+        found(line, f"topic {topic}")
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+@pytest.mark.parametrize("named", [names.messages_topic, names.frontier_topic])
+def test_a_topic_of_ours_that_is_emptied_is_found(
+    named: Callable[[str], str], when: str, line: PipelineUnderTest
+) -> None:
+    topic = named(line.config.prefix)
+    say(line)
+    if when == "stopped":
+        assert line.daemon.term() == 0
+    empty(line, topic, 1)
+    assert any(topic in each for each in wrong(line))
+    if when == "stopped":
+        line.refused(_CONFIG, f"topic {topic}", "log.retention_hours")
+    else:
+        found(line, f"topic {topic}", "log.retention_hours")

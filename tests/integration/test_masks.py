@@ -12,6 +12,7 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.log import names
+from cdc.log.records import is_schema_key
 from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
@@ -155,7 +156,9 @@ def test_the_schema_record_names_the_masked_columns(pipeline: NewPipeline) -> No
     line.database.execute("INSERT INTO users (id) VALUES ('ada')")
     caught_up(line, 1)
     topic = f"{line.config.prefix}.cdc.schema"
-    (record,) = records_of(line, lambda name: name == topic)
+    (record,) = [
+        r for r in records_of(line, lambda name: name == topic) if is_schema_key(r.key or b"")
+    ]
     masks = {column["name"]: column.get("mask") for column in record.event["columns"]}
     assert masks["id"] == masks["email"]
     assert masks["id"].startswith("hmac:")
@@ -184,7 +187,7 @@ def test_null_stays_null_but_where_the_mask_says_otherwise(pipeline: NewPipeline
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("ALTER TABLE users RENAME email TO mail", "hid email so far, but that is gone"),
+        ("ALTER TABLE users RENAME email TO mail", "a hidden column: email (column 2) is mail"),
         ("ALTER TABLE users RENAME TO people", "so far, and is silent now"),
     ],
 )

@@ -51,9 +51,9 @@ def in_database(line: PipelineUnderTest) -> set[str]:
 
 _OWN: Final = {"lockstep", "alembic_version"}
 _PARTS: Final = {
-    "signal_table": {"signal", "tell_signal"},
+    "signal_table": {"signal", "signal_key", "tell_signal"},
     "heartbeat_table": {"heartbeat"},
-    "ddl_audit": {"tell_ddl", "lockstep_ddl", "lockstep_ddl_drop"},
+    "ddl_audit": {"ddl_key", "tell_ddl", "lockstep_ddl", "lockstep_ddl_drop"},
 }
 
 
@@ -318,7 +318,7 @@ def test_the_doctor_tells_what_is_missing_disabled_old_or_too_much(
     assert doctor(bare)["signal_table"] == "warning: cdc migrations up signal_table"
     run_all(bare, version.format(9) + where)
     assert doctor(bare)["signal_table"] == "note: update this one"
-    run_all(bare, version.format(1) + where)
+    run_all(bare, version.format(2) + where)
     teardown(bare)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cdc.control.doctor import examine
 from cdc.control.setup import set_up
+from cdc.log.records import is_schema_key
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
 
@@ -26,7 +27,8 @@ def events(line: PipelineUnderTest, count: int) -> list[dict[str, Any]]:
 
 def versions(line: PipelineUnderTest) -> list[dict[str, Any]]:
     topic = f"{line.config.prefix}.cdc.schema"
-    return [record.event for record in records_of(line, lambda name: name == topic)]
+    found = records_of(line, lambda name: name == topic)
+    return [record.event for record in found if is_schema_key(record.key or b"")]
 
 
 def again(line: PipelineUnderTest, **changed: object) -> None:

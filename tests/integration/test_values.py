@@ -24,6 +24,7 @@ from cdc.log.values_options import Values
 from cdc.places import Pause, Step
 from cdc.source import catalog
 from cdc.source.connection import connect
+from cdc.source.lookups import look_up_one
 from cdc.source.setup import create_slot
 from cdc.source.stream import Stream
 from tests.fixtures.servers import Database
@@ -204,7 +205,7 @@ class Capture:
             if step is Pause.OTHER:
                 at = self.stream.other(chunk, at)
             elif isinstance(step, Relation):
-                facts = catalog.table_facts(self.sql, step.relation_id)
+                facts = look_up_one(self.sql, "lockstep_values", step.relation_id).facts
                 self.session.keys[step.relation_id] = facts.primary_key
                 self.session.describe(step)
         if chunk:

@@ -3,7 +3,8 @@
 Two keyed tables (one whose long column is often not sent, one with a key of two columns and whole
 old rows) and one without a key. Keys move, tables are truncated, events outgrow their topic, some
 rows are told again as a live snapshot does. The log may begin with an initial snapshot: two
-generations of it, ranges side by side, seqs with holes.
+generations of it, ranges side by side, seqs with holes. Topics may be widened: from the epoch that
+begins there on, a key's events are in another partition.
 """
 
 from __future__ import annotations
@@ -92,16 +93,31 @@ class World:
     seq: int = 0
     holes: int = 0
     lsn: int = 0x1000
+    epoch: int = EPOCH
+    partitions: int = PARTITIONS
     _ends: dict[Place, int] = field(default_factory=dict)
     _counts: Counter[Place] = field(default_factory=Counter)
     _dead: bool = False
     _again: set[int] = field(default_factory=set)  # ordinals of the transaction told as `r`
 
-    def run(self, transactions: int) -> World:
-        """Let so many commit, and publish them."""
+    def widen(self) -> World:
+        """Give every topic more partitions, and begin an epoch on them."""
+        self.epoch, self.partitions = self.epoch + 1, self.partitions + self.chance.randint(1, 3)
+        return self
+
+    def run(self, transactions: int, *, ends: bool = True) -> World:
+        """Let so many commit, and publish them; unless it `ends` the last have no frontier yet."""
         first = self.seq
-        resume = position(seq=self.seq, commit_lsn=self.lsn, end_lsn=self.lsn)
-        session = Session(resume, {1: ("id",), 2: ("no", "id"), 3: ()}, limit=self.limit)
+        newest_id = max((each.schema_id for each in self.versions), default=0)
+        resume = position(seq=self.seq, commit_lsn=self.lsn, end_lsn=self.lsn, schema_id=newest_id)
+        session = Session(
+            resume,
+            {1: ("id",), 2: ("no", "id"), 3: ()},
+            known=self.versions,
+            limit=self.limit,
+            epoch=self.epoch,
+            partitions=self.partitions,
+        )
         self.lsn += 100
         for xid in range(transactions):
             self.lsn += 100
@@ -116,19 +132,25 @@ class World:
                 self._publish(*each, again)
             if self.chance.random() < 0.4:
                 self._cut()
-        self.versions = session.new_versions
+        self.versions = [*self.versions, *session.new_versions]
         assert self.seq >= first
-        self._cut()
+        if ends:
+            self._cut()
         return self
 
-    def snapshot(self) -> World:
-        """Begin the log with an initial snapshot: a generation that was lost, and another."""
+    def snapshot(self, *, widened: bool = False) -> World:
+        """Begin the log with an initial snapshot: a generation that was lost, and another.
+
+        `widened`: the topics got more partitions between the two.
+        """
         old = [self._new(USERS) for _ in range(self.chance.randint(0, 8))]
         old_keys = {key_of(USERS, row): row for row in old}
         new = {k: row for k, row in old_keys.items() if self.chance.random() < 0.6}
         new |= {key_of(USERS, row): row for row in (self._new(USERS) for _ in range(4))}
         base = 0
         for rows in (old_keys, new):
+            if widened and rows is new:
+                self.widen()
             seqs = self.chance.sample(range(base + 1, base + 40), len(rows))
             base += 50
             ordered = list(zip(rows.items(), seqs, strict=True))
@@ -243,11 +265,11 @@ class World:
     def _initial(
         self, key: bytes, seq: int, op: str, before: Row | None, after: Row | None
     ) -> None:
-        source: Row = {"schema": "public", "table": "users", "epoch": EPOCH, "seq": seq}
+        source: Row = {"schema": "public", "table": "users", "epoch": self.epoch, "seq": seq}
         source |= {"commit_lsn": str(LSN(self.lsn)), "ordinal": 0, "schema_id": 1}
         source |= {"snapshot": "true", "ts_us": 1}
         event = {"before": before, "after": after, "source": source, "op": op}
-        place = (USERS, partition_of(key, PARTITIONS))
+        place = (USERS, partition_of(key, self.partitions))
         self._append(place, key, orjson.dumps(event))
         self._counts[place] += 1
         if op == "d":
@@ -263,7 +285,9 @@ class World:
         ends = tuple(
             PartitionEnd(*place, self._ends[place], self._counts[place]) for place in sorted(places)
         )
-        self.frontiers.append(Frontier(EPOCH, LSN(self.lsn + 8), self.seq, 1, ends, self.holes))
+        self.frontiers.append(
+            Frontier(self.epoch, LSN(self.lsn + 8), self.seq, 1, ends, self.holes)
+        )
         self.holes, self._dead = 0, False
         self._counts.clear()
         state: dict[str, Any] = {topic: dict(rows) for topic, rows in self.rows.items()}

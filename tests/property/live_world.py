@@ -204,8 +204,8 @@ def _tuple(key: int, row: Row, *, sent: bool = True) -> tuple[Value, ...]:
 class Fetcher:
     """Reads chunks of the model; it goes on changing meanwhile."""
 
-    def __init__(self, database: Database, session: str) -> None:
-        self._database, self._session = database, session
+    def __init__(self, database: Database, session: str, key: bytes) -> None:
+        self._database, self._session, self._key = database, session, key
 
     def fetch(self, flight: Flight) -> None:
         flight.relation_id = TABLE
@@ -234,7 +234,7 @@ class Fetcher:
             self._database.release()
 
     def _mark(self, mark: commands.Mark) -> None:
-        emit(self._database, commands.MARK, commands.encode(mark))
+        emit(self._database, commands.MARK, commands.encode(mark.signed(self._key)))
 
     def _read(self, asked: Asked) -> Chunk:
         rows = self._database.rows
@@ -316,7 +316,9 @@ def played(database: Database) -> Iterator[None]:
         mock.patch.object(job, "_LEAST_ROWS", 2),
         mock.patch.object(job, "MOST_ROWS", 5),
         mock.patch.object(job, "_KEYS", 4),
-        mock.patch.object(manager, "Fetcher", lambda _, session: Fetcher(database, session)),
+        mock.patch.object(
+            manager, "Fetcher", lambda _, session, key: Fetcher(database, session, key)
+        ),
     ):
         yield
 

@@ -83,9 +83,9 @@ class Published(NamedTuple):
 
 
 @lru_cache(maxsize=4_096)
-def encoder_of(version: SchemaRecord) -> Encoder:
+def encoder_of(version: SchemaRecord, partitions: int = PARTITIONS) -> Encoder:
     """Return the version's encoder; compiling one takes longer than a whole short history."""
-    return Encoder(version, DATABASE, PREFIX, PARTITIONS)
+    return Encoder(version, DATABASE, PREFIX, partitions)
 
 
 class Session:
@@ -100,6 +100,8 @@ class Session:
         max_events: int = MANY,
         values: Values | None = None,
         limit: int = MAX_MESSAGE_BYTES,
+        epoch: int = EPOCH,
+        partitions: int = PARTITIONS,
     ) -> None:
         """`keys` are the primary keys that the catalog tells, by relation id."""
         self.values = values or Values()
@@ -109,7 +111,8 @@ class Session:
         self.dead = DeadLetters(self.batch, names.dead_topic(PREFIX), PLACEHOLDER, limit)
         messages_to = self.batch.topic(names.messages_topic(PREFIX), 1)[0]
         logical = LogicalMessages(MessageEncoder(DATABASE, PREFIX), messages_to, self.dead)
-        self.sequencer = Sequencer(resume, EPOCH, self.batch, max_events, logical)
+        self.partitions = partitions
+        self.sequencer = Sequencer(resume, epoch, self.batch, max_events, logical)
         self.new_versions: list[SchemaRecord] = []
 
     def feed(self, frames: list[bytes]) -> None:
@@ -136,16 +139,18 @@ class Session:
         )
         if new:
             self.new_versions.append(version)
-        encoder = encoder_of(version)
+        encoder = encoder_of(version, self.partitions)
         partitions = self.batch.topic(version.topic, encoder.partitions)
         table = Table(encoder, partitions, self.dead)
         sequencer.describe(relation.relation_id, table)
         return version
 
     def waiting(self) -> list[Published]:
-        """Take what waits, each partition's in order."""
-        return [
+        """Take what waits, each partition's in order; dead letters last."""
+        records = [
             Published(partition.topic, partition.number, message["key"], message["value"])
             for partition in self.batch.waiting()
             for message in partition.take()
         ]
+        letters = self.batch.send_letters()
+        return [*records, *(Published(at.topic, at.number, *record) for at, *record in letters)]

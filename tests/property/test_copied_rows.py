@@ -249,3 +249,18 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter() -> None:
 def _narrow(type_id: int = 23) -> Table:
     columns = (Column(False, "v", type_id, -1),)  # noqa: FBT003 - in no key
     return Table(Relation(16_402, "public", "t", ReplicaIdentity.NOTHING, columns), ())
+
+
+def test_a_row_that_cannot_be_read_is_told_by_table_column_and_pages() -> None:
+    relation = Relation(
+        7, "public", "users", ReplicaIdentity.DEFAULT,
+        (Column(True, "id", 23, -1), Column(False, "name", 25, -1)),  # noqa: FBT003
+    )  # fmt: skip
+    reading = Reading(Table(relation, ("id",)))
+    row = pack(">h", 2) + pack(">i", 1) + b"1" + pack(">i", 8) + b"hunter2\xff"
+    with pytest.raises(ProtocolError) as raised:
+        reading.rows.feed(b"d" + pack(">i", 4 + len(row)) + row + PADDING)
+    error = raised.value
+    assert "a row of public.users can't be read: column name (text" in error.what
+    assert "in the pages from ctid (0,0) to (1,0)" in error.what
+    assert "hunter" not in str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from random import Random
@@ -51,7 +51,9 @@ class Gathering(MemorySink):
 
 
 class InPieces(Following):
-    """Takes each cut as `jobs.large` does with a sink that has one writer."""
+    """Takes each cut as `jobs.large` does, a partition after another, in the order of `mix`."""
+
+    mix: Callable[[Partitions], None]
 
     def take(self, bounds: Bounds, records: list[Record], *, torn: bool = False) -> None:
         self.sink.begin(bounds.upto, list(self.known.values()))
@@ -60,6 +62,7 @@ class InPieces(Following):
             version = self.known[topic]
             if not is_in_order(partitions) and version.name not in self.sink.histories():
                 known = defaultdict[int, Version](lambda version=version: version)  # type: ignore[misc]
+                self.mix(partitions)
                 for partition in partitions:
                     for piece in large.pieces(zip(*partition, strict=True)):
                         large.write(self.sink, piece, bounds, known)
@@ -73,7 +76,7 @@ class InPieces(Following):
                     bounds,
                     name=version.name,
                     letter=letters,
-                    one_epoch=False,
+                    quick=False,
                     torn=torn,
                 )
                 self.applying.write_table(table)
@@ -82,6 +85,8 @@ class InPieces(Following):
 
 def is_in_order(partitions: Partitions) -> bool:
     """Return whether a partition alone can't tell: as the first reading finds by its counts."""
+    if len({parsed(value).source.epoch for _, values in partitions for value in values}) > 1:
+        return True
     for keys, values in partitions:
         for key, value in zip(keys, values, strict=True):
             event = orjson.loads(value)
@@ -111,15 +116,39 @@ def pieces_of(events: int) -> Iterator[None]:
     events=st.integers(1, 6),
     limit=st.sampled_from([2_000, 1 << 24]),
     history=st.booleans(),
+    widened=st.booleans(),
 )
 def test_gathered_pieces_are_the_databases_state(
-    *, seed: int, transactions: int, events: int, limit: int, history: bool
+    *, seed: int, transactions: int, events: int, limit: int, history: bool, widened: bool
 ) -> None:
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=True)
+    world = made(chance, transactions, limit, begun=True, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
     following = InPieces(world, whole_rows=False, histories=histories, sink=Gathering)
+    following.mix = chance.shuffle
     with pieces_of(events):
         for bounds, records, state in Cuts(world, chance):
             following.take(bounds, records)
             expect(STORES["reduce"], state, but=histories)
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    events=st.integers(1, 6),
+    limit=st.sampled_from([2_000, 1 << 24]),
+    widened=st.booleans(),
+)
+def test_what_tasks_write_is_the_databases_state(
+    *, seed: int, transactions: int, events: int, limit: int, widened: bool
+) -> None:
+    """Executors write to a store of whole rows, a partition each, one sooner than another."""
+    chance = Random(seed)
+    world = made(chance, transactions, limit, begun=True, widened=widened)
+    following = InPieces(world, whole_rows=True, histories=frozenset())
+    following.mix = chance.shuffle
+    with pieces_of(events):
+        for bounds, records, state in Cuts(world, chance):
+            following.take(bounds, records)
+            expect(STORES["reduce"], state)

@@ -8,15 +8,21 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc import authority
+from cdc.authority import Refusals, Scope
 from cdc.log import records
 from cdc.snapshot.live import commands
 from cdc.snapshot.live.manager import Live
-from cdc.snapshot.live.records import LiveRecord
+from cdc.snapshot.live.records import CommandRecord, LiveRecord
+from cdc.snapshot.live.topic import Known
+from cdc.verifier import Verifier
 from tests.property.live_world import KEYS, RELATION, SPAN, Database, Worker, emit, folded, played
-from tests.property.stream import MANY, Session, frame
+from tests.property.stream import MANY, PREFIX, TIME_US, Session, frame
 from tests.property.test_sequencer_histories import Log
 from tests.simulation.run import config
 
+_SERVER = "7"
+_CONFIG = config(100_000)
 _STEPS = 120
 _PATIENCE = 5_000
 
@@ -34,13 +40,19 @@ class Daemon:
         """Begin a session from what was committed."""
         self.session = Session(self.log.resume, KEYS, known=list(self.log.schemas), max_events=MANY)
         self.worker = Worker()
-        self.live = Live(config(100_000), self.worker, self.session.sequencer)  # type: ignore[arg-type]
+        verifier = Verifier(_CONFIG, _SERVER, Refusals(), dict)
+        self.live = Live(_CONFIG, self.worker, self.session.sequencer, verifier, {})  # type: ignore[arg-type]
         known = [
             records.decode(LiveRecord, value, "live")
-            for value in self.live_records.values()
-            if value
+            for key, value in self.live_records.items()
+            if value and b'"live"' in key
         ]
-        self.live.adopt(known)
+        obeyed = [
+            records.decode(CommandRecord, value, "live")
+            for key, value in self.live_records.items()
+            if value and b'"command"' in key
+        ]
+        self.live.adopt(Known(known, obeyed))
         self.told = False
         self.at = next(
             (i for i, each in enumerate(self.database.wal) if each.lsn >= self.log.resume.end_lsn),
@@ -68,7 +80,11 @@ class Daemon:
 
     @property
     def state(self) -> str:
-        found = [records.decode(LiveRecord, v, "live") for v in self.live_records.values() if v]
+        found = [
+            records.decode(LiveRecord, value, "live")
+            for key, value in self.live_records.items()
+            if value and b'"live"' in key
+        ]
         return found[0].state if found else "none"
 
     @property
@@ -104,7 +120,12 @@ def test_the_log_ends_as_the_table(seed: int) -> None:
         of, anew = commands.Of("public", "wide"), chance.random() < 0.3
         named = None if anew or chance.random() < 0.5 else tuple((str(k),) for k in range(-2, SPAN))
         start = commands.Command(do="start", id="one", tables=(of,), keys=named, anew=anew)
-        emit(database, commands.COMMAND, commands.encode(start))
+        secret = authority.secret_of(_CONFIG)
+        assert secret is not None
+        scope = Scope(PREFIX, _SERVER)
+        body = commands.encode(start)
+        signed = authority.sign(secret, authority.COMMAND_PURPOSE, scope, TIME_US, body)
+        emit(database, commands.COMMAND, signed)
         deadly = "x" if chance.random() < 0.5 else ""
         for _ in range(_STEPS):
             daemon.step("wwrrrrrttkkch" + deadly)

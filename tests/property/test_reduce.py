@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
+from itertools import permutations
 from random import Random
 from typing import Any
 
@@ -164,15 +165,25 @@ def same(one: Reduced, other: Reduced) -> None:
     assert one.schema_ids <= other.schema_ids
 
 
-def folded(world: World) -> dict[str, Any]:
+def folded(world: World, chance: Random) -> dict[str, Any]:
+    """Fold the log, its partitions and frontiers in any interleaving."""
+    queues: dict[object, list[Any]] = {"frontiers": list(reversed(world.frontiers))}
+    for record in reversed(world.records):
+        queues.setdefault(record[:2], []).append(record)
+    left = list(queues.values())
     fold = Fold()
-    for record in world.records:
-        if record.topic == DEAD:
-            fold.add_letter(record.key, record.value)
-        else:
-            fold.add(*record)
-    for frontier in world.frontiers:
-        fold.add_frontier(frontier)
+    while left:
+        queue = chance.choice(left)
+        for _ in range(min(len(queue), chance.randint(1, 9))):
+            each = queue.pop()
+            if not isinstance(each, Record):
+                fold.add_frontier(each)
+            elif each.topic == DEAD:
+                fold.add_letter(each.key, each.value)
+            else:
+                fold.add(*each)
+        if not queue:
+            left.remove(queue)
     told = fold.finish()
     assert told.findings == ()
     return told.tables
@@ -186,19 +197,27 @@ def folded(world: World) -> dict[str, Any]:
     begun=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
     history=st.booleans(),
+    widened=st.booleans(),
 )
 def test_every_frontier_is_the_databases_state(
-    *, seed: int, transactions: int, whole_rows: bool, begun: bool, limit: int, history: bool
+    *,
+    seed: int,
+    transactions: int,
+    whole_rows: bool,
+    begun: bool,
+    limit: int,
+    history: bool,
+    widened: bool,
 ) -> None:
     chance = Random(seed)
-    world = made(chance, transactions, limit, begun=begun)
+    world = made(chance, transactions, limit, begun=begun, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
     following = Following(world, whole_rows=whole_rows, histories=histories)
     store = STORES["reduce"]
     for bounds, records, state in Cuts(world, chance):
         following.take(bounds, records)
         expect(store, state, but=histories)
-    tables = folded(world)
+    tables = folded(world, chance)
     for topic, name in ((USERS, "public.users"), (LINES, "public.lines")):
         if topic in tables and name not in histories:
             assert tables[topic].rows == store.rows(name)
@@ -212,13 +231,14 @@ def test_every_frontier_is_the_databases_state(
     transactions=st.integers(2, 14),
     whole_rows=st.booleans(),
     begun=st.booleans(),
+    widened=st.booleans(),
 )
 def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
-    *, seed: int, transactions: int, whole_rows: bool, begun: bool
+    *, seed: int, transactions: int, whole_rows: bool, begun: bool, widened: bool
 ) -> None:
     """Though it is torn off again; but for keys that have changed places all around."""
     chance = Random(seed)
-    world = made(chance, transactions, 1 << 24, begun=begun)
+    world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
     following = Following(world, whole_rows=whole_rows, histories=frozenset())
     for bounds, records, state in Cuts(world, chance):
         try:
@@ -233,11 +253,18 @@ def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
         expect(STORES["reduce"], state)
 
 
-def made(chance: Random, transactions: int, limit: int, *, begun: bool) -> World:
+def made(
+    chance: Random, transactions: int, limit: int, *, begun: bool, widened: bool = False
+) -> World:
+    """Return a history; a `widened` one has an epoch more, that begins anywhere in it."""
     world = World(chance, limit)
+    when = chance.choice(("snapshot", "stream", "stream")) if widened else ""
     if begun:
-        world.snapshot()
-    return world.run(transactions)
+        world.snapshot(widened=when == "snapshot")
+    if when != "stream":
+        return world.run(transactions)
+    world.run(chance.randint(1, transactions), ends=chance.random() < 0.5)
+    return world.widen().run(chance.randint(1, transactions))
 
 
 def expect(store: Memory, state: dict[str, Any], but: frozenset[str] = frozenset()) -> None:
@@ -247,6 +274,75 @@ def expect(store: Memory, state: dict[str, Any], but: frozenset[str] = frozenset
     assert sorted(map(canonical, clicks)) == sorted(map(canonical, state[CLICKS]))
     if "public.lines" not in but:
         assert store.rows("public.lines") == state[LINES]
+
+
+def test_the_newest_is_the_one_of_the_highest_seq() -> None:
+    """Not the one of the highest partition, nor the one that is given last."""
+    key = b'{"id":1}'
+    older, newer = (([key], [_event(seq, {"id": 1, "name": str(seq)})]) for seq in (3, 10))
+    gone = ([key], [_event(12, None, op="d")])
+    for batches in permutations((older, newer, gone)):
+        (change,) = newest(batches, Bounds(0, 12)).changes
+        assert (change.seq, change.row) == (12, None)
+    for batches in permutations((older, newer)):
+        (change,) = newest(batches, Bounds(0, 12)).changes
+        assert (change.seq, orjson.loads(change.row or b"")["name"]) == (10, "10")
+
+
+def test_what_is_unchanged_is_taken_by_seq_in_whichever_order_batches_come() -> None:
+    key = b'{"id":1}'
+    events = [
+        _event(3, {"id": 1, "body": "three"}, op="c"),
+        _event(5, {"id": 1, "body": "five"}),
+        _event(8, {"id": 1, "body": "?"}, unchanged=("body",)),
+    ]
+    for order in permutations(events):
+        for batches in ([([key], [each]) for each in order], [([key] * 3, list(order))]):
+            (change,) = newest(batches, Bounds(0, 8)).changes
+            assert (change.seq, change.unchanged) == (8, ())
+            assert orjson.loads(change.row or b"") == {"id": 1, "body": "five"}
+
+
+def _event(
+    seq: int, after: dict[str, Any] | None, *, op: str = "u", unchanged: tuple[str, ...] = ()
+) -> bytes:
+    source: dict[str, Any] = {"seq": seq, "commit_lsn": f"0/{seq:X}", "ordinal": 1}
+    source |= {"schema_id": 1, "ts_us": 0, "unchanged": unchanged}
+    return orjson.dumps({"op": op, "after": after, "source": source})
+
+
+@settings(max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    transactions=st.integers(1, 14),
+    begun=st.booleans(),
+    widened=st.booleans(),
+)
+def test_the_order_in_which_events_are_given_is_nothing(
+    *, seed: int, transactions: int, begun: bool, widened: bool
+) -> None:
+    """Partitions in any order, events of each in any order: both ways find what seq says."""
+    chance = Random(seed)
+    world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
+    for bounds, records, _ in Cuts(world, chance):
+        letter = Following.letters(records)
+        for partitions in by_table(records).values():
+            wanted = in_order(partitions, bounds, letter=letter, rows=lambda *_: {})
+            mixed = [shuffled(chance, each) for each in partitions]
+            chance.shuffle(mixed)
+            found = in_order(mixed, bounds, letter=letter, rows=lambda *_: {})
+            assert found == wanted
+            with suppress(NeedsOrderError):
+                same(newest(mixed, bounds), wanted)
+
+
+def shuffled(
+    chance: Random, events: tuple[list[bytes | None], list[bytes]]
+) -> tuple[list[bytes | None], list[bytes]]:
+    pairs = list(zip(*events, strict=True))
+    chance.shuffle(pairs)
+    keys, values = zip(*pairs, strict=True)
+    return list(keys), list(values)
 
 
 def test_an_event_of_another_cut_is_a_gap() -> None:

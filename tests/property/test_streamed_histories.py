@@ -261,8 +261,9 @@ class Reading:
         identity: Any = SimpleNamespace(database=DATABASE, epoch=EPOCH)
         tables: Any = SimpleNamespace(batch=self.session.batch, dead=self.session.dead)
         self.intake = Intake(
-            config, self.stream, tables, identity, log.resume, self._describe, lambda: None
-        )
+            config, self.stream, tables, identity, log.resume, self._describe, lambda: None,
+            lambda call: call(),
+        )  # fmt: skip
         self.session.sequencer = self.intake.sequencer
 
     def _describe(self, relation: Relation) -> None:

@@ -61,8 +61,12 @@ class Broker:
         transaction.written.setdefault(place, []).append(Record(offset, key, value))
         return offset
 
-    def end_offsets(self, places: list[Place]) -> dict[Place, int]:
-        return {place: self.ends.get(place, 0) for place in places}
+    def stable(self, place: Place) -> int:
+        """Return how far a read_committed reader gets: to the first record of what is open."""
+        held = [
+            each.written[place][0].offset for each in self.open.values() if place in each.written
+        ]
+        return min([self.ends.get(place, 0), *held])
 
     def commit(self, writer: str) -> None:
         transaction = self._end(writer)
@@ -111,6 +115,8 @@ class Producer:
     def init_transactions(self, _timeout: float) -> None:
         if self._scheduler.happens("init times out"):
             raise _error(_TIMED_OUT, retriable=True)
+        if self._scheduler.happens("coordinator is wrong"):
+            raise _error(KafkaError.NOT_COORDINATOR, retriable=True)
         self._epoch = self._broker.fence(self.writer)
 
     def begin_transaction(self) -> None:

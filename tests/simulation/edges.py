@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -18,8 +17,10 @@ from unittest import mock
 import cdc.continuity
 import cdc.failpoints
 import cdc.intake
+import cdc.log.absence
 import cdc.log.lanes
 import cdc.log.publisher
+import cdc.log.reader
 import cdc.pipeline
 import cdc.source.stream
 import cdc.tables
@@ -28,13 +29,16 @@ from cdc.events import LSN
 from cdc.frames import HEADER_SIZE
 from cdc.log import records
 from cdc.log.encoder import Encoder
+from cdc.snapshot.live.topic import Known
 from cdc.source.catalog import TableFacts
+from cdc.source.lookups import Lookup
 from cdc.source.published import Published
 from cdc.source.stream import Stream
 from cdc.source.timelines import System
 from cdc.spool import Spool
 from tests.property.histories import KEYS
 from tests.simulation.broker import Producer
+from tests.simulation.lookups import Consumer
 from tests.simulation.slot import Wire
 from tests.simulation.world import Nothing, World
 
@@ -42,7 +46,10 @@ from tests.simulation.world import Nothing, World
 class SimulatedStream(Stream):
     """The real stream but for how it connects and sleeps."""
 
-    def __init__(self, _config: Config, _wake_fd: int, *, whole: bool = False) -> None:
+    def __init__(
+        self, _config: Config, _wake_fd: int, *, whole: bool = False, patience: int = 1
+    ) -> None:
+        assert patience >= 1
         self.world = World.current
         # Half of the schedules stream; a session that must read a transaction anew does not.
         streaming = self.world.streams and not whole
@@ -98,6 +105,13 @@ def _reach(failpoint: str) -> None:
     World.current.scheduler.reach(failpoint)
 
 
+def _lookup(name: str) -> Callable[..., Any]:
+    def ask(*about: Any) -> Any:  # noqa: ANN401 - stands for any of them
+        return getattr(World.current.lookups, name)(*about)
+
+    return ask
+
+
 class _Catalog(Nothing):
     """A connection on which every query finds nothing."""
 
@@ -106,6 +120,13 @@ class _Catalog(Nothing):
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return []
+
+
+class _Watching(Nothing):
+    """A watch of the topics that finds nothing."""
+
+    def pin(self, identity: records.ResumeIdentity) -> records.ResumeIdentity:
+        return identity
 
 
 class _Agreeing:
@@ -122,6 +143,13 @@ class _Current:
 
     def __init__(self, **calls: Any) -> None:  # noqa: ANN401 - stands for any module
         self.__dict__.update(calls)
+
+
+def _look_up(_sql: object, _publication: str, relations: Iterable[int]) -> dict[int, Lookup]:
+    return {
+        oid: Lookup(TableFacts(KEYS.get(oid, ()), {}), Published(cast("Any", _Agreeing()), None))
+        for oid in relations
+    }
 
 
 @contextlib.contextmanager
@@ -148,38 +176,42 @@ def played() -> Iterator[None]:
                 World.current.broker, World.current.scheduler, settings
             ),
         },
+        cdc.log.reader: {
+            "time": _Clock(),
+            "consumer": lambda _: Consumer(World.current.broker, World.current.lookups),
+        },
+        cdc.log.absence: {
+            **{name: _lookup(name) for name in ("named", "listed", "spans")},
+            "pause": _Clock().sleep,
+        },
         cdc.pipeline: {
             "time": _Clock(),
             "Stream": SimulatedStream,
             "connect": lambda _: _Catalog(),
-            "reader": _Current(
-                read_resume=lambda _: World.current.resume(),
-                read_schemas=lambda _: World.current.schemas(),
-                unless_overtaken=lambda *_: nullcontext(),  # one daemon, nobody overtakes it
-                end_offsets=lambda _, parts: {
-                    p: World.current.broker.ends.get(p, 0) for p in parts
-                },
-            ),
             "topics": _Current(admin=lambda _: None),
             "catalog": Nothing(),
-            "live_topic": _Current(load=lambda *_: []),
+            "live_topic": _Current(load=lambda *_: Known([], [])),
             "Watch": lambda *_: Nothing(),
-            "LogWatch": lambda *_: Nothing(),
+            "LogWatch": lambda *_: _Watching(),
             "continuity": _Current(
                 Found=cdc.continuity.Found,
+                begins_at=lambda _: World.current.slot.confirmed,
                 same_writer=lambda *_: None,
                 check=lambda _, identity, position, __: World.current.proven(identity, position),
             ),
         },
         cdc.tables: {
             "catalog": _Current(
-                publication=lambda *_: records.Publication(name="p", oid=1, tables={}),
-                table_facts=lambda _, relation_id: TableFacts(KEYS[relation_id], {}),
+                publication_mark=lambda *_: (1,),
+                publication_beside=lambda *_: (
+                    records.Publication(name="p", oid=1, tables={}),
+                    frozenset(),
+                ),
                 existing=_refuse,
             ),
             "topics": _Current(data_topic=_refuse, ensure=_refuse),
             "limits": lambda *_: {},
-            "published": lambda *_: Published(cast("Any", _Agreeing()), None),
+            "look_up": _look_up,
             "Encoder": lambda version, database, name, partitions, *_: _encoder(
                 version, database, name, partitions
             ),

@@ -66,6 +66,7 @@ class Oracle:
     slot: Slot
     prefix: str
     seq: int = 0
+    due: bool = False  # whether the initial snapshot is to be handed over first
     resume: records.ResumePosition | None = None
     frontier: records.FrontierRecord | None = None
     ends: dict[Place, int] = field(default_factory=dict)  # of the newest frontier
@@ -96,6 +97,11 @@ class Oracle:
             f"after seq {self.seq} seqs {seqs} become visible"
         )
         self.seq += len(seqs)
+        topic = names.snapshot_topic(self.prefix)
+        for record in transaction.written.get((topic, 0), []):
+            if record.value and b'"stage":' in record.value:
+                self.due = b'"stage":"done"' not in record.value
+        assert not (seqs and self.due), "changes are visible, and the initial snapshot is not"
         topic = names.resume_topic(self.prefix)
         (*_, newest) = transaction.written[topic, 0]
         self._resumes(records.decode(records.ResumePosition, newest.value or b"", topic))
@@ -106,6 +112,7 @@ class Oracle:
     def _resumes(self, position: records.ResumePosition) -> None:
         assert position.seq == self.seq, f"resume says {position.seq}, seq {self.seq} is visible"
         assert self.resume is None or position.end_lsn >= self.resume.end_lsn
+        assert self.resume is None or position.seq >= self.resume.seq
         self.resume = position
 
     def _frontier(self, frontier: records.FrontierRecord) -> None:
@@ -131,8 +138,11 @@ class Oracle:
         whole = [index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn]
         return frontier.seq == (seqs[whole[-1]] if whole else 0)
 
-    def finish(self, *, offsets_told: bool) -> None:
-        """Check what stands in the end; a frontier waits for every offset to be told."""
+    def finish(self, *, offsets_told: bool, proven: bool) -> None:
+        """Check what stands in the end; a frontier waits for every offset to be told.
+
+        A session that is stopped before the replay is `proven` confirms nothing.
+        """
         want = expected(self.history)
         found: Records = {
             place: [(record.key, record.value) for record in written]
@@ -146,4 +156,4 @@ class Oracle:
         if offsets_told:
             assert self.resume.pending == (), "events without a frontier at the end"
             assert (self.frontier.seq if self.frontier else 0) == self.resume.seq
-        assert self.slot.confirmed == self.resume.end_lsn
+        assert self.slot.confirmed == self.resume.end_lsn or not proven

@@ -47,6 +47,7 @@ def config(max_events: int) -> Config:
         "pipeline": PREFIX,
         "source": {"dsn": "postgresql://localhost/shop_db"},
         "log": {"bootstrap_servers": "localhost:1", "prefix": PREFIX, "partitions": 4},
+        "control": {"secret": "the secret of all that is simulated"},
         "batch": {"max_events": max_events, "max_wait_ms": 50},
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -79,10 +80,14 @@ def _history(number: int) -> History:
 def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
     world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)]), happened, seed)
-    oracle = Oracle(happened, world.broker, world.slot, PREFIX)
+    oracle = Oracle(happened, world.broker, world.slot, PREFIX, due=world.due)
     try:
         world.run()
-        oracle.finish(offsets_told=not world.scheduler.faults["report has no offset"])
+        assert world.pipeline is not None
+        oracle.finish(
+            offsets_told=not world.scheduler.faults["report has no offset"],
+            proven=world.pipeline.replay.proven,
+        )
     except (AssertionError, CDCError) as error:
         faults = ", ".join(f"{name} {n}" for name, n in sorted(world.scheduler.faults.items()))
         raise BrokenError(f"schedule {seed} ({faults}): {error}") from error

@@ -28,6 +28,16 @@ _ODDS: Final = {
     "connection is cut": 0.01,
     "feedback is lost": 0.01,
     "server crashes": 0.1,
+    "coordinator is wrong": 0.05,
+}
+# Likewise, with a budget of their own: a session asks so much before it streams.
+_LOOKUPS: Final = {
+    "topic is unknown": 0.05,
+    "partition is unknown": 0.05,
+    "metadata is stale": 0.05,
+    "end is empty": 0.05,
+    "end is stale": 0.05,
+    "lookup is not answered": 0.02,
 }
 _ALWAYS: Final = {
     "slot is saved": 0.3,
@@ -53,7 +63,7 @@ class Scheduler:
         self.chance = Random(seed)
         self.faults: Counter[str] = Counter()
         self.now = 1_000.0
-        self._left = budget
+        self._left = {"faults": budget, "lookups": budget // 2}
         # Half of the schedules are about few kinds of fault, so that each also comes alone.
         kinds = sorted(_ODDS)
         few = self.chance.random() < 0.5
@@ -63,9 +73,14 @@ class Scheduler:
         """Return whether it happens here; a fault is counted and paid for."""
         if what in _ALWAYS:
             return self.chance.random() < _ALWAYS[what]
-        if self._left <= 0 or what not in self._kinds or self.chance.random() >= _ODDS[what]:
+        if what in _LOOKUPS:
+            return self._pays("lookups", what, _LOOKUPS[what])
+        return what in self._kinds and self._pays("faults", what, _ODDS[what])
+
+    def _pays(self, budget: str, what: str, odds: float) -> bool:
+        if self._left[budget] <= 0 or self.chance.random() >= odds:
             return False
-        self._left -= 1
+        self._left[budget] -= 1
         self.faults[what] += 1
         return True
 

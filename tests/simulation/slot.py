@@ -71,6 +71,7 @@ class Wire:
 
     def start(self, _command: bytes) -> None:
         self._next = self._slot.first()
+        self._wal_end = self._slot.confirmed
         self._sender = Walsender(
             self._slot.history, self._next, self._scheduler.chance, streaming=self._streaming
         )

@@ -16,11 +16,13 @@ import pytest
 from confluent_kafka import KafkaException
 
 from cdc.frames import PADDING
+from cdc.log import absence, reader, resume
 from cdc.log.frontiers import Frontiers
 from cdc.log.lanes import Lanes
 from cdc.log.publisher import Publisher
 from cdc.pipeline import Pipeline
 from cdc.sequence import Sequencer
+from cdc.snapshot import due
 from cdc.source.stream import Stream
 from tests.fixtures.seeds import first_seed
 from tests.simulation.run import BrokenError, run
@@ -96,7 +98,10 @@ def _fence_one_lane_only(self: Lanes) -> None:
 
 def _read_the_resume_record_before_fencing(self: Pipeline) -> None:
     stale = World.current.resume()
-    with mock.patch.object(World, "resume", return_value=stale):
+    with (
+        mock.patch.object(reader, "read_resume", return_value=stale),
+        mock.patch.object(due, "expect_done"),
+    ):
         _start(self)
 
 
@@ -122,6 +127,25 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
     (Stream, "keep", _lose_the_rest_of_a_chunk),
     (Pipeline, "_settle", _confirm_the_keepalive),
 ]
+
+
+# -- lookups that answer wrongly: what they did when one answer was believed -----------------------
+
+
+def test_it_finds_what_one_answer_hid_when_it_was_believed() -> None:
+    """An unknown topic was read as one that does not exist: no snapshot was due, so it streamed."""
+    believed = mock.patch.object(absence, "absent", return_value={"the topic"})
+    alone = mock.patch.object(due, "expect_done", return_value=None)
+    with believed, alone, pytest.raises(BrokenError, match="initial snapshot"):
+        run(0, _ENOUGH)
+
+
+def test_it_finds_what_one_stale_end_hid_when_it_was_believed() -> None:
+    """An end from before is a resume record from before: its changes came again."""
+    believed = mock.patch.object(absence, "confirmed", lambda _, first: first)
+    alone = mock.patch.object(resume, "expect_not_older", return_value=None)
+    with believed, alone, pytest.raises(BrokenError):
+        run(0, _ENOUGH)
 
 
 @pytest.mark.parametrize("mutant", _MUTANTS, ids=lambda one: one[2].__name__.strip("_"))

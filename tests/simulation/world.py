@@ -15,11 +15,16 @@ from cdc.errors import CDCError, Policy, RereadError, StoppedError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.log.publisher import LANES
+from cdc.log.topics import internal_topics
 from cdc.pipeline import Pipeline
+from cdc.snapshot import due, handover
+from cdc.snapshot import topic as snapshot_topic
+from cdc.snapshot.records import Plan, SnapshotState
 from cdc.source.timelines import System
 from tests.property.histories import TABLES, History
 from tests.property.stream import EPOCH, PARTITIONS
 from tests.simulation.broker import Broker
+from tests.simulation.lookups import Lookups
 from tests.simulation.scheduler import Clock, Crash, Future, Scheduler, Worker
 from tests.simulation.slot import Slot
 
@@ -59,6 +64,7 @@ class World:
         self.scheduler = Scheduler(seed, budget)
         self.streams = self.scheduler.chance.random() < 0.5
         self.broker = Broker()
+        self.lookups = Lookups(self.broker, self.scheduler, self._topics())
         self.slot = Slot(history, self.scheduler)
         self.pipeline: Pipeline | None = None
         self.worker = Worker(self.scheduler)
@@ -66,15 +72,22 @@ class World:
         self.snapshots = Worker(self.scheduler)
         self.daemon: Any = SimpleNamespace(
             config=config, worker=self.worker, lanes=self.lanes, snapshots=self.snapshots,
-            stopping=False, reread=False,
+            stopping=False, reread=False, patience=1, followed=lambda: False,
             stop_asked_at=0.0, to=lambda *_: None, metrics=Nothing(), health=Nothing(),
+            transaction_seconds=60, given_snapshots={}, transaction_took=lambda _: None,
         )  # fmt: skip
         self.sessions = self.turns = 0
         self.clock = Clock(self.scheduler)
         self._write_first()
 
+    def _topics(self) -> frozenset[str]:
+        own = (each.name for each in internal_topics(self.config))
+        data = (names.data_topic(self.config.prefix, t.namespace, t.name) for t in TABLES)
+        return frozenset((*own, *data))
+
     def _write_first(self) -> None:
-        """Do what `cdc setup` does to the log."""
+        """Do what `cdc setup` does to the log; in half of the schedules a snapshot is due."""
+        self.due = self.scheduler.chance.random() < 0.5
         publication = records.Publication(name="p", oid=1, tables={})
         topics = [
             names.data_topic(self.config.prefix, table.namespace, table.name) for table in TABLES
@@ -83,6 +96,7 @@ class World:
             pipeline=self.config.pipeline, epoch=EPOCH, system_identifier="7", timeline=1,
             database="shop_db", slot=self.config.slot, publication=publication,
             partitions=dict.fromkeys(topics, PARTITIONS),
+            snapshot=self.scheduler.chance.choice(("", "due")) if self.due else "none",
         )  # fmt: skip
         position = records.ResumePosition(
             end_lsn=LSN(0x100), commit_lsn=LSN(0), ordinal=0, open=False, seq=0,
@@ -92,7 +106,29 @@ class World:
         for kind, part in (("identity", identity), ("position", position)):
             key = records.resume_key(self.config.pipeline, kind)
             self.broker.append("setup", (topic, 0), key, records.encode(part))
+        if self.due:
+            for topic, key, value in self._unfinished():
+                self.broker.append("setup", (topic, 0), key, value)
         self.broker.commit("setup")
+
+    def _unfinished(self) -> list[snapshot_topic.Record]:
+        """Return the records of a snapshot of no rows that lacks nothing but its hand-over."""
+        self.plan = Plan(
+            pipeline=self.config.pipeline, generation=1, token="token", epoch=EPOCH,
+            database="shop_db", publication=records.Publication(name="p", oid=1, tables={}),
+            snapshot="s", lsn=LSN(0x100), taken_at_us=0, tasks=1, first_seq=1, next_seq=1,
+        )  # fmt: skip
+        state = SnapshotState(
+            pipeline=self.config.pipeline, stage="running", generation=1, token="token"
+        )
+        written = snapshot_topic.plan_records(self.config, self.plan)
+        return [*written, snapshot_topic.state_record(self.config, state)]
+
+    def _take(self) -> None:
+        """Do what `cdc.snapshot.initial.take` does where a snapshot lacks but its hand-over."""
+        state = due.state(self.config)
+        if state is not None and state.stage != "done":
+            handover.write(self.config, self.plan, "token")
 
     # -- what the product asks of the log ----------------------------------------------------------
 
@@ -163,6 +199,12 @@ class World:
             self._session()
 
     def _session(self) -> None:
+        try:
+            self._take()
+        except CDCError as error:
+            if error.policy is Policy.HALT:
+                raise
+            return
         self.pipeline = pipeline = Pipeline(self.config, cast("Daemon", self.daemon))
         try:
             pipeline.start()

@@ -62,6 +62,21 @@ def test_every_command_shows_an_example_that_parses(path: tuple[str, ...]) -> No
         LEAVES[path].make_context(path[-1], words[len(path) :])
 
 
+# What these print is no data of ours: a daemon's log, SQL to be piped, a value or a log as it is.
+WITHOUT_JSON = {
+    ("run",),
+    ("dead", "show"),
+    ("migrations", "sql"),
+    ("local", "logs"),
+}
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_that_prints_data_prints_json(path: tuple[str, ...]) -> None:
+    options = {option for parameter in LEAVES[path].params for option in parameter.opts}
+    assert ("--json" in options) == (path[1:] not in WITHOUT_JSON)
+
+
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_option_is_explained(path: tuple[str, ...]) -> None:
     for parameter in LEAVES[path].params:
@@ -124,13 +139,15 @@ def test_an_error_is_a_sentence_a_remedy_and_an_exit_code(
     assert captured.out == ""
 
 
-def test_only_a_bug_prints_a_traceback_and_asks_for_a_report(
+def test_only_a_bug_says_where_it_is_and_asks_for_a_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main.LazyCommands, "get_command", lambda *_: _fail(KeyError("x")))
+    monkeypatch.setattr(main.LazyCommands, "get_command", lambda *_: _fail(KeyError("a value")))
     assert main.run(["fail"]) == Exit.BUG
     error = capsys.readouterr().err
-    assert "Traceback" in error
+    assert "KeyError" in error
+    assert "a value" not in error
+    assert ", in run" in error
     assert "this is a bug in Lockstep" in error
     assert "what to do: report it" in error
 

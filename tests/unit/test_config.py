@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import Config, load, mask_dsn, read, show
+from cdc.config import Config, load, read, show, without_passwords
 from cdc.config.layers import known_paths, variable_of
 from cdc.config.template import render
 from cdc.errors import ConfigError, Exit
@@ -179,7 +179,7 @@ log:
     [
         ("${NOPE}", "the environment variable NOPE is not set"),
         ("${file:nope}", "cannot read ${file:nope}: No such file or directory"),
-        ("${a b}", "is neither ${VARIABLE} nor ${file:PATH}"),
+        ("${a b}", "`${` begins is neither ${VARIABLE} nor ${file:PATH}"),
     ],
 )
 def test_a_reference_to_nothing_is_one_finding(path: Path, reference: str, says: str) -> None:
@@ -202,14 +202,24 @@ def test_no_secret_is_shown(path: Path) -> None:
     ("dsn", "masked"),
     [
         ("postgresql://me:p:w@h:1/d", "postgresql://me:***@h:1/d"),
-        ("postgresql://me@h/d?password=pw&x=y", "postgresql://me@h/d?password=***&x=y"),
+        ("postgresql://me@h/d?password=pw&user=y", "postgresql://me@h/d?password=***&user=y"),
         ("host=h password=pw user=me", "host=h password=*** user=me"),
         (r"password = 'p\'w x' host=h", "password = *** host=h"),
         ("postgresql://me@h/d", "postgresql://me@h/d"),
+        ("postgresql://me:p?w/x#y@z@h/d", "postgresql://me:***@h/d"),
+        (
+            "postgresql://h/d?sslmode=require&secret=x&y#z",
+            "postgresql://h/d?sslmode=require&secret=***&***#***",
+        ),
+        ("redis://:pw@h:1/0", "redis://:***@h:1/0"),
+        ("s3a://lake/shop", "s3a://lake/shop"),
+        ("host=h passwd=pw sslpassword='p w' pw", "host=h passwd=*** sslpassword=*** ***"),
+        ("pw@host", "***@host"),
+        ("/data/lake", "/data/lake"),
     ],
 )
 def test_passwords_in_a_dsn_are_masked(dsn: str, masked: str) -> None:
-    assert mask_dsn(dsn) == masked
+    assert without_passwords(dsn) == masked
 
 
 def test_the_password_file_is_read_anew_and_found_beside_the_configuration(
@@ -289,6 +299,7 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     secret.write_text("pw", encoding="utf-8")
     switched = switched.replace("/run/secrets/postgres", str(secret))
     secrets = {"KAFKA_PASSWORD": "pw", "HMAC_KEY": "k" * 16, "REDIS_PASSWORD": "pw"}
+    secrets |= {"LOCKSTEP_SECRET": "s" * 32}
     config = loaded(path, switched, **secrets)
     assert config.slot == "lockstep_shop"
     assert set(config.followers) == {"mirror", "cache", "search"}

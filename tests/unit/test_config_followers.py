@@ -109,7 +109,7 @@ BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
         (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: ['a.*'], {REDIS}}}}}", "a.b"),
         (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: [a.c], {REDIS}}}}}", None),
         (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h/1'}}", None),
-        (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h:x'}}", None),
+        (f"{{{REDIS}}}}}", "{redis: {url: 'redis://h:99999'}}", None),
         (f"{{{REDIS}}}}}", f"{{{REDIS}, prefix: x}}}}", None),
         (f"{{tables: [a.b], {REDIS}}}}}", f"{{tables: [a.b], {REDIS}, shapes: {BY_MAIL}}}}}", None),
         (

@@ -8,17 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
+from cdc.control import requirements
 from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_meeting import check_meeting, check_unrecorded
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, Severity, size, worst
-from cdc.errors import GapError
+from cdc.errors import GapError, PermissionDeniedError
 from cdc.events import LSN
 from cdc.log.inspection import Cluster, TopicFacts
 from cdc.log.records import Publication as PinnedPublication
 from cdc.log.records import ResumeIdentity, ResumePosition
 from cdc.log.topics import data_topic, internal_topics
 from cdc.log.watch import Examined
+from cdc.source.abilities import Abilities, Refusal
 from cdc.source.catalog import Source as Facts
 from cdc.source.inspection import Holder, Publication, Server, Slot, Table
 from cdc.source.timelines import Ancestor, System
@@ -93,12 +95,17 @@ PUBLICATION = Publication(
 FACTS = SourceFacts(SERVER, SLOT, PUBLICATION, [TABLE], [], set_up=True)
 
 
+def check_all(config: Config, facts: SourceFacts) -> list[Finding]:
+    """Return what the doctor says of the source: requirements, and all else."""
+    return requirements.check(config, requirements.Facts(facts, None)) + check_source(config, facts)
+
+
 def found(findings: list[Finding], check: str) -> Finding:
     return next(each for each in findings if each.check == check)
 
 
 def test_a_source_in_order_gives_no_complaint() -> None:
-    assert worst(check_source(CONFIG, FACTS)) is Severity.OK
+    assert worst(check_all(CONFIG, FACTS)) is Severity.OK
 
 
 def server(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
@@ -107,6 +114,13 @@ def server(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tupl
 
 def setting(name: str, value: str) -> dict[str, Any]:
     return server(settings=SETTINGS | {name: value})
+
+
+DENIED = Refusal(PermissionDeniedError("must be owner", hint="x"), "CREATE PUBLICATION p;")
+
+
+def able(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
+    return {"able": Abilities(**changes)}
 
 
 def slot(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
@@ -141,14 +155,65 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "= 20",
     ),
     (server(senders_in_use=10), "max_wal_senders", "error", "= 20"),
-    (server(may_replicate=False), "replication", "error", 'ALTER ROLE "me" REPLICATION;'),
     (
-        server(may_create=False) | {"publication": None, "set_up": False},
+        able(slot="must have REPLICATION") | {"slot": None},
+        "replication",
+        "error",
+        'ALTER ROLE "me" REPLICATION;',
+    ),
+    (
+        able(slot="denied", managed="rds.logical_replication") | {"slot": None},
+        "replication",
+        "error",
+        'GRANT rds_replication TO "me";',
+    ),
+    # The catalog's word counts for nothing where the attempt succeeds.
+    (server(may_replicate=False), "replication", "ok", ""),
+    (
+        server(may_create=False, settings=SETTINGS)
+        | able(publication=DENIED)
+        | {"publication": None, "set_up": False},
         "create",
         "error",
         'GRANT CREATE ON DATABASE "shop" TO "me";',
     ),
     (table(may_select=False), "select", "warning", 'GRANT SELECT ON "public"."users" TO "me";'),
+    (
+        table(owned=False, owner="app") | able(publication=DENIED),
+        "owner",
+        "error",
+        'GRANT "app" TO "me";',
+    ),
+    (
+        table(owned=False, owner="root") | able(publication=DENIED, superusers=frozenset({"root"})),
+        "owner",
+        "error",
+        "CREATE PUBLICATION p;",
+    ),
+    (
+        setting("wal_level", "replica") | able(pending=frozenset({"wal_level"})),
+        "wal_level",
+        "error",
+        "restart Postgres",
+    ),
+    (
+        setting("wal_level", "replica") | able(settable=frozenset(), managed="the parameter group"),
+        "wal_level",
+        "error",
+        "set wal_level = logical in the parameter group, then restart it",
+    ),
+    (
+        setting("wal_level", "replica") | able(settable=frozenset()),
+        "wal_level",
+        "error",
+        "as a superuser: ALTER SYSTEM",
+    ),
+    (
+        setting("wal_level", "replica") | able(settable=frozenset({"wal_level"})),
+        "wal_level",
+        "error",
+        "ALTER SYSTEM SET wal_level = 'logical'; SELECT pg_reload_conf();  -- then restart",
+    ),
     ({"tables": []}, "tables", "error", "source.tables"),
     (table(persistence="u"), "unlogged", "note", 'ALTER TABLE "public"."users" SET LOGGED;'),
     (table(has_primary_key=False), "replica_identity", "warning", "REPLICA IDENTITY FULL"),
@@ -181,14 +246,14 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
 def test_what_is_wrong_with_the_source_is_found(
     changes: dict[str, Any], check: str, severity: str, fix: str
 ) -> None:
-    finding = found(check_source(CONFIG, FACTS._replace(**changes)), check)
+    finding = found(check_all(CONFIG, FACTS._replace(**changes)), check)
     assert finding.severity.value == severity
     assert fix in finding.fix
 
 
 def test_a_transaction_of_a_minute_is_no_finding() -> None:
     facts = FACTS._replace(holders=[Holder(7, None, 60.0)])
-    assert worst(check_source(CONFIG, facts)) is Severity.OK
+    assert worst(check_all(CONFIG, facts)) is Severity.OK
 
 
 WANTED = [*internal_topics(CONFIG), data_topic(CONFIG, "public", "users")]

@@ -124,6 +124,9 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
         "seq": 3,
         "snapshot": None,
         "warnings": (),
+        "failures": 0,
+        "failing_seconds": None,
+        "error": "",
     }
 
 

@@ -72,4 +72,26 @@ def test_people_get_a_line_with_names_and_values(stream: io.StringIO) -> None:
     setup_logging("info", as_json=False, stream=stream)
     log.info("slot taken", extra={"fields": {"slot": "s"}})
     assert "slot taken" in stream.getvalue()
-    assert "slot=\x1b[0ms" in stream.getvalue()
+    assert stream.getvalue().endswith("slot=s\n")
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
+def test_only_a_terminal_that_wants_them_gets_colours(
+    setting: dict[str, str], stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with colours is unreadable, and so is the screen of who asked for none."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    screen = _Screen()
+    for each in (screen, stream):
+        setup_logging("info", as_json=False, stream=each)
+        log.info("slot taken", extra={"fields": {"slot": "s"}})
+    assert "\x1b" not in stream.getvalue()
+    assert ("\x1b" in screen.getvalue()) == (not setting)

@@ -8,7 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.control.health import State
-from cdc.control.metrics import Metrics
+from cdc.control.metrics import Cut, Metrics
+from cdc.trace import STAGES, Moments
+from tests.property.stream import position
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -37,6 +39,21 @@ def test_attributes_come_out_as_samples() -> None:
     assert found["lockstep_reconnects_total[UnavailableError]"] == 2
     assert found["lockstep_kafka_commit_seconds_count"] == 1
     assert found["process_resident_memory_bytes"] > 0
+
+
+def test_the_stages_of_a_batch_are_histograms_that_add_up_to_all_of_it() -> None:
+    metrics = Metrics()
+    moments = Moments(received=10.0, handed_over=10.001)
+    moments.acknowledged, moments.in_turn = 10.004, 10.004
+    moments.answered, moments.confirmed = 10.1, 20.1
+    metrics.committed(position(seq=5), Cut(5, 100, None), moments)
+    found = samples(metrics)
+    seconds = [found[f"lockstep_batch_stage_seconds_sum[{stage}]"] for stage in STAGES]
+    assert seconds == pytest.approx([0.001, 0.003, 0, 0.096, 10])
+    assert [found[f"lockstep_batch_stage_seconds_count[{stage}]"] for stage in STAGES] == [1] * 5
+    assert found["lockstep_batch_stage_seconds_bucket[0.002][acknowledge]"] == 0
+    assert found["lockstep_batch_stage_seconds_bucket[0.004][acknowledge]"] == 1
+    assert found["lockstep_kafka_commit_seconds_sum"] == pytest.approx(10.099)
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_lag() -> None:
@@ -68,7 +85,8 @@ def test_names_are_ours_and_end_in_their_unit() -> None:
         r"lockstep_\w*(_lsn|_bytes|_seconds|_events|_transactions|_reconnects|_created)"
     )
     unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
-    unitless |= {"lockstep_live_snapshots", "lockstep_live_snapshot_rows"}
+    unitless |= {f"lockstep_live_snapshot{name}" for name in ("s", "_rows", "_errors")}
+    unitless |= {"lockstep_refused_messages"}
     unitless |= {"lockstep_reconnects", "lockstep_timeline", "lockstep_unknown_type_columns"}
     unitless |= {f"lockstep_follower_{name}" for name in ("state", "seq", "generation", "batches")}
     unitless |= {"lockstep_follower_events_per_second", "lockstep_follower_errors"}

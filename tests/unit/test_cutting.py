@@ -74,7 +74,7 @@ def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
     ends = {0: 0, 1: 0}
     for before, cut in pairwise([None, *found]):
         assert cut is not None
-        assert before is None or (cut.above, cut.from_epoch) == (before.seq, before.epoch)
+        assert before is None or cut.above == before.seq
         for topic, number, start, end, _ in cut.parts:
             assert (topic, start) == ("a", ends[number])
             ends[number] = end

@@ -172,7 +172,7 @@ def test_what_surely_fits_is_not_looked_at() -> None:
 
 
 def parts() -> list[tuple[bytes, bytes]]:
-    return dead.split(T, KEY, BIG, LIMIT).letter
+    return list(dead.split(T, KEY, BIG, LIMIT).letter)
 
 
 def test_a_letter_is_whole_with_its_last_chunk() -> None:

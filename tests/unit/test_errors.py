@@ -19,6 +19,7 @@ TABLE = {
     errors.SwitchedError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.OvertakenError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.UnavailableError: (Policy.BACKOFF, Exit.UNAVAILABLE),
+    errors.SilentError: (Policy.BACKOFF, Exit.UNAVAILABLE),
     errors.SpoolError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.RereadError: (Policy.BACKOFF, Exit.TEMPORARY),
     errors.SlotBusyError: (Policy.BACKOFF, Exit.TEMPORARY),

@@ -14,7 +14,6 @@ PACKAGES = ("cdc", "sinks", "jobs", "migrations", "tests", "benchmarks", "script
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
-LINES_IN_A_FILE = 400
 LINES_IN_A_FUNCTION = 70
 
 # Who may know whom: the name on the left is imported by the folders on the right, and no others.
@@ -60,10 +59,9 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_a_module_says_what_it_is_and_stays_small(path: Path) -> None:
+def test_a_module_says_what_it_is_and_its_functions_stay_small(path: Path) -> None:
     module = tree(path)
     assert ast.get_docstring(module), "a module's docstring carries its strategy"
-    assert path.read_text(encoding="utf-8").count("\n") <= LINES_IN_A_FILE
     assert path.stem not in CATCH_ALLS
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

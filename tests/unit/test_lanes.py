@@ -6,6 +6,7 @@ name, so that every order in which the two threads may run can be played.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -59,7 +60,8 @@ class Gate:
 class FakePublisher:
     """A writer whose flush and commit wait at the gates of the world that it belongs to."""
 
-    def __init__(self, world: World, lane: int) -> None:
+    def __init__(self, world: World, lane: int, *, transaction_seconds: int) -> None:
+        assert transaction_seconds
         self.world = world
         self.lane = lane
         self.abandoned = False
@@ -108,7 +110,7 @@ class World:
 
     def cut(self, seq: int) -> InFlight:
         """Send a batch on its way; its seq names it."""
-        self.lanes.commit(position(seq=seq), Cut(1, 10, None))
+        self.lanes.commit(position(seq=seq), Cut(1, 10, None), time.monotonic())
         return self.lanes.in_flight[-1]
 
     def end(self) -> None:

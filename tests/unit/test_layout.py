@@ -27,7 +27,9 @@ OWNERS = {
         "cdc/source",
         "cdc/client.py",  # names the type of the application's connection
         "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
+        "cdc/control/requirements.py",  # likewise
         "cdc/control/retention.py",  # likewise
+        "cdc/control/readiness.py",  # names the connection's type
         "cdc/control/setup.py",  # names the connection's type
         "cdc/control/setup_publication.py",  # the same
         "cdc/demo",  # an application: it writes to the source as any other would
@@ -60,15 +62,30 @@ LAYERS = {
     "cdc/frames.py": set[str](),
     "cdc/spool.py": {"cdc.errors"},
     "cdc/decode": {"cdc.decode", "cdc.errors", "cdc.events"},
-    "cdc/log": {"cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events", "cdc.failpoints"},
-    "cdc/source": {"cdc.source", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames"},
+    "cdc/trace.py": set[str](),
+    "cdc/log": {
+        "cdc.waiting",
+        *("cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events", "cdc.failpoints"),
+        "cdc.trace",
+    },
+    "cdc/authority.py": set[str](),
+    "cdc/source": {
+        "cdc.waiting",
+        *("cdc.source", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.authority"),
+    },
     "cdc/places.py": {"cdc.decode", "cdc.errors", "cdc.events"},
     "cdc/sequence.py": {
-        *("cdc.decode", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.places")
+        *("cdc.decode", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.places"),
+        "cdc.replay",
     },
     "cdc/inprogress.py": {"cdc.decode", "cdc.places", "cdc.errors", "cdc.frames"},
-    "cdc/relations.py": {"cdc.config", "cdc.decode", "cdc.errors", "cdc.log"},
-    "cdc/continuity.py": {"cdc.errors"},
+    "cdc/column_identity.py": {"cdc.log"},
+    "cdc/relations.py": {
+        *("cdc.column_identity", "cdc.config", "cdc.decode", "cdc.errors", "cdc.log")
+    },
+    "cdc/continuity.py": {"cdc.errors", "cdc.events", "cdc.publication"},
+    "cdc/publication.py": {"cdc.errors", "cdc.log"},
+    "cdc/replay.py": {"cdc.errors", "cdc.events"},
 }
 # The daemon runs without these: tools around it, not parts of it.
 AROUND = {"cdc.cli", "cdc.demo", "cdc.local"}

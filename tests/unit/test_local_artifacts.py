@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc import extras
+from cdc.extras import MissingExtraError
 from cdc.local import artifacts
 from cdc.local.artifacts import Artifact, ArtifactCache, lock_sections, parse_lock
 from cdc.local.errors import LocalStackError
@@ -141,8 +143,8 @@ def test_two_who_want_one_file_fetch_it_once(repository: Repository, tmp_path: P
 def test_an_install_without_the_extra_is_told_which(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "find_spec", lambda _: None)
-    with pytest.raises(LocalStackError, match="needs requests and maven_artifact") as caught:
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match="needs maven_artifact, requests") as caught:
         ArtifactCache(tmp_path, Progress()).fetch("one")
     assert "lockstep-cdc[local]" in caught.value.hint
 

@@ -35,7 +35,7 @@ def test_the_jars_are_of_the_versions_that_python_has(capsys: pytest.CaptureFixt
 def test_our_code_runs_from_the_zip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = tmp_path / "lockstep.zip"
     assert run(["spark", "pack", str(packed)]) == 0
-    assert str(spark.job("snapshot")) in capsys.readouterr().err
+    assert str(spark.job("follow")) in capsys.readouterr().err
     done = subprocess.run(
         [sys.executable, "-c", _FROM_ZIP, str(packed)],
         capture_output=True,

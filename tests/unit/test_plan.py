@@ -135,7 +135,7 @@ def state(**changes: object) -> State:
         generated=False,
         all_tables=False,
         entries={1: entry},
-        schemas=frozenset(),
+        schemas={},
         published={1: 500},
         note=Note({}, {}),
     )
@@ -176,12 +176,12 @@ def test_the_statements_make_the_publication() -> None:
 
 
 def test_a_whole_schema_is_left_before_a_column_list_comes() -> None:
-    actual = state(entries={}, schemas=frozenset({"public"}), published={1: 0})
+    actual = state(entries={}, schemas={"public": 7}, published={1: 0})
     assert statements(planned(rule(exclude=["born"])), actual) == [
         'ALTER PUBLICATION "p" DROP TABLES IN SCHEMA "public"',
         'ALTER PUBLICATION "p" ADD TABLE "public"."users" ("id", "email")',
     ]
-    foreign = actual._replace(schemas=frozenset({"public", "theirs"}))
+    foreign = actual._replace(schemas={"public": 7, "theirs": 8})
     assert "theirs" not in str(statements(planned(), foreign))
 
 

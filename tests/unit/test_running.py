@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cdc.config import Config, Log, Source
-from cdc.errors import Exit, InvariantError, UnavailableError
+from cdc.errors import Exit, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log.followers import FollowerRecord
 from jobs import running
@@ -49,6 +50,13 @@ class Topic:
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
     return Topic(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def fillable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a log that begins at its beginning, and no time between two looks."""
+    monkeypatch.setattr(running, "refuse_unfillable", lambda *_: None)
+    monkeypatch.setattr(running, "_SURE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -115,6 +123,75 @@ def test_a_store_that_is_lost_while_it_is_followed_takes_the_next_number(
     assert [(each.state, each.generation, each.lsn) for each in topic.records] == [
         ("rebuilding", 4, 0)
     ]
+
+
+def test_a_store_that_can_not_be_filled_again_is_left_as_it_is(
+    topic: Topic,
+    sink: MemorySink,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its report counts for no wait; put right by hand it goes on where it was."""
+
+    def refuse(*_: object) -> None:
+        raise GapError("the log is too short", hint="cdc rebuild")
+
+    monkeypatch.setattr(running, "refuse_unfillable", refuse)
+    stands(sink, 50, 3)
+    store = STORES[request.node.nodeid]
+    store.lost = True
+    topic.write(reported(lsn=LSN(50), generation=3, state="following"))
+    for _ in range(2):  # whoever starts it again finds the same
+        run = made(lambda run: opened(run, sink), quiet=False)
+        assert run.run() is Exit.CONFIG
+        assert STORES[request.node.nodeid] is store
+        last = topic.records[-1]
+        assert (last.state, last.generation, last.lsn, last.had_lsn) == ("halted", 3, 0, 50)
+    store.lost = False
+    run = made(quiet=False)
+    assert opened(run, sink).applied.lsn == 50
+    run.stands(opened(run, sink).applied)
+    run.report()
+    assert (topic.records[-1].lsn, topic.records[-1].had_lsn) == (50, None)
+
+
+def test_what_is_missing_at_one_look_alone_is_not_lost(
+    topic: Topic, sink: MemorySink, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands(sink, 50, 3)
+    topic.write(reported(lsn=LSN(50), generation=3, state="following"))
+    store = STORES[request.node.nodeid]
+    store.lost = True
+    look = running._look
+
+    def heals(*given: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
+        try:
+            return look(*given)
+        finally:
+            store.lost = False
+
+    monkeypatch.setattr(running, "_look", heals)
+    assert opened(made(quiet=False), sink).applied.lsn == 50
+    assert STORES[request.node.nodeid] is store
+
+
+def test_a_place_with_nothing_at_all_is_no_new_store(
+    topic: Topic, request: pytest.FixtureRequest
+) -> None:
+    """As a volume that is not mounted: nothing is made there, and it is waited for."""
+
+    class Mounted(MemorySink):
+        def absent(self) -> str | None:
+            return None if self.current() else "/lake"
+
+    sink = Mounted(request.node.nodeid)
+    topic.write(reported(lsn=LSN(50), generation=1, state="following"))
+    with pytest.raises(UnavailableError, match="nothing at /lake"):
+        opened(made(quiet=False), sink)
+    assert request.node.nodeid not in STORES
+    topic.records.clear()  # a follower that is new
+    assert opened(made(quiet=False), sink).applied.generation == 1
+    STORES.pop(request.node.nodeid)
 
 
 def test_what_is_lost_of_a_generation_aside_is_none_of_the_readers(

@@ -224,7 +224,7 @@ def test_the_doctor_says_what_a_snapshot_needs_and_costs() -> None:
     assert "max_replication_slots" in judge(CONFIG, facts._replace(server=full))[0].what
     shut = big._replace(may_select=False, hidden=True)
     told = [each.fix for each in judge(CONFIG, facts._replace(volumes=[shut]))[:2]]
-    assert told[0].startswith('GRANT SELECT ON "public"."t"')
+    assert 'GRANT SELECT ON "public"."t"' in told[0]
     assert "BYPASSRLS" in told[1]
     old = SERVER._replace(version=150_004, in_recovery=True)
     assert "from 16 on" in judge(CONFIG, facts._replace(standby=old))[0].what

@@ -65,6 +65,59 @@ def test_a_refusal_without_a_state_is_told_by_its_words(
     assert hint in error.hint
 
 
+# By SQLSTATE, a word that the answer must have, and one that belongs to another state's answer.
+HINTS = [
+    ("28P01", "password", "GRANT"),
+    ("28000", "pg_hba.conf", "password"),
+    ("42501", "privilege", "password"),
+    ("0LP01", "privilege", "password"),
+    ("3D000", "database named by source.dsn", "privilege"),
+    ("08006", "host and port", "privilege"),
+    ("08001", "host and port", "privilege"),
+    ("57P01", "starting, stopping", "host and port"),
+    ("57P03", "starting, stopping", "host and port"),
+    ("57014", "statement_timeout", "host and port"),
+    ("53300", "max_connections", "disk"),
+    ("53400", "max_replication_slots", "disk"),
+    ("53100", "disk", "host and port"),
+    ("53200", "memory", "host and port"),
+    ("40P01", "trying again", "host and port"),
+    ("40001", "trying again", "host and port"),
+    ("58030", "within the server", "host and port"),
+    ("XX000", "within the server", "host and port"),
+    ("25006", "primary", "privilege"),
+    ("55006", "another daemon", "privilege"),
+    ("42704", "cdc setup", "privilege"),
+]
+
+
+@pytest.mark.parametrize(("state", "word", "other"), HINTS)
+def test_each_sqlstate_has_an_answer_of_its_own(state: str, word: str, other: str) -> None:
+    error = type("Refused", (psycopg.Error,), {"sqlstate": state})("x")
+    hint = translate(error, "asking").hint
+    assert word in hint
+    assert other not in hint
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('FATAL:  password authentication failed for user "me"', "did not accept the password"),
+        ("fe_sendauth: no password supplied", "did not accept the password"),
+        ('FATAL:  no pg_hba.conf entry for host "x", user "me"', "add a line"),
+        ('FATAL:  pg_hba.conf rejects connection for host "x"', "add a line"),
+        ('FATAL:  role "me" does not exist', "CREATE ROLE"),
+        ('FATAL:  role "me" is not permitted to log in', "may log in"),
+        ("SSL error: certificate verify failed", "sslrootcert"),
+        ("FATAL:  the database system is starting up", "starting"),
+        ("Connection refused", "host and port"),
+        ("[Errno -2] failed to resolve host 'nosuch': Name or service not known", "host and port"),
+    ],
+)
+def test_a_refused_connection_is_answered_for_its_reason(text: str, word: str) -> None:
+    assert word in translate(psycopg.OperationalError(_AT + text), "connecting").hint
+
+
 def test_a_password_file_that_is_being_rotated_is_a_refusal_not_a_crash(tmp_path: Path) -> None:
     """It may be away for a moment: as for a wrong password, the daemon tries again seldom."""
     config = Config(

@@ -5,8 +5,9 @@ table says the same in Debezium's words under `lockstep.signal` (`migrations/`).
 place in the order like any change, waits for a daemon that is down, and is carried out once:
 whoever reads it twice knows its id. Marks are what the daemon itself writes around a chunk.
 
-Anybody who may write to the database may emit a message. One that can't be read is told in the log
-and left alone: it must not stop the stream.
+Every role may emit a message, so each of the three is signed (`cdc.authority`), and what is read
+here is what the signature was for; only marks carry their own. One that can't be read must not stop
+the stream.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Final, Literal
 
 import msgspec
 
+from cdc.authority import session_mac
 from cdc.config.patterns import parse_table_pattern
 from cdc.log.message import OURS
 
 COMMAND: Final = f"{OURS}snapshot"
 SIGNAL: Final = f"{OURS}signal"
 MARK: Final = f"{OURS}window"
+_MOST_MARK_BYTES: Final = 4_096
 
 Do = Literal["start", "pause", "resume", "stop"]
 _DOES: Final[dict[str, Do]] = {
@@ -64,6 +67,12 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     chunk: int
     relation_id: int
     low: bool
+    mac: str = ""
+
+    def signed(self, key: bytes) -> Mark:
+        """Return it with its session's MAC."""
+        plain = msgspec.structs.replace(self, mac="")
+        return msgspec.structs.replace(self, mac=session_mac(key, encode(plain)))
 
 
 class _Condition(msgspec.Struct, frozen=True, rename={"collection": "data-collection"}):
@@ -95,10 +104,12 @@ def encode(said: Command | Mark) -> bytes:
 
 
 def mark(content: bytes) -> Mark | None:
-    """Return the mark, or None where somebody else wrote it."""
+    """Return the mark, or None where it is none."""
+    if len(content) > _MOST_MARK_BYTES:
+        return None
     try:
         return msgspec.json.decode(content, type=Mark)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
@@ -109,10 +120,10 @@ def commands(prefix: str, content: bytes) -> list[Command]:
     """
     try:
         if prefix == COMMAND:
-            return [msgspec.json.decode(content, type=Command)]
+            return [_checked(msgspec.json.decode(content, type=Command))]
         signal = msgspec.json.decode(content, type=_Signal)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CommandError(str(error)) from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CommandError("it is no command") from error
     do = _DOES.get(signal.type)
     if do is None:
         return []  # Debezium's readers may have other words for the same table
@@ -136,11 +147,18 @@ def commands(prefix: str, content: bytes) -> list[Command]:
     ]
 
 
+def _checked(command: Command) -> Command:
+    if command.anew and (command.where is not None or command.keys is not None):
+        # The rest of the table would be gone from every follower.
+        raise CommandError("a table that is emptied first is read without a condition or keys")
+    return command
+
+
 def _table(text: str) -> Of:
     try:
         exact = parse_table_pattern(text).exact
     except ValueError:
         exact = None
     if exact is None:
-        raise CommandError(f"{text} is not schema.table")
+        raise CommandError("a table is not written as schema.table")
     return Of(*exact)

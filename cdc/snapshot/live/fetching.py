@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Fetcher:
     """Reads for one session of the daemon's."""
 
-    def __init__(self, config: Config, session: str) -> None:
-        """Connect when there is something to read."""
-        self._config, self._session = config, session
+    def __init__(self, config: Config, session: str, key: bytes) -> None:
+        """Connect when there is something to read; `key` signs the session's marks."""
+        self._config, self._session, self._key = config, session, key
         self._reader: Reader | None = None
         self._over = False
 
@@ -43,14 +43,14 @@ class Fetcher:
             low=True,
         )
         failpoints.reach("before_low")
-        sql.mark(commands.MARK, commands.encode(low))
+        sql.mark(commands.MARK, commands.encode(low.signed(self._key)))
         failpoints.reach("after_low")
         chunk = sql.read(flight.asked._replace(relation_id=flight.relation_id))
         failpoints.reach("after_select")
         flight.chunk = chunk  # before its high mark can come
         failpoints.reach("before_high")
         flight.marked_at = time.monotonic()
-        sql.mark(commands.MARK, commands.encode(replace(low, low=False)))
+        sql.mark(commands.MARK, commands.encode(replace(low, low=False).signed(self._key)))
         failpoints.reach("after_high")
 
     def in_progress(self) -> InProgress:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from cdc.snapshot.live.records import LiveRecord
+from cdc.snapshot.live.withholding import NOTHING, logged
 from cdc.source.chunks import Asked
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from cdc.snapshot.live.commands import Command, Of
     from cdc.snapshot.live.records import Key, State
     from cdc.snapshot.live.windows import Window
+    from cdc.snapshot.live.withholding import Withheld
     from cdc.source.chunks import Chunk
 
 # A chunk is read in about so long, and in the loop it is encoded in less.
@@ -30,6 +32,10 @@ _KEYS: Final = 500
 MOST_AGAIN: Final = 20_000
 # A chunk that was read in vain is read again after so long, and longer each time.
 _AGAIN_SECONDS: Final = (0.05, 2.0)
+# After an error of the source's; so many in a row, a minute and a half, end the snapshot: a person
+# sees that in `cdc status`, and an error that has lasted for so long does not pass by itself.
+_ERROR_SECONDS: Final = (1.0, 30.0)
+MOST_ERRORS: Final = 8
 
 
 class Flight:
@@ -42,11 +48,17 @@ class Flight:
         self.window: Window | None = None  # open between the marks
         self.schema_id: int | None = None  # the table's version at the low mark
         self.chunk: Chunk | None = None  # set before the high mark is written
+        self._began_at = time.monotonic()
         self.marked_at = 0.0  # monotonic, when the high mark was written
         self.done: Future[None] | None = None
         self.empties = asked.rows == 0  # reads nothing: a place in the stream, to begin anew at
         self.void = False  # whatever it brings is not wanted any more
         self.noted = False  # that it was read: by the worker's end or its high mark, as they come
+
+    @property
+    def age_seconds(self) -> float:
+        """For how long it has been on its way."""
+        return time.monotonic() - self._began_at
 
 
 class Job:
@@ -56,7 +68,7 @@ class Job:
         self.record = record
         self.dirty = False  # the log has an older record
         self.key: tuple[str, ...] | None = None  # columns, once a chunk has told them
-        self.secret = False  # the key is masked: its values must not be in the log
+        self.withheld = NOTHING  # what of the record must not be in the log
         self.again: dict[Key, None] = dict.fromkeys(record.again)
         self.flights: list[Flight] = []  # not at their high mark yet
         self.not_before = 0.0  # monotonic
@@ -148,7 +160,7 @@ class Job:
         assert chunk is not None
         self.was_read(flight, chunk, last)
         record = self.record
-        record = replace(record, rows=record.rows + rows, why=None)
+        record = replace(record, rows=record.rows + rows, why=None, failing_since_us=None, errors=0)
         if flight.empties:
             record = replace(record, anew=False)
         elif not flight.asked.keys:
@@ -173,13 +185,29 @@ class Job:
         record = self.record
         if from_the_start:
             record = replace(record, last=None, to=None, swept=record.keys)
-        if why != record.why or from_the_start:
-            self.change(replace(record, why=why))
+        if why != record.why or from_the_start or record.failing_since_us is None:
+            self.waits(why, record)
+            record = self.record
         self._ahead, self._to = record.last, record.to
         self._read_all = record.swept or record.keys
         first, most = _AGAIN_SECONDS
         self.not_before = time.monotonic() + min(most, first * 2**self._in_vain)
         self._in_vain += 1
+
+    def erred(self, what: str) -> bool:
+        """Read again after a while what an error has stopped; False where there were too many."""
+        self.redo(what)
+        errors = self.record.errors + 1
+        self.change(replace(self.record, errors=errors))
+        first, most = _ERROR_SECONDS
+        self.not_before = time.monotonic() + min(most, first * 2 ** (errors - 1))
+        return errors < MOST_ERRORS
+
+    def waits(self, why: str | None, record: LiveRecord | None = None) -> None:
+        """Note what it waits for, and since when nothing has been read."""
+        record = record or self.record
+        since = record.failing_since_us or time.time_ns() // 1_000
+        self.change(replace(record, why=why, failing_since_us=since))
 
     def drop_flights(self) -> None:
         """Let nothing come of what is on its way."""
@@ -202,9 +230,13 @@ class Job:
     def take(self) -> LiveRecord:
         """Return the record as the log is to have it now."""
         self.dirty = False
-        if self.secret:  # another session begins anew, with all rows: it does not know which
-            return replace(self.record, last=None, to=None, swept=False, again=(), keys=False)
-        return replace(self.record, again=tuple(dict.fromkeys((*self.again, *self._flying))))
+        again = tuple(dict.fromkeys((*self.again, *self._flying)))
+        return logged(replace(self.record, again=again), self.withheld)
+
+    def withhold(self, withheld: Withheld) -> None:
+        """Keep this much out of the log, and no more."""
+        self.dirty |= logged(self.record, withheld) != logged(self.record, self.withheld)
+        self.withheld = withheld
 
     @property
     def _flying(self) -> Iterable[Key]:

@@ -28,6 +28,19 @@ def alike(version: SchemaRecord, chunk: Chunk) -> bool:
         and told == tuple((c.name, c.type_id, c.type_modifier) for c in table.columns)
         and set(version.key) == set(chunk.key)
         and version.where == table.published.where
+        and _numbered_alike(version, chunk)
+    )
+
+
+def _numbered_alike(version: SchemaRecord, chunk: Chunk) -> bool:
+    """Whether the columns of these names are the same columns, as far as that is known.
+
+    Where one is masked it must be known: a name may have passed to another column.
+    """
+    pairs = zip(version.columns, chunk.described.columns, strict=True)
+    masked = any(column.mask for column in version.columns)
+    return all(
+        told.attnum == found.attnum or (told.attnum is None and not masked) for told, found in pairs
     )
 
 
@@ -40,7 +53,7 @@ def relation(chunk: Chunk) -> messages.Relation:
         table.name,
         messages.ReplicaIdentity(table.replica_identity),
         tuple(
-            messages.Column(each.key, each.name, each.type_id, each.type_modifier)
+            messages.Column(each.key, each.name, each.type_id, each.type_modifier, each.attnum)
             for each in table.columns
         ),
     )

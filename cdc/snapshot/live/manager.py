@@ -1,6 +1,7 @@
 """Live snapshots: tables read again, chunk by chunk, while the stream goes on.
 
-The loop's side: commands come with the stream (`hear`), chunks are read on a worker of their own
+The loop's side: commands come with the stream (`hear`) and are obeyed where it is proven who wrote
+them (`cdc.verifier`), chunks are read on a worker of their own
 (`turn`), and a chunk's rows go out as the changes of the transaction that wrote its high mark
 (`_pay`), in the same Kafka transaction as how far the snapshot is (`take`). What a chunk is worth
 by then, `cdc.snapshot.live.windows` tells.
@@ -11,7 +12,10 @@ goes wrong with one snapshot ends that one, told in its record, and never the st
 
 from __future__ import annotations
 
+import hmac
 import logging
+import secrets
+import struct
 import time
 import uuid
 from collections import deque
@@ -19,23 +23,33 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from cdc.authority import DDL_PURPOSE, SIGNAL_PURPOSE
 from cdc.decode import messages
 from cdc.errors import CDCError, Policy
+from cdc.events import LSN
 from cdc.log import ddl, names, records
-from cdc.snapshot.live import commands
+from cdc.log.message import OURS
+from cdc.log.unreadable import unreadable
+from cdc.places import Wanted
+from cdc.snapshot.live import commands, withholding
 from cdc.snapshot.live.fetching import Fetcher
 from cdc.snapshot.live.governor import Governor
-from cdc.snapshot.live.job import MOST_AGAIN, Flight, Job
+from cdc.snapshot.live.job import MOST_AGAIN, MOST_ERRORS, Flight, Job
 from cdc.snapshot.live.landing import alike, last_key, publish, relation
 from cdc.snapshot.live.records import KEPT, LiveRecord, live_key
 from cdc.snapshot.live.settling import Settling
 from cdc.snapshot.live.watching import TableWatch
-from cdc.snapshot.live.windows import Snapshot, Window, still_unseen, unseen
+from cdc.snapshot.live.windows import Snapshot, Window, row_values, still_unseen, unseen
+from cdc.source import conditions
+from cdc.source.chunks import CONDITION_HINT
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.log.routes import Table
     from cdc.sequence import Sequencer
     from cdc.snapshot.live.records import Key, State
+    from cdc.snapshot.live.topic import Known
+    from cdc.verifier import Verifier
     from cdc.worker import Worker
 
 log = logging.getLogger("cdc.snapshot.live")
@@ -47,48 +61,78 @@ _BATCH_SHARE: Final = 4
 # Transactions decoded and not known to be visible; beyond it waiting begins anew.
 _MOST_DECODED: Final = 200_000
 _RECONNECT_SECONDS: Final = 1.0
+# A chunk takes a fraction of a second.
+_SLOW_SECONDS: Final = 10.0
 
 
 class Live:
     """The live snapshots of one session."""
 
-    def __init__(self, config: Config, worker: Worker, sequencer: Sequencer) -> None:
-        """Begin with none; `adopt` takes over those of the log."""
+    def __init__(
+        self,
+        config: Config,
+        worker: Worker,
+        sequencer: Sequencer,
+        verifier: Verifier,
+        given: dict[str, LiveRecord],
+    ) -> None:
+        """Begin with none; `adopt` takes over those of the log.
+
+        `given` outlives the session: what snapshots were asked for of which the log must not know.
+        """
         self._config, self._worker, self._sequencer = config, worker, sequencer
-        self._session = uuid.uuid4().hex[:12]
+        self._verifier, self._given = verifier, given
+        self._session, self._key = uuid.uuid4().hex[:12], secrets.token_bytes(32)
         self._jobs: dict[str, Job] = {}
         self._turns: deque[str] = deque()
         self._watches: dict[int, TableWatch] = {}
         self._flights: dict[tuple[str, int], Flight] = {}
         self._reading: Flight | None = None
         self._number = 0
-        self._fetcher = Fetcher(config, self._session)
+        self._fetcher = Fetcher(config, self._session, self._key)
         self._governor = Governor()
         self._records: list[Record] = []
         self._settling: Settling | None = None  # None: no snapshot runs, nothing is recorded
         self._not_before = 0.0
-        sequencer.hear = self.hear
+        sequencer.hear, sequencer.admit = self.hear, verifier.admit
 
-    def adopt(self, known: list[LiveRecord]) -> None:
+    def adopt(self, known: Known) -> None:
         """Go on with what the log says is not finished."""
-        for record in known:
-            self._jobs[record.id] = Job(record)
-            if record.active:
-                log.info("going on with a live snapshot", extra={"fields": record.told})
+        self._verifier.adopt(known.commands)
+        for found in known.snapshots:
+            record = withholding.restored(found, self._given.get(found.id))
+            job = self._jobs[found.id] = Job(record or found)
+            # What an older version or configuration left in the log is written again without.
+            job.withhold(withholding.before_publishing(self._config, job.record))
+            if found.active and record is None:
+                job.to("failed", withholding.GIVE_AGAIN)
+                log.warning("a live snapshot can't go on", extra={"fields": job.record.told})
+            elif found.active:
+                log.info("going on with a live snapshot", extra={"fields": job.record.told})
+        for number in self._given.keys() - {r.id for r in known.snapshots if r.active}:
+            del self._given[number]
         self._see_to_it()
 
     def progress(self) -> list[LiveRecord]:
         """Return every snapshot that is not over, as it stands."""
         return [job.record for job in list(self._jobs.values()) if job.record.active]
 
+    def known(self) -> list[LiveRecord]:
+        """Return every snapshot that the log keeps, those that are over too."""
+        return [job.record for job in list(self._jobs.values())]
+
     @property
     def waiting(self) -> bool:
         """Whether there are records for the next Kafka transaction."""
-        return bool(self._records) or any(job.dirty for job in self._jobs.values())
+        return (
+            bool(self._records)
+            or self._verifier.waiting
+            or any(job.dirty for job in self._jobs.values())
+        )
 
     def take(self) -> list[Record]:
         """Return the records for the next Kafka transaction, once."""
-        taken, self._records = self._records, []
+        taken, self._records = [*self._verifier.take(), *self._records], []
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
         for job in self._jobs.values():
             if job.dirty:
@@ -97,6 +141,7 @@ class Live:
         over = [number for number, job in self._jobs.items() if not job.record.active]
         for number in over[:-KEPT]:
             del self._jobs[number]
+            self._given.pop(number, None)
             taken.append((topic, live_key(pipeline, number), None))
         return taken
 
@@ -112,6 +157,7 @@ class Live:
         self._governor.committed(committed_lsn, time.monotonic())
         if self._reading is not None:
             if not (self._reading.done and self._reading.done.done()):
+                self._notice_slow(self._reading)
                 return
             flight, self._reading = self._reading, None
             self._came(flight)
@@ -121,6 +167,15 @@ class Live:
                 job.redo("so many transactions committed that it waits anew")
         if time.monotonic() >= self._not_before and self._settled():
             self._read_next()
+
+    @staticmethod
+    def _notice_slow(flight: Flight) -> None:
+        """Note that a chunk takes long: it waits for a lock, or the source does not answer."""
+        job = flight.job
+        if job.record.failing_since_us is None and flight.age_seconds > _SLOW_SECONDS:
+            job.waits(
+                f"a chunk has not been read for {_SLOW_SECONDS:.0f} s: it may wait for a lock"
+            )
 
     def _read_next(self) -> None:
         """Have the next chunk read, of each snapshot in turn."""
@@ -141,11 +196,11 @@ class Live:
         try:
             over = settling.turn(self._worker, self._fetcher, self._sequencer.decoded or {})
         except CDCError as error:
-            self._disconnect(error)
+            self._erred(error, self._running())
             return False
         for job in () if over else self._running():
             if settling.why != job.record.why:
-                job.change(replace(job.record, why=settling.why))
+                job.waits(settling.why)
         return over
 
     def _read(self, job: Job) -> None:
@@ -168,8 +223,7 @@ class Live:
         except CDCError as error:
             self._forget(flight)
             if error.policy is Policy.BACKOFF:
-                self._disconnect(error)
-                job.redo()
+                self._erred(error, [job])
             elif not flight.void:
                 self._fail(job, error.what, error.hint)
             return
@@ -183,6 +237,14 @@ class Live:
             self._forget(flight)
             self._fail(job, f"a key of {job.record.name} is no text", "see values.invalid.text")
 
+    def _erred(self, error: CDCError, jobs: list[Job]) -> None:
+        """Let these snapshots try again after a while; end those that have tried often enough."""
+        self._disconnect(error)
+        for job in jobs:
+            if not job.erred(error.what):
+                what = f"{MOST_ERRORS} errors in a row, the last: {error.what}"
+                self._fail(job, what, error.hint)
+
     def _disconnect(self, error: CDCError) -> None:
         log.warning("live snapshots wait", extra={"fields": {"error": error.what}})
         self._worker.submit(self._fetcher.disconnect)
@@ -190,34 +252,59 @@ class Live:
 
     # -- what comes with the stream ----------------------------------------------------------------
 
-    def hear(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | None:
-        """Take a message that is ours; may ask for a table to be described first."""
+    def hear(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | Wanted | None:
+        """Take a message that is ours; may ask for something to be done first."""
         match message.prefix:
             case commands.MARK:
-                return self._mark(message.content, lsn)
-            case commands.COMMAND | commands.SIGNAL:
-                self._command(message)
+                return self._mark(message, lsn)
+            case commands.COMMAND:
+                if (body := self._verifier.command(message, self._sequencer)) is not None:
+                    self._command(commands.COMMAND, body, message)
+            case commands.SIGNAL:
+                return self._by_trigger(SIGNAL_PURPOSE, message)
             case ddl.PREFIX:
-                self._ddl(message)
+                return self._by_trigger(DDL_PURPOSE, message)
+            case prefix if prefix != OURS:  # what stands between a DDL record and the next change
+                self._verifier.refuse("other", "a reserved prefix", message)
         return None
 
-    def _ddl(self, message: messages.LogicalMessage) -> None:
+    def _by_trigger(self, purpose: str, message: messages.LogicalMessage) -> Wanted | None:
+        def judge() -> None:
+            body = self._verifier.by_trigger(purpose, message, self._sequencer)
+            if body is None:
+                return
+            if purpose == DDL_PURPOSE:
+                self._ddl(message, body)
+            else:
+                self._command(commands.SIGNAL, body, message)
+
+        def ask() -> None:
+            self._verifier.read_keys()
+            judge()
+
+        if self._verifier.may_be_proven(purpose, message, self._sequencer):
+            return Wanted(ask)
+        judge()
+        return None
+
+    def _ddl(self, message: messages.LogicalMessage, body: bytes) -> None:
         at = self._sequencer
         record = ddl.record(
-            self._config.prefix, message.content, lsn=message.lsn, commit_lsn=at.transaction_lsn,
+            self._config.prefix, body, lsn=message.lsn, commit_lsn=at.transaction_lsn,
             ordinal=at.ordinal, seq=at.seq, committed_at_us=at.committed_at_us, tx_id=at.xid,
         )  # fmt: skip
         if record is None:
-            log.warning("a DDL message that no event trigger of ours wrote is left out")
+            self._verifier.refuse("ddl", "not readable", message)
         else:
             self._records.append(record)
 
-    def _command(self, message: messages.LogicalMessage) -> None:
+    def _command(self, prefix: str, body: bytes, message: messages.LogicalMessage) -> None:
         try:
-            for command in commands.commands(message.prefix, message.content):
+            for command in commands.commands(prefix, body):
                 self._obey(command)
         except commands.CommandError as error:
-            fields = {"prefix": message.prefix, "lsn": str(message.lsn), "error": str(error)}
+            self._verifier.refuse("command", "not readable", message, quiet=True)
+            fields = {"prefix": prefix, "lsn": str(message.lsn), "error": str(error)}
             log.warning("a command that can't be read is left alone", extra={"fields": fields})
         self._see_to_it()
 
@@ -231,6 +318,16 @@ class Live:
             meant = command.id in (None, record.id) and (
                 not command.tables or commands.Of(record.schema, record.table) in command.tables
             )
+            if (
+                meant
+                and record.state == "failed"
+                and (command.do, command.id)
+                == (
+                    "stop",
+                    record.id,
+                )
+            ):
+                job.to("stopped", f"acknowledged: {record.why}")
             if not meant or not record.active:
                 continue
             if command.do == "stop":
@@ -246,18 +343,31 @@ class Live:
         if number in self._jobs:
             return  # the same command, read again
         job = Job.begun(self._config.pipeline, number, command, of)
+        job.withhold(withholding.before_publishing(self._config, job.record))
         self._jobs[number] = job
+        if withholding.logged(job.record, job.withheld).withheld:
+            self._given[number] = job.record
+        try:
+            conditions.parse(command.where or "true")
+        except conditions.ConditionError as error:
+            self._fail(job, f"the condition can't be read: {error}", CONDITION_HINT)
+            return
         log.info("live snapshot begins", extra={"fields": job.record.told})
 
-    def _mark(self, content: bytes, lsn: int) -> messages.Relation | None:
-        mark = commands.mark(content)
+    def _mark(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | None:
+        mark = commands.mark(message.content)
         if mark is None or mark.session != self._session:
+            return None  # another session's, or another pipeline's
+        if not hmac.compare_digest(mark.signed(self._key).mac.encode(), mark.mac.encode()):
+            self._verifier.refuse("watermark", "wrong signature", message)
             return None
         flight = self._flights.get((mark.snapshot, mark.chunk))
         if flight is None:
             return None
         if mark.low:
-            self._open(flight, mark.relation_id)
+            # The first one counts: behind a copy of it the window would be too short.
+            if flight.window is None:
+                self._open(flight, mark.relation_id)
             return None
         self._forget(flight)
         return None if flight.void else self._high(flight, lsn)
@@ -339,9 +449,15 @@ class Live:
             )
             return
         job.key = chunk.key
-        job.secret = any(each.mask for each in version.columns if each.name in chunk.key)
+        job.withhold(withholding.of_published(self._config, chunk, job.record.where))
         job.flights.remove(flight)
-        rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
+        try:
+            rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
+        except (CDCError, struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
+            # The stream goes on: what was published of the chunk are rows like any others.
+            found = _unreadable(table, flight, error)
+            self._fail(job, f"{found.what} (at LSN {LSN(lsn)})", found.hint)
+            return
         job.is_published(flight, rows, last_key(chunk))
         at = self._sequencer.transaction_lsn
         self._governor.sent(at, flight.marked_at, len(chunk.rows), chunk.bytes)
@@ -398,3 +514,15 @@ class Live:
         if sequencer.in_transaction and sequencer.xid is not None:
             sequencer.decoded[sequencer.xid] = sequencer.transaction_lsn
         self._settling = Settling()
+
+
+def _unreadable(table: Table, flight: Flight, error: Exception) -> CDCError:
+    """Return the error of a chunk with a row that can't be encoded: its table and column."""
+    if isinstance(error, CDCError):
+        return error
+    encoder = table.encoder
+    rows = flight.chunk.rows if flight.chunk else []
+    columns = len(encoder.schema.columns)
+    texts = (row_values(row, 2, columns) for row in rows)
+    bad = next((each for each in texts if encoder.at_fault(each) is not None), [])
+    return unreadable(encoder, bad, error)

@@ -42,6 +42,10 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at_us: int = 0
     at_us: int = 0
     why: str | None = None  # it failed, or waits
+    withheld: bool = False  # keys or condition may hold hidden values, so they are not here
+    # Since when it has read in vain, and how many errors in a row; None while rows arrive.
+    failing_since_us: int | None = None
+    errors: int = 0
 
     @property
     def name(self) -> str:
@@ -62,6 +66,21 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     def active(self) -> bool:
         """Whether it is still to be worked on."""
         return self.state in ACTIVE
+
+
+class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that was carried out, for as long as its signature would still be believed."""
+
+    format: int = FORMAT
+    pipeline: str
+    id: str  # the signature's
+    lsn: str  # of the message: read there again, it is the same one
+    at_us: int  # its transaction's commit
+
+
+def command_key(pipeline: str, number: str) -> bytes:
+    """Return the key of a command's record."""
+    return msgspec.json.encode({"pipeline": pipeline, "part": "command", "id": number})
 
 
 def live_key(pipeline: str, number: str) -> bytes:

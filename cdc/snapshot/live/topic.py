@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cdc.log import names, reader, records, topics
-from cdc.snapshot.live.records import LiveRecord
+from cdc.snapshot.live.records import CommandRecord, LiveRecord
 
 if TYPE_CHECKING:
     from cdc.config import Config
 
 
-def load(config: Config, admin: topics.Admin) -> list[LiveRecord]:
-    """Return the live snapshots that the log knows, those that ended too. Blocks."""
+class Known(NamedTuple):
+    """What the log knows: live snapshots, those that ended too, and commands of late."""
+
+    snapshots: list[LiveRecord]
+    commands: list[CommandRecord]
+
+
+def load(config: Config, admin: topics.Admin) -> Known:
+    """Return what the log knows. Blocks."""
     topic = names.snapshot_topic(config.prefix)
     # A log that was set up by an older version has no such topic.
     own = [each for each in topics.internal_topics(config) if each.name == topic]
     topics.ensure(admin, config, own)
-    return read(config)
+    return _read(config)
 
 
 def read(config: Config) -> list[LiveRecord]:
     """Return the live snapshots in the log, oldest first. Blocks."""
+    return _read(config).snapshots
+
+
+def _read(config: Config) -> Known:
     topic = names.snapshot_topic(config.prefix)
     newest: dict[bytes, bytes | None] = {}
     for message in reader.read_if_there(config, topic):
         newest[message.key() or b""] = message.value()
-    found = []
+    found: list[LiveRecord] = []
+    commands: list[CommandRecord] = []
     for key, value in newest.items():
         at = msgspec.json.decode(key)
-        if value and at.get("part") == "live" and at.get("pipeline") == config.pipeline:
+        if not value or at.get("pipeline") != config.pipeline:
+            continue
+        if at.get("part") == "live":
             found.append(records.decode(LiveRecord, value, topic))
-    return sorted(found, key=lambda record: record.began_at_us)
+        elif at.get("part") == "command":
+            commands.append(records.decode(CommandRecord, value, topic))
+    return Known(sorted(found, key=lambda record: record.began_at_us), commands)

@@ -1,0 +1,74 @@
+"""`cdc publication acknowledge`: go on with a publication that was altered by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    did,
+    example,
+    left,
+    next_step,
+    print_json,
+    warn,
+    with_config,
+    yes,
+)
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+
+@click.group(epilog=example("cdc publication acknowledge"))
+def publication() -> None:
+    """Continue with a publication that was altered by hand."""
+
+
+@publication.command(
+    epilog=example("cdc publication acknowledge", "cdc publication acknowledge --yes")
+)
+@with_config
+@click.option(
+    "--no-snapshot",
+    is_flag=True,
+    help="Do not read the tables again, as where only the publication's owner was changed.",
+)
+@yes
+@as_json
+def acknowledge(config: Config, *, no_snapshot: bool, yes: bool, as_json: bool) -> None:
+    """Accept the publication as it is, and have the tables concerned read again.
+
+    For when the daemon has stopped with exit code 78 because the publication was altered: what it
+    did not publish meanwhile is in no stream. Each table concerned is emptied in the log and read
+    again, as by `cdc snapshot TABLE --anew`, once a daemon runs. Only while no daemon runs. Asks
+    first.
+    """
+    from cdc.control import publication_change as control  # noqa: PLC0415 - not for --help
+    from cdc.control.findings import listed  # noqa: PLC0415
+
+    altered = control.survey(config)
+    asked: dict[str, str] = {}
+    if altered.gaps:
+        if not as_json:
+            for gap in altered.gaps:
+                warn(gap.what)
+        if not yes:
+            reading = "" if no_snapshot else f", and read {listed(altered.tables)} again"
+            confirm(f"Accept the publication as it is{reading}?")
+        asked = control.acknowledge(config, altered, read=not no_snapshot)
+    if as_json:
+        snapshots = [{"id": number, "table": name} for number, name in asked.items()]
+        what = [gap.what for gap in altered.gaps]
+        print_json({"acknowledged": what, "snapshots": snapshots})
+        return
+    if not altered.gaps:
+        left("the publication is as the resume record has it")
+    else:
+        did(f"the log continues with the publication {altered.publication.name} as it is")
+    if asked:
+        did(f"asked for {len(asked)} snapshots, of {listed(list(asked.values()))}")
+    next_step("cdc run")

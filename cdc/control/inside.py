@@ -1,0 +1,54 @@
+"""The verdict from inside the daemon: what `/healthz`, `/readyz` and `/metrics` show.
+
+Asks no server: everything was seen by the loop, the watch of the source and the watch of the
+followers, each of which looks every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cdc.control.health import State
+from cdc.control.verdict import Facts, Initial, Reader, verdict
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.control.health import Health, Report
+    from cdc.control.metrics import Metrics
+    from cdc.control.verdict import Verdict
+
+
+def reader(report: Report) -> Reader:
+    """Return the daemon's own part of the facts."""
+    return Reader(
+        state=report.state.value,
+        ready=report.ready,
+        reason=report.reason,
+        since_seconds=report.since_seconds,
+        failures=report.failures,
+        failing_seconds=report.failing_seconds,
+        error=report.error,
+        warnings=report.warnings,
+    )
+
+
+def judge_inside(config: Config, health: Health, metrics: Metrics) -> Verdict:
+    """Return whether all is well with the pipeline of this process."""
+    report = health.report()
+    initial = Initial(metrics.initial_stage, wanted=config.snapshot.mode == "initial")
+    if report.state is not State.STREAMING:
+        # It has not looked yet, or is at it: its state and its reason say all there is.
+        copying = report.state is State.SNAPSHOTTING
+        initial = Initial("running" if copying else "done", wanted=True, described=report.reason)
+    return verdict(
+        config,
+        Facts(
+            inside=True,
+            daemon=reader(report),
+            initial=initial,
+            live=tuple(metrics.live_known()),
+            followers=tuple(metrics.followers()),
+            now_us=time.time_ns() // 1_000,
+        ),
+    )

@@ -1,0 +1,142 @@
+"""The step of `cdc setup` that records which columns are hidden, by number.
+
+The configuration hides columns by name. From here on each is followed by its number, so that a name
+that passes to another column, before the daemon has seen the table or while it is stopped, shows
+nothing (`cdc.column_identity`). What was recorded stays: setting up again after such a change is
+refused, as the daemon would refuse it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from cdc import column_identity
+from cdc.control.findings import listed
+from cdc.control.steps import Did, Step
+from cdc.decode.messages import Column
+from cdc.errors import ConfigError
+from cdc.log import column_numbers, reader
+from cdc.source import catalog
+from cdc.source.columns import partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config import Config, TableSelection
+    from cdc.log.records import ColumnNumbers
+    from cdc.source.catalog import Connection
+    from cdc.source.inspection import Table
+
+
+class _Hiding(NamedTuple):
+    """A relation that the stream describes, and may have a hidden column."""
+
+    oid: int
+    selection: TableSelection
+
+    def shown(self, numbers: ColumnNumbers) -> list[column_identity.Shown]:
+        columns = [
+            Column(False, c.name, c.type_id, c.type_modifier, c.attnum)  # noqa: FBT003 - of no key
+            for c in numbers.columns
+            if not c.dropped
+        ]
+        found = column_identity.places(columns, None, numbers)
+        return column_identity.shown(self.selection, columns, found, numbers.hidden)
+
+
+class HiddenColumns:
+    """The hidden columns of the tables that are set up."""
+
+    def __init__(self, connection: Connection, config: Config, tables: list[Table]) -> None:
+        self._connection, self._config = connection, config
+        self._relations = _hiding(connection, config, tables)
+        self._known: dict[int, ColumnNumbers] = {}
+        if self._relations:
+            # Oldest first: the newest counts.
+            self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
+        self._written = dict(self._known)
+
+    def look(self) -> None:
+        """Take the numbers as they are; raise ConfigError where a hidden column has lost its name.
+
+        Each look adds to the one before.
+        """
+        bare = []
+        for relation in self._relations:
+            found = catalog.column_numbers(
+                self._connection, self._config.publication, relation.oid
+            ).numbers
+            if not found.columns:
+                continue  # dropped just now
+            known = self._known.get(relation.oid)
+            hidden = known.hidden if known else {}
+            found = replace(found, hidden=column_identity.hidden(relation.selection, hidden, found))
+            bare += [(found, each) for each in relation.shown(found)]
+            self._known[relation.oid] = found
+        if bare:
+            raise _refused(bare)
+
+    @property
+    def new(self) -> list[ColumnNumbers]:
+        """What the log does not have."""
+        return [n for n in self._known.values() if n.hidden and not self._is_written(n)]
+
+    def write(self) -> Iterator[Step]:
+        """Put into the log what it does not have, and show it."""
+        if new := self.new:
+            column_numbers.write(self._config, new)
+            yield self.written()
+
+    def written(self) -> Step:
+        """Note that the log has what is new; return the step that shows it."""
+        new = self.new
+        self._written |= {n.relation_id: n for n in new}
+        names = [f"{n.schema}.{n.table} ({_named(n)})" for n in new]
+        return Step(Did.DONE, f"recorded the hidden columns by number: {listed(names)}")
+
+    def _is_written(self, numbers: ColumnNumbers) -> bool:
+        there = self._written.get(numbers.relation_id)
+        return there is not None and replace(there, lsn=numbers.lsn) == numbers
+
+
+def _hiding(connection: Connection, config: Config, tables: list[Table]) -> list[_Hiding]:
+    by_leaf = config.source.partitions == "leaf"
+    found = []
+    for table in tables:
+        if table.kind == "p" and by_leaf:
+            # The stream describes each partition, whose numbers are its own.
+            named: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+                (leaf.schema, leaf.name): ((leaf.schema, leaf.name), (table.schema, table.name))
+                for leaf in partitions(connection, [table.oid])
+            }
+        else:
+            named = {(table.schema, table.name): ((table.schema, table.name),)}
+        chosen = {at: config.selection.of(*names) for at, names in named.items()}
+        hiding = {at: s for at, s in chosen.items() if column_identity.hides_something(s)}
+        if hiding:
+            oids = catalog.oids(connection, hiding)
+            found += [_Hiding(oids[at], each) for at, each in hiding.items() if at in oids]
+    return found
+
+
+def _named(numbers: ColumnNumbers) -> str:
+    alive = {c.attnum for c in numbers.columns if not c.dropped}
+    return ", ".join(
+        f"{name}: column {attnum}" for attnum, name in numbers.hidden.items() if attnum in alive
+    )
+
+
+def _refused(bare: list[tuple[ColumnNumbers, column_identity.Shown]]) -> ConfigError:
+    told = "\n".join(
+        f"  {n.schema}.{n.table}: column {each.attnum} was hidden as {each.hidden_as}, and would be"
+        f" shown as {each.name}\n"
+        f'    fix: hide it by that name too: tables."{n.schema}.{n.table}".mask: {{{each.name}: …}}'
+        for n, each in bare
+    )
+    return ConfigError(
+        f"hidden columns would be shown:\n{told}",
+        hint="then `cdc setup` again; once `cdc run` has passed the change, `keep` in place of the"
+        " mask shows what may be shown",
+    )

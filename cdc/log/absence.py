@@ -1,0 +1,120 @@
+"""Prove that a topic does not exist, and where a partition ends, before anything is decided by it.
+
+A lookup may answer wrongly for a moment: a broker that has just started or been elected does not
+know every topic yet, a leader that was replaced answers with an old end, a client serves metadata
+from before. Whoever reads such an answer as "there is nothing" skips an unfinished snapshot, begins
+a log a second time, or declares a gap where none is.
+
+So absence needs two answers that agree: to two kinds of request (by name, and the list of all), by
+two clients made for it, a moment apart. One answer that names the topic refutes it. Ends of
+partitions only grow, and so do their beginnings: of two answers the higher end and the lower
+beginning are the ones that leave nothing out.
+
+What the resume record says exists is compared by the callers: it outranks what the brokers say.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from cdc.log import topics
+from cdc.log.client import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from cdc.config import Config
+
+Place = tuple[str, int]  # topic, partition
+Ends = dict[Place, tuple[int, int]]  # the first offset that a partition still has, and its end
+
+# What a client says of a topic or partition that it does not know: at this moment.
+UNKNOWN: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._NOENT,  # noqa: SLF001 - librdkafka's local errors are spelled so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    }
+)
+_TIMEOUT_SECONDS: Final = 15.0
+# Between the two answers: a broker that has just started has caught up by then.
+_AGAIN_SECONDS: Final = 1.0
+
+
+def says_unknown(error: BaseException | None) -> bool:
+    """Return whether an error says that the brokers do not know a topic; that proves nothing."""
+    while error is not None:
+        if isinstance(error, KafkaException):
+            return error.args[0].code() in UNKNOWN
+        error = error.__cause__
+    return False
+
+
+def absent(config: Config, asked: Collection[str]) -> set[str]:
+    """Return those of the topics that are proven not to exist. Blocks.
+
+    Raises UnavailableError where the brokers do not answer.
+    """
+    missing = set(asked) - named(config, asked)
+    if missing:
+        pause(_AGAIN_SECONDS)
+        missing -= listed(config)
+    return missing
+
+
+def confirmed(config: Config, first: Ends) -> Ends:
+    """Return offsets that were asked for once, with what a second client is told."""
+    second = spans(config, first)
+    return {
+        place: (min(low, second[place][0]), max(end, second[place][1]))
+        for place, (low, end) in first.items()
+    }
+
+
+# --- the lookups themselves ---
+
+
+def named(config: Config, asked: Collection[str]) -> set[str]:
+    """Return which of the topics exist, asked for by their names."""
+    return set(topics.describe(topics.admin(config), sorted(asked)))
+
+
+def listed(config: Config) -> set[str]:
+    """Return every topic that there is."""
+    with translated("listing topics"):
+        client = topics.admin(config)
+        return set(client.list_topics(timeout=_TIMEOUT_SECONDS).topics)
+
+
+def spans(config: Config, places: Iterable[Place]) -> Ends:
+    """Return the first offset and the end of partitions, as a read_committed reader is told."""
+    parts = [TopicPartition(*place) for place in places]
+    if not parts:
+        return {}
+    client = topics.admin(config)
+    asked = [
+        client.list_offsets(
+            dict.fromkeys(parts, which),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=_TIMEOUT_SECONDS,
+        )
+        for which in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    ]
+    told: dict[Place, list[int]] = {}
+    for futures in asked:
+        for part, future in futures.items():
+            place = (str(part.topic), int(part.partition))
+            with translated(f"looking up the offsets of {place[0]} [{place[1]}]"):
+                told.setdefault(place, []).append(int(future.result().offset))
+    return {place: (low, end) for place, (low, end) in told.items()}
+
+
+def pause(seconds: float) -> None:
+    """Wait between two answers."""
+    time.sleep(seconds)

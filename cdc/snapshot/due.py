@@ -1,0 +1,57 @@
+"""Whether the initial snapshot is still to be taken: what must be known before anything streams.
+
+The resume record says so itself (`ResumeIdentity.snapshot`); the snapshot's own state says how far
+it is. Logs of older versions have the state alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc.errors import FencedError, GapError
+from cdc.log import names, reader
+from cdc.snapshot import topic
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.snapshot.records import SnapshotState
+
+
+def state(config: Config) -> SnapshotState | None:
+    """Return the state of the initial snapshot; None of a pipeline that takes none.
+
+    Raises GapError where the resume record says that one is due and its state is lost.
+    """
+    found = topic.read_state(config)
+    if found is None and (resumed := reader.read_resume(config)) and resumed[0].snapshot == "due":
+        raise GapError(
+            f"topic {names.snapshot_topic(config.prefix)} holds no state of the initial snapshot,"
+            " which the resume record says is due: the topic was emptied, or created again",
+            hint="nothing was streamed: `cdc teardown --topics`, then `cdc setup`, start over",
+        )
+    return found
+
+
+def expect_done(config: Config, identity: ResumeIdentity) -> None:
+    """Raise FencedError while the initial snapshot is not handed over. Call it when fenced."""
+    due = identity.snapshot == "due"
+    if not identity.snapshot:
+        found = topic.read_state(config)
+        due = found is not None and found.stage != "done"
+    if due:
+        raise FencedError(
+            "the initial snapshot is not handed over, so nothing may be streamed",
+            hint="the daemon goes back and takes it",
+        )
+
+
+def expect_unstreamed(position: ResumePosition) -> None:
+    """Raise GapError where a log into which changes were streamed lacks its initial snapshot."""
+    if position.seq or position.open or position.pending:
+        raise GapError(
+            f"changes up to seq {position.seq} ({position.end_lsn}) were streamed into the log,"
+            " though its initial snapshot was never finished: rows are missing in it",
+            hint="a version before this one could do so; `cdc teardown --topics`, then `cdc setup`"
+            " and a snapshot start over",
+        )

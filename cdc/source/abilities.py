@@ -1,0 +1,152 @@
+"""What our role may do in the source, judged by trying it: nothing is created.
+
+Managed servers grant by roles of their own (`rds_replication`, `cloudsqlsuperuser`,
+`azure_pg_admin`), which no catalog column shows. So each ability is tried in a way that cannot
+succeed or is rolled back: a slot under a name that Postgres refuses after it has checked the
+privilege, a replication connection that only identifies the system, a publication in a transaction
+that is rolled back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import psycopg
+from psycopg import errors
+
+from cdc.errors import CDCError, ConfigError, PermissionDeniedError
+from cdc.source import membership
+from cdc.source.connection import connect, translate, translated
+from cdc.source.stream import identify
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.source.inspection import Server
+    from cdc.source.plan import Plan
+
+# Not a slot's name: Postgres says so only to a role that may create slots.
+_NO_SLOT_NAME: Final = "cdc doctor: may this role create slots?"
+# An application's DDL may hold a lock on a table; that says nothing about privileges.
+_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '3s'"
+# Roles that only a managed service has, with how its parameters are changed.
+_MANAGED: Final = {
+    "rds_superuser": "the DB parameter group (wal_level: rds.logical_replication = 1)",
+    "cloudsqlsuperuser": "the instance's database flags (wal_level: cloudsql.logical_decoding)",
+    "alloydbsuperuser": "the instance's database flags (wal_level: alloydb.logical_decoding)",
+    "azure_pg_admin": "the server parameters",
+}
+
+
+class Refusal(NamedTuple):
+    """How Postgres refuses a publication, and the statements, for somebody who may run them."""
+
+    error: CDCError
+    sql: str
+
+
+class Abilities(NamedTuple):
+    """What was refused, each None where it was not; and how parameters are changed."""
+
+    slot: str | None = None
+    stream: CDCError | None = None
+    publication: Refusal | None = None
+    superusers: frozenset[str] = frozenset()
+    settable: frozenset[str] | None = None  # parameters by ALTER SYSTEM; None: all of them
+    pending: frozenset[str] = frozenset()  # parameters whose change waits for a restart
+    managed: str | None = None  # where a managed service's parameters are changed
+
+
+def abilities(connection: psycopg.Connection, config: Config, server: Server) -> Abilities:
+    """Try all but the publication, which takes a plan."""
+    settable, pending, managed = _parameters(connection, server)
+    query = b"SELECT rolname::text FROM pg_roles WHERE rolsuper"
+    with translated("reading the superusers"):
+        superusers = frozenset(name for (name,) in connection.execute(query).fetchall())
+    return Abilities(
+        slot=_slot(connection),
+        stream=_stream(config),
+        superusers=superusers,
+        settable=settable,
+        pending=pending,
+        managed=managed,
+    )
+
+
+def _slot(connection: psycopg.Connection) -> str | None:
+    """Return how Postgres refuses a new slot to our role, or None."""
+    try:
+        connection.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_NO_SLOT_NAME,)
+        )
+    except errors.InsufficientPrivilege as error:
+        return error.diag.message_primary or "permission denied"
+    except psycopg.OperationalError as error:
+        raise translate(error, "trying whether a slot may be created") from error
+    except psycopg.Error:
+        return None  # the name is refused, or wal_level: after the privilege was checked
+    raise AssertionError("Postgres takes no such name")
+
+
+def _stream(config: Config) -> CDCError | None:
+    """Return how a replication connection is refused, or None."""
+    try:
+        with connect(config, replication=True) as connection:
+            identify(connection)
+    except CDCError as error:
+        return error
+    return None
+
+
+def publication(
+    connection: psycopg.Connection,
+    name: str,
+    wanted: Plan,
+    state: membership.State | None,
+    change: membership.Change | None,
+) -> Refusal | None:
+    """Return how Postgres refuses to create or change the publication, or None. Rolled back."""
+    if state is not None and not change:
+        return None
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(_LOCK_TIMEOUT)
+            if state is None:
+                membership.create(connection, name, wanted)
+            else:
+                assert change is not None
+                membership.alter(connection, name, change, wanted, state)
+    except (PermissionDeniedError, ConfigError) as error:
+        locked = isinstance(error.__cause__, errors.LockNotAvailable)
+        if locked:
+            return None
+        statements = [membership.creation(name, wanted)]
+        if state is not None:
+            assert change is not None
+            statements = list(membership.alterations(name, change))
+        return Refusal(error, " ".join(f"{each.as_string(connection)};" for each in statements))
+    return None
+
+
+_GRANTS_SINCE: Final = 150_000
+_GRANTED: Final = """
+SELECT name, pending_restart, has_parameter_privilege(name, 'ALTER SYSTEM') FROM pg_settings
+WHERE name = ANY(%s)
+"""
+_UNGRANTED: Final = "SELECT name, pending_restart, false FROM pg_settings WHERE name = ANY(%s)"
+
+
+def _parameters(
+    connection: psycopg.Connection, server: Server
+) -> tuple[frozenset[str] | None, frozenset[str], str | None]:
+    """Return which of the server's parameters we may set, which wait, and who else sets them."""
+    names = list(server.settings)
+    since = connection.info.server_version >= _GRANTS_SINCE
+    query = _GRANTED if since else _UNGRANTED
+    known = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY(%s)"
+    with translated("asking which settings may be changed"):
+        rows = connection.execute(query.encode(), (names,)).fetchall()
+        roles = connection.execute(known, (list(_MANAGED),)).fetchall()
+    pending = frozenset(name for name, waits, _ in rows if waits)
+    settable = frozenset(name for name, _, allowed in rows if allowed)
+    managed = next((_MANAGED[role] for (role,) in roles), None)
+    return None if server.superuser and managed is None else settable, pending, managed

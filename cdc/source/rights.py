@@ -1,0 +1,90 @@
+"""Which roles of the database may do what concerns the pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from psycopg import conninfo, sql
+
+from cdc.source.connection import translated
+from cdc.source.signing_keys import TABLES
+
+if TYPE_CHECKING:
+    from cdc.source.catalog import Connection
+
+# Superusers may do everything, and are left out.
+_REPLICATION: Final = """
+SELECT rolname::text FROM pg_catalog.pg_roles
+WHERE rolreplication AND NOT rolsuper AND rolname <> current_user ORDER BY 1
+"""
+_EMIT: Final = """
+SELECT bool_or(a.grantee = 0) FROM pg_catalog.pg_proc p
+CROSS JOIN aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+WHERE p.proname = 'pg_logical_emit_message' AND p.pronamespace = 'pg_catalog'::regnamespace
+  AND a.privilege_type = 'EXECUTE'
+"""
+# By grant, the owner and our own role left out; PUBLIC is 0.
+_GRANTED: Final = """
+SELECT c.relname::text, coalesce(r.rolname::text, 'PUBLIC') FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a
+LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+WHERE n.nspname = 'lockstep' AND c.relname = ANY (%s) AND a.privilege_type = ANY (%s)
+  AND a.grantee <> c.relowner AND coalesce(r.rolname <> current_user, true)
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
+
+class NamedRole(NamedTuple):
+    """A role, or PUBLIC."""
+
+    name: str
+
+    @property
+    def quoted(self) -> str:
+        """Its name as SQL takes it."""
+        return self.name if self.name == "PUBLIC" else sql.Identifier(self.name).as_string()
+
+
+class Rights(NamedTuple):
+    """Who may do what."""
+
+    role: str  # ours
+    replication: list[NamedRole]
+    emit_is_public: bool
+    signal_writers: list[NamedRole]
+    key_readers: dict[str, list[NamedRole]]  # by table
+
+
+class Dsn(NamedTuple):
+    """What a connection string says of its safety."""
+
+    hosts: list[str]
+    sslmode: str
+    has_password: bool
+
+
+def read(connection: Connection) -> Rights:
+    """Return who may do what, as the catalogs tell everybody."""
+    with translated("reading who may do what"):
+        replication = connection.execute(_REPLICATION).fetchall()
+        emit = connection.execute(_EMIT).fetchone()
+        writers = connection.execute(_GRANTED, (["signal"], ["INSERT"])).fetchall()
+        readers = connection.execute(_GRANTED, (list(TABLES.values()), ["SELECT"])).fetchall()
+    by_table: dict[str, list[NamedRole]] = {}
+    for table, role in readers:
+        by_table.setdefault(table, []).append(NamedRole(role))
+    return Rights(
+        role=connection.info.user,
+        replication=[NamedRole(row[0]) for row in replication],
+        emit_is_public=bool(emit and emit[0]),
+        signal_writers=[NamedRole(row[1]) for row in writers],
+        key_readers=by_table,
+    )
+
+
+def described(dsn: str) -> Dsn:
+    """Return what a connection string says of its safety."""
+    given = conninfo.conninfo_to_dict(dsn)
+    hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
+    return Dsn(hosts, str(given.get("sslmode") or "prefer"), bool(given.get("password")))

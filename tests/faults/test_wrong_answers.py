@@ -1,0 +1,138 @@
+"""A broker that answers wrongly for a moment costs time, and never a snapshot, a record or a gap.
+
+The answers are those of a broker that has just started: it knows nothing of a topic that exists.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.control.setup import set_up
+from cdc.errors import FencedError, InvariantError
+from cdc.events import LSN
+from cdc.log import absence, names, reader, resume
+from cdc.log.frontiers import record
+from cdc.log.records import FrontierRecord
+from cdc.snapshot import topic
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.fixtures.guarded import GuardedBroker
+from tests.fixtures.lying import Liar
+
+_TABLE = "CREATE TABLE users (id int PRIMARY KEY, n int)"
+_ROWS = "INSERT INTO users SELECT i, 0 FROM generate_series(1, 500) i"
+
+
+def through(line: PipelineUnderTest, broker: GuardedBroker, named: str, times: int) -> Liar:
+    """Lead the pipeline through a proxy that denies one of its topics so often."""
+    liar = Liar(named, times)
+    line.settings["log"]["bootstrap_servers"] = broker.proxied
+    line.config_file = line.write("proxied.yaml")
+    broker.proxy.answer = liar
+    return liar
+
+
+def test_an_unfinished_snapshot_is_not_skipped_for_one_wrong_answer(
+    guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
+) -> None:
+    """Every row was in the log but not handed over: whoever streams now loses the account."""
+    line = guarded_line
+    line.settings["snapshot"] = {"mode": "initial", "runner": "local"}
+    line.config_file = line.write("lockstep.yaml")
+    line.database.execute(_TABLE, _ROWS)
+    line.set_up()
+    line.start("before_handover").wait_exit()
+    line.database.execute("UPDATE users SET n = 1 WHERE id < 300")
+    liar = through(line, guarded_broker, names.snapshot_topic(line.config.prefix), 1)
+    daemon = line.start().wait_ready()
+    assert not liar.left, "nobody asked for the topic"
+    done = topic.read_state(line.config)
+    assert done is not None
+    assert done.stage == "done"
+    assert "the snapshot is done" in daemon.log
+    line.database.execute("INSERT INTO users VALUES (1000, 0)")
+    # 500 rows, 299 changes of them, and this one.
+    wait_until(lambda: line.resume()[1].seq >= 800, "the row does not arrive")
+    assert line.resume()[1].seq == 800
+    assert all(each.holes >= 0 for each in reader.read_frontiers(line.config))
+
+
+@pytest.mark.parametrize("named", [names.resume_topic, names.schema_topic, names.frontier_topic])
+def test_no_topic_of_ours_is_missed_for_one_wrong_answer(
+    named: object, guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
+) -> None:
+    line = guarded_line
+    line.database.execute(_TABLE)
+    line.set_up()
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO users VALUES (1, 0)")
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+    assert line.daemon.term() == 0
+    assert callable(named)
+    liar = through(line, guarded_broker, named(line.config.prefix), 1)
+    line.start().wait_ready()
+    assert not liar.left, "nobody asked for the topic"
+    line.database.execute("INSERT INTO users VALUES (2, 0)")
+    converge(line.config)
+
+
+def test_a_topic_that_is_not_there_is_proven_to_be_absent(
+    guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
+) -> None:
+    line = guarded_line
+    line.database.execute(_TABLE)
+    line.set_up()
+    known = names.schema_topic(line.config.prefix)
+    through(line, guarded_broker, known, 2)
+    assert absence.absent(line.config, [known, f"{known}.not"]) == {f"{known}.not"}
+
+
+def test_setup_does_not_write_over_what_another_process_wrote_meanwhile(
+    guarded_line: PipelineUnderTest,
+) -> None:
+    """A standby took the slot and streamed between setup's reading and its writing."""
+    line = guarded_line
+    line.database.execute(_TABLE)
+    line.set_up()
+    decided = line.resume()
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO users VALUES (1, 0)")
+    wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
+    with pytest.raises(FencedError, match="nothing was written"):
+        resume.write_fenced(line.config, *decided, read=decided)
+    assert line.resume()[1].seq == 1
+    line.database.execute("INSERT INTO users VALUES (2, 0)")
+    converge(line.config)
+
+
+def test_a_second_setup_does_not_begin_a_log_that_was_begun_meanwhile(
+    guarded_line: PipelineUnderTest,
+) -> None:
+    line = guarded_line
+    line.database.execute(_TABLE)
+    line.set_up()
+    identity, position = line.resume()
+    with pytest.raises(FencedError, match="nothing was written"):
+        resume.write_fenced(line.config, identity, position, read=None)
+    for _ in set_up(line.config):
+        pass
+    assert line.resume() == (identity, position)
+
+
+def test_neither_a_resume_record_that_moves_back_nor_a_negative_count_is_written(
+    guarded_line: PipelineUnderTest,
+) -> None:
+    guarded_line.database.execute(_TABLE)
+    _, position = guarded_line.set_up().resume()
+    frontier = FrontierRecord(
+        pipeline="p", epoch=1, lsn=position.end_lsn, seq=9, committed_at_us=0, partitions=(),
+        holes=-1,
+    )  # fmt: skip
+    with pytest.raises(InvariantError, match="negative"):
+        record(guarded_line.config, frontier)
+    ahead = replace(position, seq=990)
+    assert resume.forward(position, ahead) == ahead
+    for back in (position, replace(ahead, end_lsn=LSN(position.end_lsn - 1))):
+        with pytest.raises(InvariantError, match="nothing was written"):
+            resume.forward(ahead, back)

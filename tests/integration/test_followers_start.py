@@ -1,0 +1,167 @@
+"""What a follower's job says and does while Spark starts: slow workers, signals, progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.log.followers import read
+from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.followed import LONG, Followed
+from tests.integration.test_following import TABLES, in_delta, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+# Longer than Spark waits for a streaming source's worker.
+_SLOW_SECONDS = 12
+_HOOK = """\
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyspark":
+            sys.meta_path.remove(self)
+            time.sleep({seconds})
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.slow
+def test_a_source_whose_worker_does_not_start_is_never_told_as_working(
+    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, with its reason and since when; nothing moves; and it goes on once it can."""
+    lake = tmp_path / "lake"
+    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(lake)}}})
+    made.start().wait_ready()
+    everyone = Followed(made, spark)
+    made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")
+    everyone.follow("mirror")
+    before = read(made.config)["mirror"]
+    slow, usual = tmp_path / "slow", spark.sparkContext.pythonExec
+    slow.touch()
+    script = executable(
+        tmp_path / "python",
+        f'#!/bin/sh\ncase "$*" in *streaming_source_runner*) [ -e {slow} ] && sleep'
+        f' {_SLOW_SECONDS};; esac\nexec {usual} "$@"\n',
+    )
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(script))
+    made.database.execute("UPDATE users SET name = 'later'")
+    said: set[str] = set()
+    with everyone.following("mirror") as runs:
+        run = runs["mirror"]
+
+        def failed_twice() -> bool:
+            said.add(run.state)
+            return run.progress.errors >= 2
+
+        wait_until(failed_twice, "the worker starts", LONG)
+        told = read(made.config)["mirror"]
+        assert said <= {"starting", "waiting"}, said
+        assert told.state == "waiting"
+        assert "ten seconds" in told.what
+        assert (told.lsn, told.errors > 0) == (before.lsn, True)
+        assert told.failing_since_us
+        slow.unlink()
+        everyone.reach(run)
+        wait_until(lambda: run.state == "following", "it does not follow", LONG)
+        assert run.progress.failing_since_us is None
+    rows = sorted(map(str, table(made, "users", "id").values()))
+    assert in_delta(str(lake), "public.users", ("id", "name", "body")) == rows
+
+
+@pytest.mark.slow
+def test_a_source_starts_however_long_its_imports_take(
+    spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark has its answer before pyspark is imported, which a busy machine takes long for."""
+    lake, hook = tmp_path / "lake", tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(_HOOK.format(seconds=_SLOW_SECONDS), "utf-8")
+    script = executable(
+        tmp_path / "python",
+        f'#!/bin/sh\ncase "$*" in *streaming_source_runner*) PYTHONPATH={hook}:$PYTHONPATH;'
+        f' export PYTHONPATH;; esac\nexec {spark.sparkContext.pythonExec} "$@"\n',
+    )
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(script))
+    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(lake)}}})
+    made.start().wait_ready()
+    everyone = Followed(made, spark)
+    made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")
+    run = everyone.run("mirror", everyone.lsn())
+    assert run.run() == 0, run.error
+    assert run.progress.errors == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_at_once_while_spark_starts(
+    pipeline: NewPipeline, tmp_path: Path, number: signal.Signals
+) -> None:
+    """However long that takes: here a Java that never answers."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    began = tmp_path / "began"
+    executable(
+        java,
+        "#!/bin/sh\n"
+        'case "$*" in *-version*) echo \'openjdk version "17.0.1"\' >&2; exit 0;; esac\n'
+        f"touch {began}\nexec cat > /dev/null\n",
+    )
+    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
+    made.start().wait_ready()
+    path = f"{java.parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "JAVA_HOME": str(tmp_path)}
+    job = subprocess.Popen(
+        [sys.executable, str(ROOT / "jobs" / "follow.py"), "--config", str(made.config_file)],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        wait_until(lambda: began.exists() or job.poll() is not None, "no Java", LONG)
+        job.send_signal(number)
+        _, said = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 0, said
+    assert "starting Spark for mirror" in said
+
+
+@pytest.mark.slow
+def test_a_job_says_how_far_each_follower_is(pipeline: NewPipeline, tmp_path: Path) -> None:
+    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
+    made.start().wait_ready()
+    made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")
+    wait_until(lambda: made.resume()[1].seq >= 10, "not in the log")
+    given = ("follow", "--once", "--json", "-c", str(made.config_file))
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc.cli.main", *given],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["what"] == "starting Spark for mirror"
+    assert (lines[-1]["follower"], lines[-1]["state"]) == ("mirror", "stopped")
+    assert lines[-1]["seq"] >= 10
+    assert lines[-1]["lsn"]

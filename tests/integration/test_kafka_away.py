@@ -1,0 +1,83 @@
+"""A Kafka that does not answer: a command says so within seconds, the daemon in a few lines."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import Exit
+from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.servers import Database
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """An address that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def command(path: Path, *words: str) -> tuple[int, list[tuple[float, str]]]:
+    """Run `cdc`; return its exit code and what it said on stderr, each line with its second."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cdc.cli.main", *words, "-c", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = [(time.monotonic() - began, line.rstrip()) for line in process.stdout]
+    return process.returncode, lines
+
+
+@pytest.mark.parametrize("words", [["status"], ["setup"], ["tail"]])
+def test_a_command_says_what_it_waits_for_and_which_broker_does_not_answer(
+    words: list[str], mute: str, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    path = tmp_path / "lockstep.yaml"
+    path.write_text(
+        f"pipeline: away\nsource: {{dsn: '{database.dsn}'}}\n"
+        f"log: {{bootstrap_servers: '{mute}'}}\n",
+        encoding="utf-8",
+    )
+    code, lines = command(path, *words)
+    assert code == Exit.UNAVAILABLE
+    said = [line for _, line in lines]
+    assert f"waiting for Kafka at {mute} …" in said
+    assert any(f"no Kafka broker answers at {mute}" in line for line in said)
+    waited = next(at for at, line in lines if line.startswith("waiting"))
+    told = next(at for at, line in lines if "no Kafka broker answers" in line)
+    assert waited < told
+
+
+def test_a_refused_connection_is_named_with_its_reason(database: Database, tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.yaml"
+    path.write_text(
+        f"pipeline: away\nsource: {{dsn: '{database.dsn}'}}\n"
+        "log: {bootstrap_servers: '127.0.0.1:1'}\n",
+        encoding="utf-8",
+    )
+    code, lines = command(path, "status")
+    assert code == Exit.UNAVAILABLE
+    assert any("127.0.0.1:1: Connection refused" in line for _, line in lines), lines
+
+
+def test_the_daemon_logs_a_broker_that_is_away_once(pipeline: NewPipeline) -> None:
+    line = pipeline("CREATE TABLE users (id int PRIMARY KEY)")
+    file = line.write("away.yaml", log__bootstrap_servers="127.0.0.1:1")
+    daemon = line.start(config_file=file)
+
+    wait_until(lambda: "Connection refused" in daemon.log, "nothing is said")
+    wait_until(lambda: daemon.log.count("starting over") >= 2, "no second session", seconds=120)
+    events = [json.loads(each) for each in daemon.log.splitlines() if each.startswith("{")]
+    ours = [each["event"] for each in events if each["logger"] == "cdc.log.librdkafka"]
+    assert len([each for each in ours if "Connection refused" in each]) <= 2, ours

@@ -1,0 +1,45 @@
+"""Thousands of tables: setting them up, and what one transaction over all of them takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc.control.setup import set_up, survey, tear_down
+from cdc.control.steps import Did
+from cdc.log import topics
+from tests.fixtures.daemon import NewPipeline
+
+if TYPE_CHECKING:
+    from tests.fixtures.daemon import PipelineUnderTest
+
+# With its settings and its partition each topic is five records of the controller's, which refuses
+# more than 10,000 of them in one request.
+_MANY = 2_100
+
+
+def tables(count: int) -> str:
+    """Return the statement that creates `count` tables."""
+    return (
+        "DO $$ BEGIN FOR i IN 1.." + str(count) + " LOOP EXECUTE format("
+        "'CREATE TABLE many_%s (id int PRIMARY KEY, n int)', i); END LOOP; END $$"
+    )
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    """A pipeline of one table, and with one partition a topic."""
+    return pipeline("CREATE TABLE users (id int PRIMARY KEY, n int)", log={"partitions": 1})
+
+
+def test_thousands_of_tables_are_set_up_in_one_command(line: PipelineUnderTest) -> None:
+    """One request for all topics would be refused, so they are created in several."""
+    line.database.execute(tables(_MANY))
+    steps = list(set_up(line.config))
+    assert any(step.did is Did.PROGRESS for step in steps)
+    assert any(f"created {_MANY} data topics" in step.what for step in steps)
+    found = topics.existing(topics.admin(line.config), line.config.prefix)
+    assert sum("many_" in name for name in found) == _MANY
+    list(tear_down(line.config, survey(line.config), with_topics=True))
+    assert not topics.existing(topics.admin(line.config), line.config.prefix)

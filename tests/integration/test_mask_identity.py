@@ -1,0 +1,157 @@
+"""A masked name that passes to another column: nothing hidden is shown, and the remedy goes on.
+
+Each test changes a table as people do, by statements verbatim, and reads every byte of every topic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.cli.main import run
+from cdc.errors import ConfigError
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.integration.test_masks import caught_up, digest, everything
+
+KEY = "a key of the tests' own"
+USERS = "CREATE TABLE users (id int PRIMARY KEY, nick text, email text)"
+HMAC = {"hmac": KEY}
+MASKED = {"public.users": {"mask": {"email": HMAC}}}
+
+# What is done, as transactions, and the names that hidden values have from then on.
+RENAME_AND_ADD = [
+    (
+        "BEGIN; ALTER TABLE users RENAME email TO email_old; ALTER TABLE users ADD email text;"
+        " UPDATE users SET email = lower(email_old); COMMIT"
+    )
+]
+SWAP_IN_ONE = [
+    (
+        "BEGIN; ALTER TABLE users RENAME email TO x; ALTER TABLE users RENAME nick TO email;"
+        " ALTER TABLE users RENAME x TO nick; UPDATE users SET id = id + 100; COMMIT"
+    )
+]
+SWAP_IN_THREE = [
+    "ALTER TABLE users RENAME email TO x",
+    "ALTER TABLE users RENAME nick TO email",
+    "ALTER TABLE users RENAME x TO nick",
+    "UPDATE users SET id = id + 100",
+]
+# The relation message reads as before.
+SAME_LIST = [
+    (
+        "BEGIN; ALTER TABLE users DROP nick; ALTER TABLE users RENAME email TO nick;"
+        " ALTER TABLE users ADD email text; UPDATE users SET id = id + 100; COMMIT"
+    )
+]
+SAME_LIST_IN_THREE = [
+    "ALTER TABLE users DROP nick",
+    "ALTER TABLE users RENAME email TO nick",
+    "ALTER TABLE users ADD email text",
+    "UPDATE users SET id = id + 100",
+]
+CHANGES = {
+    "rename_and_add": (RENAME_AND_ADD, "email_old"),
+    "swap_in_one": (SWAP_IN_ONE, "nick"),
+    "swap_in_three": (SWAP_IN_THREE, "nick"),
+    "same_list": (SAME_LIST, "nick"),
+    "same_list_in_three": (SAME_LIST_IN_THREE, "nick"),
+}
+each_change = pytest.mark.parametrize("change", CHANGES)
+
+
+def insert(line: PipelineUnderTest, number: int, column: str = "email") -> None:
+    line.database.execute(
+        f"INSERT INTO users (id, {column}) VALUES ({number}, 'Secret{number}@x.org')"
+    )
+
+
+def shows_nothing(line: PipelineUnderTest) -> None:
+    assert b"secret" not in everything(line).lower()
+
+
+def goes_on(line: PipelineUnderTest, name: str, events: int) -> dict[str, Any]:
+    """Follow the remedy: hide the column by its new name too; return the last event."""
+    masks = {"public.users": {"mask": {"email": HMAC, name: HMAC}}}
+    line.config_file = line.write("remedy.yaml", tables=masks)
+    line.set_up()
+    line.start().wait_ready()
+    insert(line, 50, name)
+    found = caught_up(line, events)
+    assert found[-1]["after"][name] == digest("Secret50@x.org")
+    assert line.daemon.term() == 0
+    shows_nothing(line)
+    return found[-1]
+
+
+@each_change
+def test_while_the_daemon_runs(pipeline: NewPipeline, change: str) -> None:
+    statements, name = CHANGES[change]
+    line = pipeline(USERS, tables=MASKED)
+    line.start().wait_ready()
+    insert(line, 1)
+    caught_up(line, 1)
+    line.database.execute(*statements)
+    line.ends(line.daemon, 78, "would show a hidden column", f" {name};", "mask")
+    shows_nothing(line)
+    with pytest.raises(ConfigError, match=f"would be shown as {name}"):
+        line.set_up()
+    goes_on(line, name, 3)
+
+
+@each_change
+def test_while_the_daemon_is_stopped(pipeline: NewPipeline, change: str) -> None:
+    statements, name = CHANGES[change]
+    line = pipeline(USERS, tables=MASKED)
+    line.start().wait_ready()
+    insert(line, 1)
+    caught_up(line, 1)
+    assert line.daemon.term() == 0
+    insert(line, 2)
+    line.database.execute(*statements)
+    line.refused(78, "would show a hidden column", "mask")
+    shows_nothing(line)
+    goes_on(line, name, 4)
+
+
+@each_change
+def test_between_setup_and_the_first_run(pipeline: NewPipeline, change: str) -> None:
+    statements, name = CHANGES[change]
+    line = pipeline(USERS, tables=MASKED)
+    insert(line, 1)
+    line.database.execute(*statements)
+    line.refused(78, "would show a hidden column", "mask")
+    shows_nothing(line)
+    goes_on(line, name, 3)
+
+
+@each_change
+def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
+    statements, name = CHANGES[change]
+    line = pipeline(
+        USERS, "INSERT INTO users VALUES (1, 'n', 'Secret1@x.org')",
+        tables=MASKED, snapshot={"mode": "initial"},
+    )  # fmt: skip
+    line.database.execute(*statements)
+    line.refused(78, "would show a hidden column", "mask")
+    shows_nothing(line)
+    goes_on(line, name, 2)
+
+
+@each_change
+def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str) -> None:
+    """Nothing but the snapshot makes the daemon look at the table."""
+    statements, name = CHANGES[change]
+    line = pipeline(USERS, tables=MASKED)
+    line.start().wait_ready()
+    insert(line, 1)
+    caught_up(line, 1)
+    for statement in statements:
+        if not statement.startswith("UPDATE"):
+            before, update, _ = statement.partition("; UPDATE")
+            line.database.execute(f"{before}; COMMIT" if update else before)
+    assert run(["snapshot", "public.users", "-c", str(line.config_file)]) == 0
+    line.ends(line.daemon, 78, "would show a hidden column", f" {name};", "mask")
+    shows_nothing(line)
+    goes_on(line, name, 2)

@@ -1,0 +1,160 @@
+"""Hidden keys: what the daemon notes of a live snapshot across sessions has no value of theirs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc.cli.main import run
+from cdc.control import snapshots
+from cdc.snapshot.live import topic as live_topic
+from cdc.source.connection import connect
+from cdc.source.members import members
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.witness import data_records
+from tests.integration.test_masks import everything
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.snapshot.live.records import LiveRecord
+
+KEY = "a key of the tests' own"
+USERS = "CREATE TABLE users (email text PRIMARY KEY, name text, plain int)"
+MASKED = {"public.users": {"mask": {"email": {"hmac": KEY}, "name": None}}}
+NAME_MASKED: dict[str, Any] = {"public.users": {"mask": {"name": None}}}
+ROWS = 3_000
+GIVEN = (("ada1@x.org",), ("ada2@x.org",))
+
+
+def filled(pipeline: NewPipeline, tables: dict[str, Any] = MASKED) -> PipelineUnderTest:
+    """Return a pipeline whose rows are older than its log."""
+    return pipeline(
+        USERS,
+        "INSERT INTO users SELECT 'ada' || i || '@x.org', 'secret' || i, i"
+        f" FROM generate_series(1, {ROWS}) i",
+        tables=tables,
+    )
+
+
+def snapshot(line: PipelineUnderTest, *more: str) -> None:
+    assert run(["snapshot", "public.users", *more, "-c", str(line.config_file)]) == 0
+
+
+def ask(line: PipelineUnderTest, **asked: Any) -> None:  # noqa: ANN401 - as `snapshots.ask` takes it
+    """Ask for a snapshot as `cdc snapshot` does, but for its checks."""
+    with connect(line.config) as connection:
+        chosen = members(connection, line.config.publication)
+        snapshots.ask(connection, line.config, chosen, **asked)
+
+
+@contextmanager
+def unread(line: PipelineUnderTest) -> Iterator[None]:
+    """Ask for given keys, and let no row be read until the end."""
+    with connect(line.config) as connection:
+        # Before the lock, because the tables' sizes wait for it.
+        chosen = members(connection, line.config.publication)
+        with line.database.connect() as holding, holding.transaction():
+            holding.execute("LOCK TABLE users IN ACCESS EXCLUSIVE MODE")
+            snapshots.ask(connection, line.config, chosen, keys=GIVEN)
+            assert reaches(line, "running").withheld
+            yield
+
+
+def record(line: PipelineUnderTest) -> LiveRecord | None:
+    return next(reversed(live_topic.read(line.config)), None)
+
+
+def reaches(line: PipelineUnderTest, state: str) -> LiveRecord:
+    def reached() -> bool:
+        known = record(line)
+        return known is not None and known.state == state
+
+    wait_until(reached, f"no snapshot is {state}")
+    known = record(line)
+    assert known is not None
+    return known
+
+
+def shows_nothing(line: PipelineUnderTest) -> None:
+    told = everything(line)
+    assert b"@x.org" not in told
+    assert b"secret" not in told
+
+
+def test_given_keys_are_in_no_topic(pipeline: NewPipeline) -> None:
+    line = filled(pipeline)
+    line.start().wait_ready()
+    snapshot(line, "--keys", '["ada1@x.org", "ada2@x.org"]')
+    assert reaches(line, "done").rows == len(GIVEN)
+    shows_nothing(line)
+
+
+def test_another_process_asks_for_given_keys_again(pipeline: NewPipeline) -> None:
+    line = filled(pipeline)
+    line.start().wait_ready()
+    with unread(line):
+        assert line.daemon.term() == 0
+    line.start().wait_ready()
+    failed = reaches(line, "failed")
+    assert failed.why is not None
+    assert "run the same `cdc snapshot` again" in failed.why
+    shows_nothing(line)
+    assert not data_records(line)
+    snapshot(line, "--keys", '["ada1@x.org"]')
+    assert reaches(line, "done").rows == 1
+    shows_nothing(line)
+
+
+def test_the_next_session_of_a_process_knows_the_given_keys(pipeline: NewPipeline) -> None:
+    line = filled(pipeline)
+    line.start().wait_ready()
+    with unread(line):
+        line.query("SELECT pg_terminate_backend(%s)", line.slot("active_pid"))
+        # The next one waits for the lock itself from Postgres 16 on, to read the publication.
+        wait_until(lambda: "starting over" in line.daemon.log, "the session does not end")
+    assert reaches(line, "done").rows == len(GIVEN)
+    assert "going on with a live snapshot" in line.daemon.log
+    shows_nothing(line)
+
+
+@pytest.mark.parametrize("where", ["email = 'ada1@x.org'", "lower(email) = 'ada1@x.org'"])
+def test_a_condition_on_a_hidden_column_is_in_no_topic(pipeline: NewPipeline, where: str) -> None:
+    """Refused, and not written down either."""
+    line = filled(pipeline)
+    line.start().wait_ready()
+    ask(line, where=where)
+    assert reaches(line, "failed").where is None
+    assert not data_records(line)
+    shows_nothing(line)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_walk_begins_again_without_a_key_in_the_log(pipeline: NewPipeline, times: int) -> None:
+    """Killed before a chunk is read, the first one or a later one."""
+    line = filled(pipeline)
+    line.start(f"before_low:{times}").wait_ready()
+    snapshot(line)
+    line.daemon.wait_exit()
+    shows_nothing(line)
+    line.start().wait_ready()
+    line.database.execute("UPDATE users SET email = 'y' || email WHERE plain % 5 = 0")
+    assert reaches(line, "done").rows >= ROWS - ROWS // 5
+    shows_nothing(line)
+
+
+def test_a_clear_condition_goes_on_after_a_restart(pipeline: NewPipeline) -> None:
+    line = filled(pipeline, NAME_MASKED)
+    line.start("before_low:2").wait_ready()
+    snapshot(line, "--where", "plain > 10")
+    line.daemon.wait_exit()
+    known = record(line)
+    assert known is None or (known.where == "plain > 10" and not known.withheld)
+    line.start().wait_ready()
+    done = reaches(line, "done")
+    assert done.where == "plain > 10"
+    assert not done.withheld
+    assert done.rows >= ROWS - 10
+    assert b"secret" not in everything(line)

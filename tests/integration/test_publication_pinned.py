@@ -1,0 +1,204 @@
+"""A publication that was altered by hand is a gap, also where it was set back; and the way out.
+
+Postgres sends what the publication says at the time, and keeps no history of it: whatever it left
+out is in no stream, and the log would keep the old rows for ever.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.cli.main import run
+from cdc.control.setup import set_up
+from cdc.control.snapshots import listing
+from cdc.errors import GapError
+from cdc.log import resume
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+
+_CONFIG = 78
+_TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, n int)",
+    "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+)
+_ROWS = "INSERT INTO users SELECT i, 1 FROM generate_series(1, 100) i"
+_LOST = ("UPDATE users SET n = 2 WHERE id <= 50", "DELETE FROM users WHERE id > 50")
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    """A pipeline that has published a hundred rows, and still runs."""
+    line = pipeline(*_TABLES)
+    line.start().wait_ready()
+    line.database.execute(_ROWS)
+    wait_until(lambda: line.resume()[1].seq == 100, "the rows do not arrive")
+    return line
+
+
+def altered(line: PipelineUnderTest, options: str) -> str:
+    return f"ALTER PUBLICATION {line.config.publication} SET ({options})"
+
+
+def only_inserts(line: PipelineUnderTest) -> str:
+    return altered(line, "publish = 'insert'")
+
+
+def everything(line: PipelineUnderTest) -> str:
+    return altered(line, "publish = 'insert, update, delete, truncate'")
+
+
+def acknowledge(line: PipelineUnderTest, *options: str) -> int:
+    return run(["publication", "acknowledge", "-c", str(line.config_file), *options])
+
+
+def mended(line: PipelineUnderTest) -> None:
+    """Acknowledge, and see that the log then equals the database."""
+    assert acknowledge(line, "--yes") == 0
+    line.start().wait_ready()
+    wait_until(lambda: all_read(line), "the tables are not read again")
+    converge(line.config)
+    assert line.daemon.term() == 0
+
+
+def all_read(line: PipelineUnderTest) -> bool:
+    found = listing(line.config)
+    return bool(found) and not any(record.active for record in found)
+
+
+def test_operations_left_out_while_stopped_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
+    """Nothing of it is in the catalog any more but another version of the publication's row."""
+    assert line.daemon.term() == 0
+    line.database.execute(only_inserts(line), *_LOST, everything(line))
+    said = line.refused(_CONFIG, "was altered and set back", str(line.resume()[1].end_lsn))
+    assert "cdc publication acknowledge" in said
+    with pytest.raises(GapError, match="altered and set back"):
+        list(set_up(line.config))
+    mended(line)
+
+
+def test_operations_left_out_while_running_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
+    """Also where no row follows that would make the walsender describe the tables again."""
+    line.database.execute(only_inserts(line), *_LOST, everything(line))
+    line.ends(line.daemon, _CONFIG, "was altered", "cdc publication acknowledge")
+    mended(line)
+
+
+def test_operations_left_out_for_good_are_a_gap(line: PipelineUnderTest) -> None:
+    line.database.execute(only_inserts(line), *_LOST)
+    line.ends(line.daemon, _CONFIG, "publishes insert, before insert, update, delete, truncate")
+    assert acknowledge(line, "--yes") == _CONFIG  # it would lose the next ones too
+    line.database.execute(everything(line))
+    mended(line)
+
+
+def test_no_row_is_published_behind_a_change_before_it_was_looked_at(
+    line: PipelineUnderTest,
+) -> None:
+    """The next row of a table comes with its description, and that with a look."""
+    daemon = line.daemon
+    daemon.freeze()
+    line.database.execute(only_inserts(line), *_LOST, "INSERT INTO users VALUES (101, 1)")
+    daemon.thaw()
+    line.ends(daemon, _CONFIG, "was altered")
+    assert line.resume()[1].seq == 100
+
+
+def test_what_is_acknowledged_is_asked_for_once(
+    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert acknowledge(line, "--yes") == _CONFIG  # while a daemon runs
+    assert line.daemon.term() == 0
+    line.database.execute(only_inserts(line), everything(line))
+    capsys.readouterr()
+    assert acknowledge(line, "--yes", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {each["table"] for each in told["snapshots"]} == {"public.users", "public.orders"}
+    assert len(told["acknowledged"]) == 1
+    assert acknowledge(line, "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"acknowledged": [], "snapshots": []}
+
+
+def test_only_another_owner_takes_no_snapshot(
+    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it was only that is for a person to say: the row's version is another in any case."""
+    assert line.daemon.term() == 0
+    role = f"owner_{line.database.name}"
+    name = line.config.publication
+    line.database.execute(f"CREATE ROLE {role} SUPERUSER")
+    try:
+        line.database.execute(f"ALTER PUBLICATION {name} OWNER TO {role}")
+        line.refused(_CONFIG, f"its owner is {role}, before", "--no-snapshot")
+        capsys.readouterr()
+        assert acknowledge(line, "--yes", "--json", "--no-snapshot") == 0
+        assert json.loads(capsys.readouterr().out)["snapshots"] == []
+        line.start().wait_ready()
+        converge(line.config)
+        line.daemon.kill()
+    finally:
+        line.database.execute(f"ALTER PUBLICATION {name} OWNER TO postgres", f"DROP ROLE {role}")
+
+
+@pytest.mark.pg(">= 15")
+def test_a_table_whose_rows_were_filtered_for_a_while_is_a_gap(line: PipelineUnderTest) -> None:
+    name = line.config.publication
+    assert line.daemon.term() == 0
+    line.database.execute(
+        f"ALTER PUBLICATION {name} SET TABLE orders, users WHERE (id > 1000)", *_LOST
+    )
+    line.refused(_CONFIG, "public.users", "where (id > 1000), before every column")
+    line.database.execute(f"ALTER PUBLICATION {name} SET TABLE orders, users")
+    mended(line)
+
+
+@pytest.mark.pg(">= 15")
+def test_a_schema_taken_out_and_put_back_is_a_gap(pipeline: NewPipeline) -> None:
+    """Its tables have no membership of their own: only the schema's own oid tells."""
+    line = pipeline(
+        *_TABLES, source={"tables": ["public.*"], "new_tables": "publish", "exclude": []}
+    )
+    name = line.config.publication
+    line.start().wait_ready()
+    line.database.execute(_ROWS)
+    wait_until(lambda: line.resume()[1].seq == 100, "the rows do not arrive")
+    assert line.daemon.term() == 0
+    line.database.execute(
+        f"ALTER PUBLICATION {name} DROP TABLES IN SCHEMA public",
+        *_LOST,
+        f"ALTER PUBLICATION {name} ADD TABLES IN SCHEMA public",
+    )
+    line.refused(_CONFIG, "schema public left the publication", "public.orders, public.users")
+    mended(line)
+
+
+def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None:
+    """Options too: they leave a note of the version that the new one continues."""
+    line.config_file = line.write("lockstep.yaml", source__partitions="leaf")
+    assert any("publish_via_partition_root" in step.what for step in set_up(line.config))
+    line.database.execute("UPDATE users SET n = 3")
+    wait_until(lambda: line.resume()[1].seq == 200, "the updates do not arrive")
+    assert line.daemon.term() == 0
+    line.start().wait_ready()
+    converge(line.config)
+    sends = line.resume()[0].publication.sends
+    assert sends is not None
+    assert not sends.via_root
+    # Another change by hand is still found, though a note of ours is there.
+    line.database.execute(only_inserts(line), everything(line))
+    line.ends(line.daemon, _CONFIG, "was altered and set back")
+
+
+def test_a_record_from_before_it_was_pinned_is_continued(line: PipelineUnderTest) -> None:
+    assert line.daemon.term() == 0
+    identity, position = line.resume()
+    assert identity.publication.sends is not None
+    before = replace(identity.publication, sends=None, narrowed={})
+    older = replace(identity, publication=before)
+    resume.write_fenced(line.config, older, position, read=(identity, position))
+    line.start().wait_ready()
+    line.database.execute("UPDATE users SET n = 3 WHERE id = 1")
+    wait_until(lambda: line.resume()[1].seq == 101, "the update does not arrive")
+    assert line.resume()[0].publication == identity.publication

@@ -1,0 +1,231 @@
+"""`cdc setup` creates nothing before everything can be, and refuses what `cdc run` would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.config import Config
+from cdc.control import parameters
+from cdc.control import tables as control
+from cdc.control.doctor import examine
+from cdc.control.findings import Finding, Severity
+from cdc.control.setup import set_up
+from cdc.control.status import read_status
+from cdc.errors import ConfigError, Exit, GapError, PermissionDeniedError
+from cdc.log import topics
+from cdc.source import abilities, inspection
+from cdc.source.connection import connect
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+
+USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
+
+
+@pytest.fixture
+def role(bare: PipelineUnderTest) -> Iterator[str]:
+    """A role that may stream and create a publication, and owns nothing."""
+    name = f"r_{bare.database.name}"
+    bare.database.execute(
+        f"CREATE ROLE {name} LOGIN REPLICATION",
+        f"GRANT CREATE ON DATABASE {bare.database.name} TO {name}",
+        "INSERT INTO users VALUES (1, 'Ada')",
+    )
+    yield name
+    bare.database.execute(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+def as_role(line: PipelineUnderTest, role: str, **changed: object) -> Config:
+    dsn = make_conninfo(line.database.dsn, user=role)
+    line.config_file = line.write("lockstep.yaml", source__dsn=dsn, **changed)
+    return line.config
+
+
+def errors(config: Config) -> dict[str, Finding]:
+    return {e.check: e for e in examine(config) if e.severity is Severity.ERROR}
+
+
+def left_behind(config: Config, line: PipelineUnderTest) -> list[str]:
+    """Return what there is of the pipeline."""
+    found = sorted(topics.existing(topics.admin(config), config.prefix))
+    with line.database.connect() as connection:
+        query = "SELECT pubname FROM pg_publication WHERE pubname = %s"
+        found += [name for (name,) in connection.execute(query, [config.publication])]
+        query = "SELECT slot_name FROM pg_replication_slots WHERE slot_name = %s"
+        found += [name for (name,) in connection.execute(query, [config.slot])]
+    return found
+
+
+def test_doctor_and_setup_agree_that_a_publication_takes_the_tables_owner(
+    bare: PipelineUnderTest, role: str
+) -> None:
+    config = as_role(bare, role, snapshot={"mode": "initial"})
+    found = errors(config)
+    assert "public.users" in found["owner"].what
+    assert "may not be read: public.users" in found["snapshot"].what
+    with pytest.raises(PermissionDeniedError) as caught:
+        list(set_up(config))
+    # One list: each error of the doctor is a reason of the refusal, with the same fix.
+    for each in found.values():
+        assert each.what in caught.value.what
+        assert each.fix in caught.value.what
+    assert not left_behind(config, bare)
+    for each in found.values():
+        bare.database.execute(each.fix.partition("--")[0])
+    assert not errors(config)
+    list(set_up(config))
+    assert not errors(config)
+
+
+def test_a_group_that_owns_the_tables_is_granted(bare: PipelineUnderTest, role: str) -> None:
+    owner = f"o_{bare.database.name}"
+    bare.database.execute(f"CREATE ROLE {owner}", f"ALTER TABLE users OWNER TO {owner}")
+    try:
+        config = as_role(bare, role)
+        found = errors(config)
+        assert found["owner"].fix == f'GRANT "{owner}" TO "{role}";'
+        bare.database.execute(found["owner"].fix)
+        assert not errors(config)
+        list(set_up(config))
+    finally:
+        bare.database.execute(f"DROP OWNED BY {owner} CASCADE", f"DROP ROLE {owner}")
+
+
+def test_abilities_are_tried_and_leave_nothing_behind(bare: PipelineUnderTest, role: str) -> None:
+    config = as_role(bare, role)
+    with connect(config) as connection:
+        server = inspection.server(connection)
+        able = abilities.abilities(connection, config, server)
+        assert (able.slot, able.stream) == (None, None)
+        bare.database.execute(f"ALTER ROLE {role} NOREPLICATION")
+        able = abilities.abilities(connection, config, server)
+    assert able.slot is not None
+    assert isinstance(able.stream, PermissionDeniedError)
+    assert able.settable == frozenset()
+    assert not left_behind(config, bare)
+    assert errors(config)["replication"].fix == f'ALTER ROLE "{role}" REPLICATION;'
+
+
+@pytest.mark.pg(">= 15")
+def test_alter_system_is_proposed_to_whom_it_is_granted(bare: PipelineUnderTest, role: str) -> None:
+    config = as_role(bare, role)
+
+    def fix() -> str:
+        with connect(config) as connection:
+            server = inspection.server(connection)
+            able = abilities.abilities(connection, config, server)
+        return parameters.change(able, "max_slot_wal_keep_size", "'50GB'")
+
+    assert fix().startswith("as a superuser: ALTER SYSTEM")
+    bare.database.execute(f"GRANT ALTER SYSTEM ON PARAMETER max_slot_wal_keep_size TO {role}")
+    try:
+        assert fix().startswith("ALTER SYSTEM SET max_slot_wal_keep_size")
+    finally:
+        bare.database.execute(
+            f"REVOKE ALTER SYSTEM ON PARAMETER max_slot_wal_keep_size FROM {role}"
+        )
+
+
+def test_a_setup_that_fails_late_leaves_nothing_behind(
+    bare: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare.config_file = bare.write("lockstep.yaml")
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConfigError("no record today", hint="none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cdc.log.resume.write_fenced", refused)
+        with pytest.raises(ConfigError, match="no record today"):
+            list(set_up(bare.config))
+    # Empty topics may stay where the brokers are slow: the next setup takes them.
+    prefix = f"{bare.config.prefix}."
+    assert not [each for each in left_behind(bare.config, bare) if not each.startswith(prefix)]
+    list(set_up(bare.config))
+
+
+def test_a_setup_that_is_refused_by_the_log_creates_nothing(bare: PipelineUnderTest) -> None:
+    bare.config_file = bare.write("lockstep.yaml", log__replication_factor=7)
+    with pytest.raises(ConfigError, match="replication_factor is 7"):
+        list(set_up(bare.config))
+    assert not left_behind(bare.config, bare)
+
+
+# --- what the daemon refuses ---
+
+
+def recreate_slot(line: PipelineUnderTest) -> None:
+    name = line.config.slot
+    line.database.execute(
+        f"SELECT pg_drop_replication_slot('{name}')",
+        "INSERT INTO users VALUES (7, 7)",
+        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+
+
+def recreate_publication(line: PipelineUnderTest) -> None:
+    name = line.config.publication
+    line.database.execute(f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR TABLE users")
+
+
+def put_back(line: PipelineUnderTest) -> None:
+    name = line.config.publication
+    line.database.execute(
+        f"ALTER PUBLICATION {name} DROP TABLE users", f"ALTER PUBLICATION {name} ADD TABLE users"
+    )
+
+
+@pytest.mark.parametrize("happened", [recreate_slot, recreate_publication, put_back])
+def test_setup_status_and_doctor_name_the_gap_that_stops_the_daemon(
+    pipeline: NewPipeline, happened: Callable[[PipelineUnderTest], None]
+) -> None:
+    line = pipeline(USERS)
+    happened(line)
+    with pytest.raises(GapError) as caught:
+        list(set_up(line.config))
+    line.refused(Exit.CONFIG, caught.value.what)
+    problems = read_status(line.config).problems
+    assert [each.what for each in problems] == [caught.value.what]
+    assert all(each.remedy != "cdc run" and each.exit_code == Exit.CONFIG for each in problems)
+    assert errors(line.config)["continuity"].what == caught.value.what
+
+
+# --- tables added later ---
+
+
+def later(line: PipelineUnderTest, role: str) -> Config:
+    """Have a running pipeline of `role`, and a table of somebody else's with rows."""
+    line.database.execute(f"ALTER TABLE users OWNER TO {role}")
+    config = as_role(line, role)
+    list(set_up(config))
+    line.database.execute(
+        "CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)"
+    )
+    return config
+
+
+def test_adding_a_table_that_may_not_be_read_is_refused(bare: PipelineUnderTest, role: str) -> None:
+    config = later(bare, role)
+    with pytest.raises(PermissionDeniedError, match="may not read"):
+        control.add(config, ["public.later"])
+
+
+def test_adding_somebody_elses_table_says_how_its_rows_come_too(
+    bare: PipelineUnderTest, role: str
+) -> None:
+    config = later(bare, role)
+    bare.database.execute(f"GRANT SELECT ON later TO {role}")
+    with pytest.raises(PermissionDeniedError) as caught:
+        control.add(config, ["public.later"])
+    hint = caught.value.hint
+    assert "`cdc snapshot public.later`" in hint
+    assert "`cdc setup`" not in hint
+    statement = hint.partition("run: ")[2].partition(";")[0]
+    bare.database.execute(statement)
+    # Whoever runs setup next is told that rows are missing.
+    said = " ".join(step.what for step in set_up(config))
+    assert "new in the publication: public.later" in said
+    assert "`cdc snapshot public.later`" in said
+    with pytest.raises(ConfigError, match="captured already"):
+        control.add(config, ["public.later"])

@@ -1,0 +1,91 @@
+"""Commands that wait say for what, and end with an exit code that says why."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from cdc.cli.main import run
+from cdc.control import snapshots
+from cdc.errors import Exit
+from cdc.snapshot.live import topic as live_topic
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.integration.test_live_snapshot import begin
+from tests.integration.test_wait import FOLLOWERS, FakeFollower
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
+_ROWS = "INSERT INTO t SELECT generate_series(1, 10)"
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    return pipeline(_TABLE, _ROWS, followers=FOLLOWERS)
+
+
+def test_a_snapshot_that_no_daemon_can_read_is_said_at_once_and_ends_in_time(
+    line: PipelineUnderTest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "TELL_SECONDS", 1.0)
+    config = ["-c", str(line.config_file)]
+    code = run(["snapshot", "public.t", "--wait", "--timeout", "3s", *config])
+    err = capsys.readouterr().err
+    assert code == Exit.UNAVAILABLE
+    lines = err.splitlines()
+    assert "no daemon reads the slot" in lines[0]
+    assert sum("has not begun; no daemon reads the slot" in each for each in lines) >= 2
+    assert "not over after" in err
+    assert "what to do: cdc run" in err
+    # It was asked for all the same, and the next daemon reads it.
+    line.start().wait_ready()
+    assert run(["snapshot", "public.t", "--wait", "--timeout", "2m", "--json", *config]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "done"
+
+
+def test_a_snapshot_that_takes_longer_ends_the_wait_as_temporary(
+    line: PipelineUnderTest,
+) -> None:
+    line.start().wait_ready()
+    with line.database.connect() as connection, connection.transaction():
+        connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        number = begin(line, "public.t")
+        with pytest.raises(snapshots.NotOverError, match="not over after") as raised:
+            snapshots.wait(line.config, [number], timeout=4.0)
+        assert raised.value.exit_code == Exit.TEMPORARY
+        # While the lock lasts, the snapshot is not well, and says what it may wait for.
+        wait_until(lambda: waits(line, number), "nothing is said of the lock")
+    wait_until(lambda: live_topic.read(line.config)[0].state == "done", "it is not read")
+
+
+def waits(line: PipelineUnderTest, number: str) -> bool:
+    found = next(each for each in live_topic.read(line.config) if each.id == number)
+    return found.failing_since_us is not None and "a lock" in (found.why or "")
+
+
+def test_a_table_is_added_and_read_before_the_command_returns(
+    pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = pipeline(_TABLE, source={"tables": ["public.*"]})
+    line.start().wait_ready()
+    line.database.execute("CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
+    config = ["-c", str(line.config_file)]
+    add = ["table", "add", "public.u", *config]
+    assert run([*add, "--timeout", "3s"]) == Exit.USAGE
+    assert run([*add, "--wait", "--timeout", "2m"]) == Exit.OK
+    assert "of public.u is done" in capsys.readouterr().err
+
+
+def test_a_wait_for_followers_says_that_no_daemon_runs(
+    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeFollower(line.config).apply(1)
+    began = time.monotonic()
+    code = run(["wait", "--for", "cache", "--timeout", "5s", "-c", str(line.config_file)])
+    assert time.monotonic() - began >= 5
+    err = capsys.readouterr().err
+    assert code == Exit.UNAVAILABLE
+    assert f"· no daemon reads the slot {line.config.slot}; cache is" in err
+    assert "what to do: cdc run: no daemon reads the slot" in err

@@ -1,0 +1,234 @@
+"""Whatever bytes a stranger writes under our prefixes: nothing raises, nothing is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc import authority
+from cdc.authority import (
+    CANARY_PURPOSE,
+    COMMAND_PURPOSE,
+    Refusals,
+    Scope,
+    TriggerKey,
+    UnprovenError,
+)
+from cdc.decode import messages, pgoutput
+from cdc.decode.messages import LogicalMessage
+from cdc.events import LSN
+from cdc.log import ddl
+from cdc.log.followers import CANARY
+from cdc.snapshot.live import commands
+from cdc.snapshot.live.manager import Live
+from cdc.snapshot.live.topic import Known
+from cdc.verifier import Verifier
+from jobs.canaries import _sent
+from tests.property.live_world import KEYS, Worker
+from tests.property.pgoutput_writer import encode
+from tests.property.stream import MANY, TIME_US, Session, begin, commit, frame, position
+from tests.simulation.run import config
+
+_CONFIG = config(100_000)
+_SCOPE = Scope(_CONFIG.pipeline, "7")
+_SECRET = authority.secret_of(_CONFIG) or b""
+_KEY = TriggerKey(b"i" * 64, b"o" * 64)
+_PREFIXES = (
+    *(commands.COMMAND, commands.SIGNAL, commands.MARK, ddl.PREFIX, CANARY),
+    *("lockstep.", "lockstep.other", "cdc.", "cdc.other"),
+)
+
+_words = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+_shaped = st.fixed_dictionaries(
+    {},
+    optional={
+        "pipeline": st.just(_CONFIG.pipeline) | _words,
+        "id": st.text() | _words,
+        "at_us": st.just(TIME_US) | _words,
+        "body": st.sampled_from(["e30=", ""]) | _words,
+        "mac": st.text() | _words,
+    },
+)
+_deep = st.integers(1, 20_000).map(lambda depth: b'{"x":' * depth)
+_heads = st.lists(st.binary(max_size=20), min_size=5, max_size=7).map(b" ".join)
+_contents = (
+    st.binary()
+    | _words.map(lambda each: json.dumps(each).encode())
+    | _shaped.map(lambda each: json.dumps(each).encode())
+    | _deep
+    | st.builds(lambda head, body: b"1 k " + head + b"\n" + body, _heads, st.binary())
+    | st.integers(authority.MAX_BYTES, authority.MAX_BYTES + 9).map(bytes)
+)
+
+
+def trigger_signed(purpose: str, xid: int, body: bytes, at_us: int = TIME_US) -> bytes:
+    """Return what the function of a trigger writes."""
+    head = b"1 k %d %d 0a" % (xid, at_us)
+    inner = hashlib.sha256(_KEY.inner + purpose.encode() + b"\n" + head + b"\n" + body).digest()
+    return head + b" " + hashlib.sha256(_KEY.outer + inner).hexdigest().encode() + b"\n" + body
+
+
+class Hearing:
+    """A session that hears messages."""
+
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.session = Session(position(), KEYS, max_events=MANY)
+        keys = {"ddl": {"k": _KEY}, "signal": {"k": _KEY}}
+        verifier = Verifier(_CONFIG, "7", self.refusals, lambda: keys)
+        verifier.read_keys()
+        self.live = Live(_CONFIG, Worker(), self.session.sequencer, verifier, {})  # type: ignore[arg-type]
+        self.live.adopt(Known([], []))
+        self._at = 0x2000
+
+    def hear(self, prefix: str, content: bytes, *, transactional: bool = True) -> int:
+        """Take a message; return how many events it made."""
+        before, self._at = self.session.sequencer.seq, self._at + 0x100
+        message = frame(
+            LogicalMessage(transactional, LSN(self._at - 8), prefix, content), self._at - 8
+        )
+        around = [begin(self._at), message, commit(self._at)] if transactional else [message]
+        self.session.feed(around)
+        return self.session.sequencer.seq - before
+
+
+@given(st.sampled_from(_PREFIXES), _contents, st.booleans())
+def test_nothing_unproven_is_obeyed_or_published(
+    prefix: str,
+    content: bytes,
+    transactional: bool,  # noqa: FBT001 - Hypothesis gives it
+) -> None:
+    hearing = Hearing()
+    assert hearing.hear(prefix, content, transactional=transactional) == 0
+    assert hearing.live.progress() == []
+    assert hearing.live.take() == []
+
+
+@given(st.binary(), st.integers(), st.binary(max_size=40))
+def test_what_was_signed_is_known_and_any_change_of_it_is_not(
+    body: bytes, at_us: int, other: bytes
+) -> None:
+    content = authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, at_us, body)
+    signed = authority.proven(_SECRET, COMMAND_PURPOSE, _SCOPE, content)
+    assert (signed.body, signed.at_us) == (body, at_us)
+    fields: dict[str, Any] = json.loads(content)
+    changes: list[dict[str, Any]] = [
+        {"id": "x" + fields["id"]},
+        {"at_us": at_us + 1},
+        {"body": json.loads(msgspec.json.encode(body + b"!"))},
+        {"mac": json.loads(msgspec.json.encode(other))},
+    ]
+    for change in changes:
+        with pytest.raises(UnprovenError):
+            authority.proven(_SECRET, COMMAND_PURPOSE, _SCOPE, json.dumps(fields | change).encode())
+    for secret, purpose, scope in (
+        (_SECRET + b"x", COMMAND_PURPOSE, _SCOPE),
+        (_SECRET, CANARY_PURPOSE, _SCOPE),
+        (_SECRET, COMMAND_PURPOSE, _SCOPE._replace(system_identifier="8")),
+        (_SECRET, COMMAND_PURPOSE, _SCOPE._replace(pipeline="another")),
+        (None, COMMAND_PURPOSE, _SCOPE),
+    ):
+        with pytest.raises(UnprovenError):
+            authority.proven(secret, purpose, scope, content)
+
+
+@given(st.binary(), st.integers(0, 2**32 - 1))
+def test_what_a_trigger_signed_is_worth_something_in_its_transaction_only(
+    body: bytes, xid: int
+) -> None:
+    content, keys = trigger_signed("ddl", xid + 2**32, body), {"k": _KEY}
+
+    def told(
+        content: bytes = content, purpose: str = "ddl", xid: int = xid, late_us: int = 5
+    ) -> Any:  # noqa: ANN401 - what it returns
+        return authority.told_by_trigger(
+            keys, purpose, content, xid=xid, committed_at_us=TIME_US + late_us
+        )
+
+    assert told().body == body
+    changes: list[dict[str, Any]] = [
+        {"xid": xid ^ 1},
+        {"purpose": "signal"},
+        {"content": content + b"!"},
+        {"content": b"1 k 9" + content[5:]},
+        {"late_us": authority.MAX_OPEN_US + 1},
+    ]
+    for changed in changes:
+        with pytest.raises(UnprovenError):
+            told(**changed)
+
+
+def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
+    hearing = Hearing()
+    start = commands.Command(do="start", id="a", tables=(commands.Of("public", "wide"),))
+    body = commands.encode(start)
+    content = authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
+    hearing.hear(commands.COMMAND, content)
+    assert [each.id for each in hearing.live.progress()] == ["a"]
+    hearing.hear(commands.COMMAND, content)
+    assert hearing.refusals.counts == {("command", "sent before"): 1}
+    late = TIME_US - authority.MAX_AGE_US - 1
+    hearing.hear(commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, late, body))
+    assert hearing.refusals.counts["command", "too old"] == 1
+
+
+def test_a_command_that_empties_a_table_takes_no_condition() -> None:
+    """Whoever signed it: the rest of the table would be gone from every follower."""
+    hearing = Hearing()
+    of = (commands.Of("public", "wide"),)
+    for more in ({"where": "n > 1"}, {"keys": (("1",),)}):
+        start = commands.Command(do="start", tables=of, anew=True, **more)
+        body = commands.encode(start)
+        hearing.hear(
+            commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
+        )
+    assert hearing.live.progress() == []
+    assert hearing.refusals.counts == {("command", "not readable"): 2}
+
+
+def test_a_canary_is_published_once_with_its_time_alone() -> None:
+    hearing = Hearing()
+    secret = authority.canary_secret(_CONFIG)
+    content = authority.sign(secret, CANARY_PURPOSE, _SCOPE, TIME_US, b"")
+    assert hearing.hear(CANARY, content, transactional=False) == 1
+    assert hearing.hear(CANARY, content, transactional=False) == 0
+    assert hearing.hear(CANARY, content) == 0, "in a transaction it is nobody's"
+    tomorrow = authority.sign(secret, CANARY_PURPOSE, _SCOPE, 2**62, b"")
+    assert hearing.hear(CANARY, tomorrow, transactional=False) == 0
+    assert hearing.hear("users.own", b"as before", transactional=False) == 1
+
+
+@given(_contents | st.none())
+def test_a_follower_passes_over_what_is_no_canary(value: bytes | None) -> None:
+    assert _sent(value) is None
+
+
+@given(st.binary().filter(lambda each: b"\0" not in each), st.binary())
+def test_a_prefix_of_any_bytes_is_decoded(prefix: bytes, content: bytes) -> None:
+    """What a database of another encoding holds comes as it is."""
+    written = encode(LogicalMessage(True, LSN(9), "PREFIX", content))  # noqa: FBT003 - transactional
+    message = pgoutput.decode(written.replace(b"PREFIX", prefix))
+    assert isinstance(message, messages.LogicalMessage)
+    assert message.content == content
+    message.prefix.encode()
+
+
+def test_refusals_are_counted_and_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    refusals = Refusals(lambda: now[0])
+    for _ in range(1_000):
+        refusals.refuse("command", "not signed", "0/1")
+    assert len(caplog.records) == 1
+    now[0] = 61.0
+    refusals.refuse("command", "not signed", "0/2")
+    assert len(caplog.records) == 2
+    assert refusals.counts == {("command", "not signed"): 1_001}

@@ -1,0 +1,132 @@
+"""A table's random history: whoever reads it, however late, never takes a hidden column for clear.
+
+The model has the truth: which column each name was at each LSN. A daemon looks at the catalog at
+any later time, goes on, or starts again, and has masked what `Relations` lets it. Each value of a
+hidden column is checked by its number, so a name that passed to another one is a leak.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc import column_identity
+from cdc.config import Mask
+from cdc.config.patterns import parse_name
+from cdc.config.selection import ALL
+from cdc.decode.messages import Column, Relation, ReplicaIdentity
+from cdc.errors import ConfigError
+from cdc.events import LSN
+from cdc.log.records import ColumnNumbers, NumberedColumn
+from cdc.relations import Relations
+from cdc.source.catalog import TableFacts
+
+NAMES = "abcdef"
+HIDDEN_NAME = "b"
+SECRET = 2  # its number
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["rename", "swap", "add", "drop", "row", "row"]),
+              st.integers(0, 5), st.integers(0, 5)),
+    min_size=1, max_size=14,
+)  # fmt: skip
+# Of each message: how many steps later the catalog is looked at, and whether the daemon starts new.
+looks = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=14, max_size=14)
+
+
+class State(NamedTuple):
+    """The table after a step."""
+
+    columns: tuple[NumberedColumn, ...]
+    has_row: bool
+
+    @property
+    def alive(self) -> list[NumberedColumn]:
+        return [column for column in self.columns if not column.dropped]
+
+    def numbers(self, lsn: int, hidden: dict[int, str] | None = None) -> ColumnNumbers:
+        return ColumnNumbers(relation_id=7, lsn=LSN(lsn), columns=self.columns, hidden=hidden or {})
+
+
+def history(chosen: list[tuple[str, int, int]]) -> list[State]:
+    """Return the table at each LSN, from the third column on made by chance."""
+    columns = [NumberedColumn(at, name, type_id=25) for at, name in enumerate("abc", 1)]
+    states = [State(tuple(columns), has_row=True)]
+    for xid, (what, one, other) in enumerate(chosen, 1):
+        alive = [c for c in columns if not c.dropped]
+        free = [name for name in NAMES if name not in {c.name for c in alive}]
+
+        def put(
+            column: NumberedColumn, name: str, *, dropped: bool = False, xid: int = xid
+        ) -> None:
+            columns[column.attnum - 1] = NumberedColumn(
+                column.attnum, name, type_id=25, xmin=xid, dropped=dropped
+            )
+
+        at, to = alive[one % len(alive)], alive[other % len(alive)]
+        if what == "rename" and free:
+            put(at, free[other % len(free)])
+        elif what == "swap" and at is not to:
+            put(at, to.name)
+            put(to, at.name)
+        elif what == "add" and free:
+            columns.append(
+                NumberedColumn(len(columns) + 1, free[one % len(free)], type_id=25, xmin=xid)
+            )
+        elif what == "drop" and len(alive) > 1:
+            put(at, "", dropped=True)
+        states.append(State(tuple(columns), has_row=what == "row"))
+    return states
+
+
+@settings(max_examples=600)
+@given(steps, looks)
+def test_the_hidden_column_is_never_shown(
+    chosen: list[tuple[str, int, int]], looks: list[tuple[int, bool]]
+) -> None:
+    selection = ALL._replace(masks=((parse_name(HIDDEN_NAME), Mask("null")),))
+    states = history(chosen)
+    written = [states[0].numbers(0, {SECRET: HIDDEN_NAME})]  # by `cdc setup`
+    relations = Relations("shop", [], 0, written)
+    seen = 0
+    for lsn, state in enumerate(states):
+        if not state.has_row:
+            continue
+        later, restarts = looks[lsn % len(looks)]
+        if restarts:
+            relations = Relations("shop", [], 0, written)
+        # Time never goes back: who has looked later before, looks no earlier now.
+        seen = max(seen, min(len(states) - 1, lsn + later))
+        columns = tuple(
+            Column(False, c.name, c.type_id, -1)  # noqa: FBT003 - of no key
+            for c in state.alive
+        )
+        relation = Relation(7, "public", "t", ReplicaIdentity.NOTHING, columns)
+        facts = TableFacts((), {}, states[seen].numbers(seen))
+        try:
+            version, _ = relations.version(
+                relation, facts, {}, LSN(lsn), replaying=False, selection=selection
+            )
+        except ConfigError:
+            return  # it halts, and nothing is published
+        written += relations.take_numbers()
+        for column, told in zip(state.alive, version.columns, strict=True):
+            assert told.attnum in (None, column.attnum)
+            if column.attnum == SECRET:
+                assert told.mask is not None
+
+
+@settings(max_examples=600)
+@given(steps, st.integers(0, 14), st.integers(0, 14), st.integers(0, 14))
+def test_every_column_is_among_the_places_that_are_possible(
+    chosen: list[tuple[str, int, int]], one: int, two: int, three: int
+) -> None:
+    states = history(chosen)
+    first, then, last = sorted(min(each, len(states) - 1) for each in (one, two, three))
+    columns = [Column(False, c.name, c.type_id, -1) for c in states[then].alive]  # noqa: FBT003
+    for before in (states[first].numbers(first), None):
+        found = column_identity.places(columns, before, states[last].numbers(last))
+        for at, column in enumerate(states[then].alive):
+            assert at in found[column.attnum]

@@ -1,0 +1,137 @@
+"""Where a column may be in a relation message, by what two looks at the catalog say."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.column_identity import attnums, hidden, places, shown
+from cdc.config import Mask
+from cdc.config.patterns import parse_name
+from cdc.config.selection import ALL, TableSelection
+from cdc.decode.messages import Column
+from cdc.errors import ConfigError
+from cdc.events import LSN
+from cdc.log.records import ColumnNumbers, NumberedColumn
+from cdc.relations import Relations
+from cdc.source.catalog import TableFacts
+from tests.unit.test_relations import relation
+
+
+def numbers(columns: str, lsn: int = 1, *, changed: str = "", **more: object) -> ColumnNumbers:
+    """Return numbers: a letter is a column, `.` a dropped one, capitals are not sent."""
+    found = tuple(
+        NumberedColumn(
+            at, "" if name == "." else name.lower(), type_id=23, sent=not name.isupper(),
+            xmin=lsn if name in changed else 0, dropped=name == ".",
+        )
+        for at, name in enumerate(columns, 1)
+    )  # fmt: skip
+    return ColumnNumbers(relation_id=16402, lsn=LSN(lsn), columns=found, **more)  # type: ignore[arg-type]
+
+
+def message(columns: str) -> list[Column]:
+    return [Column(False, name, 23, -1) for name in columns]  # noqa: FBT003 - of no key
+
+
+def hiding(*names: str, keep: str = "") -> TableSelection:
+    masks = [(parse_name(name), Mask("null")) for name in names]
+    masks += [(parse_name(name), Mask("keep")) for name in keep]
+    return ALL._replace(masks=tuple(masks))
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "today", "attnum", "expected"),
+    [
+        # before, the message, today; * behind a letter: its catalog row is another one
+        ("iem", "iem", numbers("iem", 9), 2, {1}),
+        ("iem", "ime", numbers("ime", 9, changed="me"), 2, {1}),
+        ("iem", "ioem", numbers("iomex", 9, changed="oemx"), 2, {1}),
+        ("ine", "ine", numbers("i.ne", 9, changed="ne"), 3, {1, 2}),
+        ("ine", "ie", numbers("i.e", 9), 3, {1}),
+        ("ine", "iez", numbers("i.ez", 9, changed="z"), 3, {1}),
+        ("ien", "inp", numbers("i.np", 9, changed="p"), 2, set()),
+        ("ien", "inp", numbers("i.np", 9, changed="np"), 2, {1}),
+        ("ie", "ie", numbers("", 9), 2, {0, 1}),
+    ],
+)
+def test_a_column_is_where_the_catalog_and_the_order_allow_it(
+    before: str, told: str, today: ColumnNumbers, attnum: int, expected: set[int]
+) -> None:
+    found = places(message(told), numbers(before), today)
+    assert found.get(attnum, frozenset()) == expected
+
+
+def test_without_an_earlier_look_the_list_itself_or_the_order_says() -> None:
+    today = numbers("i.ne", 9)
+    assert attnums(message("ine"), places(message("ine"), None, today, [today])) == (1, 3, 4)
+    assert places(message("ine"), None, today)[3] == {1, 2}
+    assert places(message("iem"), None, numbers("iem", 9))[2] == {1}
+
+
+def test_what_cannot_be_leaves_every_place_open() -> None:
+    before, today = numbers("iem"), numbers("iem", 9, changed="iem")
+    assert places(message("im"), before, today)[3] == {0, 1}
+
+
+def test_another_membership_may_have_sent_other_columns() -> None:
+    before, today = numbers("iem"), numbers("iem", 9, changed="em")
+    assert places(message("iem"), before, today)[3] == {2}
+    found = places(message("im"), before, replace(today, membership=7))
+    assert found[2] == found[3] == {1}
+    assert attnums(message("im"), found) == (1, None)
+
+
+def test_keep_speaks_of_the_hidden_column_only_by_the_name_it_was_hidden_by() -> None:
+    """`*: null, n: keep` was said of another n."""
+    star = hiding("*", keep="in")
+    first = numbers("ine")
+    known = hidden(star, {}, first)
+    assert known == {3: "e"}
+    swapped = message("ien")
+    found = places(swapped, first, numbers("ien", 9, changed="en"))
+    assert [(s.attnum, s.name) for s in shown(star, swapped, found, known)] == [(3, "n")]
+    meant = hiding(keep="e")
+    assert hidden(meant, known, numbers("ine", 9)) == {}
+    same = message("ine")
+    assert shown(meant, same, places(same, first, first), known) == []
+
+
+def test_a_dropped_column_stays_hidden_for_those_who_lag() -> None:
+    assert hidden(hiding("e"), {2: "e"}, numbers("i.", 9)) == {2: "e"}
+
+
+def told(relations: Relations, columns: str, today: ColumnNumbers, at: int) -> None:
+    facts = TableFacts(("i",), dict.fromkeys(columns, True), today)
+    relations.version(
+        relation(columns=columns, marked="i"), facts, {}, LSN(at), replaying=False,
+        selection=hiding("e"),
+    )  # fmt: skip
+
+
+def test_a_hidden_column_that_a_log_of_an_older_version_has_takes_setup() -> None:
+    old = Relations("shop", [], 0)
+    without = TableFacts(("i",), {}, None)
+    first, _ = old.version(
+        relation(columns="ien", marked="i"), without, {}, LSN(1), replaying=False,
+        selection=hiding("e"),
+    )  # fmt: skip
+    assert [column.attnum for column in first.columns] == [None, None, None]
+    upgraded = Relations("shop", [first], 1)
+    told(upgraded, "ien", numbers("ien", 9), 5)  # nothing was ever dropped: the order says it
+    upgraded = Relations("shop", [first], 1)
+    with pytest.raises(ConfigError, match="may be n") as raised:
+        told(upgraded, "ien", numbers("i.en", 9), 5)
+    assert "cdc setup" in raised.value.hint
+    confirmed = numbers("i.en", 8, hidden={3: "e"})
+    told(Relations("shop", [first], 1, [confirmed]), "ien", numbers("i.en", 9), 5)
+
+
+def test_a_mask_that_names_no_column_is_an_error_also_of_a_known_table() -> None:
+    relations = Relations("shop", [], 0, [numbers("in", hidden={})])
+    selection = hiding("e")._replace(hidden=frozenset({"e"}))
+    with pytest.raises(ConfigError, match="the table has none of that name"):
+        relations.version(
+            relation(columns="in", marked="i"), TableFacts(("i",), {}, numbers("in", 9)), {},
+            LSN(5), replaying=False, selection=selection,
+        )  # fmt: skip

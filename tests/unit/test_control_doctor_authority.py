@@ -1,0 +1,104 @@
+"""The doctor tells who may command the pipeline, and where a password goes as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdc.config import Config, load
+from cdc.control.doctor_authority import (
+    check_connections,
+    check_rights,
+    check_secret,
+    is_loopback,
+)
+from cdc.control.findings import Severity
+from cdc.source.rights import NamedRole, Rights
+
+
+def config(tmp_path: Path, **sections: Any) -> Config:  # noqa: ANN401 - YAML's values
+    settings = {
+        "pipeline": "shop",
+        "source": {"dsn": "postgresql://me@db/shop"},
+        "log": {"bootstrap_servers": "broker:9092"},
+    }
+    file = tmp_path / "lockstep.yaml"
+    file.write_text(yaml.safe_dump(settings | sections), encoding="utf-8")
+    return load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("dsn", "warned"),
+    [
+        ("postgresql://me@db/shop", 0),
+        ("postgresql://me:pw@db/shop", 1),
+        ("postgresql://me:pw@db/shop?sslmode=prefer", 1),
+        ("postgresql://me:pw@db/shop?sslmode=require", 0),
+        ("postgresql://me:pw@db,other/shop?sslmode=verify-full", 0),
+        ("postgresql://me:pw@db,localhost/shop", 1),
+        ("postgresql://me:pw@127.0.0.1/shop", 0),
+        ("postgresql://me:pw@[::1]/shop", 0),
+        ("host=/var/run/postgresql user=me password=pw", 0),
+        ("user=me password=pw", 0),
+    ],
+)
+def test_a_postgres_password_over_an_open_connection_is_warned_of(
+    tmp_path: Path, dsn: str, warned: int
+) -> None:
+    found = check_connections(config(tmp_path, source={"dsn": dsn}))
+    warnings = [each for each in found if each.severity is Severity.WARNING]
+    assert len(warnings) == warned
+    assert "pw" not in str(found)
+
+
+def test_so_are_those_of_kafka_and_the_stores(tmp_path: Path) -> None:
+    given = config(
+        tmp_path,
+        log={
+            "bootstrap_servers": "broker:9092,localhost:9093",
+            "kafka": {"security.protocol": "SASL_PLAINTEXT", "sasl.password": "pw"},
+        },
+        followers={
+            "a": {"redis": {"url": "redis://:pw@cache:6379/0"}},
+            "b": {"redis": {"url": "rediss://:pw@cache:6379/1"}},
+            "c": {"redis": {"url": "redis://cache:6379/2"}},
+            "d": {"redis": {"url": "redis://:pw@localhost:6379/3"}},
+            "e": {"opensearch": {"url": "http://search:9200", "user": "u", "password": "pw"}},
+            "f": {"opensearch": {"url": "https://secure:9200", "user": "u", "password": "pw"}},
+        },
+    )
+    found = check_connections(given)
+    assert [each.what.split(":")[0] for each in found] == [
+        "log.kafka",
+        "followers.a.redis.url",
+        "followers.e.opensearch.url",
+    ]
+    assert all(each.severity is Severity.WARNING for each in found)
+
+
+def test_who_may_do_what_is_told(tmp_path: Path) -> None:
+    role = NamedRole('Odd "one"')
+    keys = {"ddl_key": [role, NamedRole("PUBLIC")]}
+    found = list(check_rights(Rights("me", [role], True, [role], keys)))  # noqa: FBT003 - of EXECUTE
+    assert [each.check for each in found] == [
+        "replication_roles",
+        "emit_message",
+        "trigger_keys",
+        "signal_writers",
+    ]
+    assert found[2].fix == 'REVOKE ALL ON lockstep.ddl_key FROM "Odd ""one""", PUBLIC;'
+    assert not list(check_rights(Rights("me", [], False, [], {})))  # noqa: FBT003 - of EXECUTE
+    (secret,) = check_secret(config(tmp_path))
+    assert secret.severity is Severity.NOTE
+    (secret,) = check_secret(config(tmp_path, control={"secret": "s" * 32}))
+    assert secret.severity is Severity.OK
+
+
+def test_a_name_that_may_lead_anywhere_is_no_loopback() -> None:
+    assert [
+        is_loopback(each) for each in ("localhost", "127.9.9.9", "::1", "/run/postgresql", "")
+    ] == [True] * 5
+    assert not any(is_loopback(each) for each in ("localhost.example", "10.0.0.1", "128.0.0.1"))

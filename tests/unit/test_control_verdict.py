@@ -1,0 +1,300 @@
+"""Nothing that cannot move on is called well: each state by name, and a property over all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.config import Config
+from cdc.config.followers import Follower
+from cdc.control.followers import LATE_SECONDS, STALLED_SECONDS, Standing
+from cdc.control.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
+from cdc.errors import Exit
+from cdc.events import LSN
+from cdc.log.unapplied import Unapplied
+from cdc.snapshot.live.records import LiveRecord
+from cdc.source.inspection import Slot
+from tests.fixtures.reported import reported
+from tests.unit.test_control_doctor import CONFIG as PLAIN
+
+_FOLLOWERS = msgspec.convert(
+    {"cache": {"redis": {"url": "redis://localhost"}}}, dict[str, Follower]
+)
+CONFIG: Config = msgspec.structs.replace(PLAIN, followers=_FOLLOWERS)
+DAY = 86_400.0
+STREAMING = Reader("streaming", ready=True, reason="streaming")
+SLOT = Slot(
+    name="s", plugin="pgoutput", database="d", active_pid=7, restart_lsn=LSN(1),
+    confirmed_flush_lsn=LSN(5), wal_status="reserved", safe_wal_bytes=None,
+    invalidation_reason=None, two_phase=False, retained_bytes=1,
+)  # fmt: skip
+COPYING = Reader("snapshotting", ready=True, reason="40 %, 4 rows")
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+def ago(seconds: float) -> int:
+    return int((time.time() - seconds) * 1e6)
+
+
+def follower(
+    lag: float | None = None,
+    reached: float | None = None,
+    **given: Any,  # noqa: ANN401
+) -> Standing:
+    """Return a follower that reports at this moment that it follows and has just moved."""
+    fields: dict[str, Any] = {
+        "began_at_us": ago(DAY),
+        "moved_at_us": ago(0),
+        "canary_at_us": ago(1),
+    } | given
+    since = None if lag is None else ago(lag)
+    at_us = None if reached is None else ago(reached)
+    return Standing("cache", reported(**fields), None, Unapplied(since), at_us)
+
+
+def live(state: str = "running", **given: Any) -> LiveRecord:  # noqa: ANN401
+    fields: dict[str, Any] = {
+        "pipeline": "p",
+        "id": "a1",
+        "schema": "public",
+        "table": "t",
+        "at_us": now_us(),
+    }
+    return msgspec.convert({**fields, "state": state, **given}, LiveRecord)
+
+
+def facts(**given: Any) -> Facts:  # noqa: ANN401
+    """Return the facts of a pipeline at which all is well, with some of them changed."""
+    well: dict[str, Any] = {
+        "resume_lsn": LSN(5), "resume_age_seconds": 1.0, "lag_bytes": 0, "slot": SLOT,
+        "daemon": STREAMING, "followers": (follower(),), "now_us": now_us(),
+    }  # fmt: skip
+    return Facts(**(well | given))
+
+
+def judged(**given: Any) -> Verdict:  # noqa: ANN401
+    return verdict(CONFIG, facts(**given))
+
+
+def test_what_moves_on_is_well() -> None:
+    found = judged()
+    assert found == Verdict(Level.OK, "all is well")
+    assert found.exit_code == Exit.OK
+    assert found.fields() == {"level": "ok", "sentence": "all is well", "causes": []}
+    # The log has more for it, since a moment; and nothing is said of what is paused or over.
+    quiet = (live("paused"), live("done"), live("stopped"), live(failing_since_us=now_us()))
+    assert judged(followers=(follower(lag=5.0),), live=quiet).level is Level.OK
+
+
+_LOST = SLOT._replace(wal_status="lost")
+_ALMOST = SLOT._replace(wal_status="unreserved")
+_UNREAD = SLOT._replace(active_pid=None, inactive_seconds=90.0)
+State = tuple[dict[str, Any], Level, str, int]
+
+
+def states() -> dict[str, State]:
+    """Return each state by name, at this moment: what is changed, level, words, exit code."""
+    return states_of_the_log() | states_of_snapshots_and_followers()
+
+
+def states_of_the_log() -> dict[str, State]:
+    """Return those of setup, slot, daemon and initial snapshot."""
+    return {
+        "not set up": ({"resume_lsn": None, "slot": None}, Level.FAILED, "not set up", 78),
+        "the log is lost": ({"resume_lsn": None}, Level.FAILED, "no resume record", 78),
+        "the slot is missing": ({"slot": None}, Level.FAILED, "is missing", 78),
+        "the slot is lost": ({"slot": _LOST}, Level.FAILED, "is lost", 78),
+        "a gap": ({"resume_lsn": LSN(3)}, Level.FAILED, "a gap", 78),
+        "almost lost": ({"slot": _ALMOST}, Level.FAILED, "about to be lost", 1),
+        "nobody reads": ({"slot": _UNREAD, "daemon": None}, Level.FAILED, "no daemon reads", 1),
+        "a daemon that hangs": (
+            {"daemon": None, "resume_age_seconds": 61.0, "lag_bytes": 1},
+            Level.FAILED, "has written nothing for 61 s", 1,
+        ),
+        "not ready": (
+            {"daemon": Reader("streaming", ready=False, reason="Kafka has not taken a batch")},
+            Level.FAILED, "the daemon is streaming: Kafka has not", 1,
+        ),
+        "halted": (
+            {"daemon": Reader("halted", ready=False, reason="a gap")}, Level.FAILED, "is halted", 1,
+        ),
+        "started over just now": (
+            {"daemon": STREAMING._replace(failures=1, failing_seconds=3.0, error="away")},
+            Level.DEGRADED, "has started over 1 times", 0,
+        ),
+        "starts over at the same place for ever": (
+            {"daemon": STREAMING._replace(failures=9, failing_seconds=61.0, error="queue full")},
+            Level.FAILED, "without publishing anything: queue full", 1,
+        ),
+        "the source warns": (
+            {"daemon": STREAMING._replace(warnings=("WAL is kept",))}, Level.DEGRADED, "WAL is", 0,
+        ),
+        "a server does not answer": (
+            {"unanswered": (Cause(Level.FAILED, "server", "no broker", "start it", None, 69),)},
+            Level.FAILED, "no broker", 69,
+        ),
+        "a due snapshot was skipped": (
+            {"initial": Initial("due", wanted=True)}, Level.FAILED, "is due: it was skipped", 1,
+        ),
+        "a snapshot that nobody began": (
+            {"initial": Initial(None, wanted=True)}, Level.FAILED, "it was skipped", 1,
+        ),
+        "a due snapshot and no daemon": (
+            {"initial": Initial("due", wanted=True), "daemon": None, "slot": _UNREAD},
+            Level.FAILED, "no daemon reads", 1,
+        ),
+        "a snapshot that is taken": (
+            {"initial": Initial("running", wanted=True), "daemon": COPYING, "slot": _UNREAD},
+            Level.DEGRADED, "the initial snapshot is being taken", 0,
+        ),
+        "a snapshot that stalls": (
+            {"initial": Initial("running", wanted=True), "daemon": COPYING._replace(ready=False)},
+            Level.FAILED, "the daemon is snapshotting", 1,
+        ),
+    }  # fmt: skip
+
+
+def states_of_snapshots_and_followers() -> dict[str, State]:
+    """Return further ones."""
+    return {
+        "a live snapshot in its first errors": (
+            {"live": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
+            Level.DEGRADED, "(2 errors in a row): no rights", 0,
+        ),
+        "a live snapshot that loops on an error": (
+            {"live": (live(errors=7, failing_since_us=ago(61), why="no rights"),)},
+            Level.FAILED, "(7 errors in a row): no rights", 1,
+        ),
+        "a live snapshot that waits for a transaction": (
+            {"live": (live(failing_since_us=ago(30), why="waits for 7"),)},
+            Level.DEGRADED, "has read nothing for 30 s: waits for 7", 0,
+        ),
+        "a live snapshot that failed": (
+            {"live": (live("failed", why="no key", at_us=ago(DAY)),)},
+            Level.FAILED, "has failed: no key", 1,
+        ),
+        "a follower halts": (
+            {"followers": (follower(state="halted", what="a gap"),)},
+            Level.FAILED, "cache has halted: a gap", 78,
+        ),
+        "a follower never ran": (
+            {"followers": (Standing("cache", None, None, None),)},
+            Level.FAILED, "cache has never run", 1,
+        ),
+        "a follower reports no more": (
+            {"followers": (follower(at_us=ago(30)),)}, Level.FAILED, "cache is not running", 1,
+        ),
+        "a follower that follows in words only": (
+            {"followers": (follower(lag=900.0, reached=900.0),)},
+            Level.FAILED, "cache has applied nothing for 15 min", 1,
+        ),
+        "a follower whose frontier has not moved for a minute": (
+            {"followers": (follower(lag=70.0, reached=70.0),)},
+            Level.DEGRADED, "cache has applied nothing for 70 s", 0,
+        ),
+        "a follower that is late and moves": (
+            {"followers": (follower(lag=900.0, reached=1.0),)},
+            Level.DEGRADED, "cache is behind: the log has held for 15 min", 0,
+        ),
+        "a job that starts again and again": (
+            {"followers": (follower(lag=900.0, reached=900.0, began_at_us=ago(5)),)},
+            Level.DEGRADED, "its job has just started", 0,
+        ),
+        "a log that retention has shortened": (
+            {"followers": (follower()._replace(unapplied=Unapplied(None, forgotten=True)),)},
+            Level.FAILED, "the log no longer holds", 78,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", states())
+def test_a_state_that_does_not_move_on_is_not_well(name: str) -> None:
+    given, level, says, code = states()[name]
+    found = judged(**given)
+    assert (found.level, found.exit_code) == (level, code), found
+    assert says in found.sentence
+    assert found.sentence.startswith(f"{level.value}: ")
+    assert all(each.remedy or each.subject for each in found.causes)
+
+
+def test_a_failed_snapshot_is_over_when_its_table_was_read_since() -> None:
+    failed = live("failed", at_us=ago(DAY))
+    again = live("done", id="b2", began_at_us=ago(DAY / 2))
+    assert judged(live=(failed, again)).level is Level.OK
+    for other in ({"table": "u"}, {"began_at_us": ago(2 * DAY)}, {"keys": True}, {"where": "x"}):
+        changed = msgspec.structs.replace(again, **other)
+        assert judged(live=(failed, changed)).level is Level.FAILED
+
+
+def test_the_worst_cause_is_first_and_the_others_are_counted() -> None:
+    found = judged(
+        daemon=STREAMING._replace(warnings=("late", "late")),
+        followers=(Standing("cache", None, None, None),),
+    )
+    assert [each.level for each in found.causes] == [Level.FAILED, Level.DEGRADED]
+    assert found.sentence == "failed: cache has never run, and 1 more"
+    fields = found.fields()
+    assert fields["causes"][0]["level"] == "failed"
+    assert fields["causes"][0]["subject"] == "cache"
+
+
+_SECONDS = st.floats(0, DAY)
+
+
+@given(
+    state=st.sampled_from(["starting", "following", "catching_up", "waiting", "rebuilding"]),
+    lag=st.floats(LATE_SECONDS + 10, DAY),
+    reached=st.floats(LATE_SECONDS + 10, DAY),
+    moved=_SECONDS,
+    began=_SECONDS,
+    canary=st.none() | _SECONDS,
+    what=st.sampled_from(["", "away"]),
+)
+def test_no_frontier_that_stays_where_it_is_though_the_log_has_more_is_green(
+    state: str, lag: float, reached: float, moved: float, began: float,
+    canary: float | None, what: str,
+) -> None:  # fmt: skip
+    """Whatever its job reports of itself: the log has the last word."""
+    found = judged(
+        followers=(
+            follower(
+                lag, reached, state=state, moved_at_us=ago(moved), began_at_us=ago(began),
+                canary_at_us=None if canary is None else ago(canary), what=what,
+            ),
+        )
+    )  # fmt: skip
+    assert found.level is not Level.OK
+    if min(lag, reached) > STALLED_SECONDS + 10 and began > LATE_SECONDS + 10:
+        assert found.exit_code != Exit.OK
+
+
+@given(
+    slot=st.sampled_from([SLOT, _UNREAD, _LOST, None]),
+    lsn=st.sampled_from([None, LSN(3), LSN(5)]),
+    daemon=st.sampled_from(
+        [None, STREAMING, COPYING, STREAMING._replace(ready=False), Reader("halted", False, "x")]  # noqa: FBT003
+    ),
+    failing=st.none() | _SECONDS,
+    stage=st.sampled_from([None, "due", "planning", "running", "done"]),
+    wanted=st.booleans(),
+)
+def test_no_log_that_cannot_move_on_is_green(
+    slot: Slot | None, lsn: LSN | None, daemon: Reader | None, failing: float | None,
+    stage: str | None, wanted: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    if daemon is not None and failing is not None:
+        daemon = daemon._replace(failures=3, failing_seconds=failing, error="queue full")
+    found = judged(slot=slot, resume_lsn=lsn, daemon=daemon, initial=Initial(stage, wanted=wanted))
+    complete = stage == "done" or (stage is None and not wanted)
+    reads = slot is SLOT and lsn == LSN(5)
+    moves = daemon is None or (daemon.ready and not daemon.failures)
+    assert (found.level is Level.OK) == (complete and reads and moves)
+    assert (found.level is Level.OK) <= (found.exit_code == Exit.OK)

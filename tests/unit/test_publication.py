@@ -1,0 +1,141 @@
+"""What a changed publication is said to have lost: each gap by name, with its tables and remedy."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.errors import GapError
+from cdc.log import records
+from cdc.log.records import OPERATIONS, Publication, Sends
+from cdc.publication import Gap, gaps, parts, refuse
+
+SENDS = Sends(700, "postgres", OPERATIONS, via_root=True)
+KNOWN = Publication("shop", 1, {"public.orders": 501, "public.users": 502}, sends=SENDS)
+BY_SCHEMA = replace(
+    KNOWN,
+    tables={'"My""shop".t': 0, "public.users": 0, "other.x": 0},
+    sends=replace(SENDS, schemas={"public": 31, 'My"shop': 32, "other": 33}),
+)
+
+
+def found(new: Publication, old: Publication = KNOWN) -> list[Gap]:
+    return gaps(old, new, frozenset(old.tables))
+
+
+def sending(**changes: object) -> Publication:
+    """Return the publication in a newer version of its row, with these changes."""
+    return replace(KNOWN, sends=replace(SENDS, **{"version": 701, **changes}))
+
+
+def test_the_same_publication_has_no_gap() -> None:
+    assert not found(KNOWN)
+    assert not found(BY_SCHEMA, BY_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "was altered and set back"),
+        (
+            {"operations": ("insert",)},
+            "it publishes insert, before insert, update, delete, truncate",
+        ),
+        ({"operations": ()}, "it publishes nothing, before"),
+        ({"via_root": False}, "publish_via_partition_root is false, before true"),
+        ({"generated": "stored"}, "publish_generated_columns is stored, before none"),
+        ({"owner": "anna"}, "its owner is anna, before postgres"),
+    ],
+)
+def test_another_version_is_a_gap_of_every_table(changes: dict[str, object], what: str) -> None:
+    (gap,) = found(sending(**changes))
+    assert what in gap.what
+    assert gap.tables == ("public.orders", "public.users")
+    assert "cdc publication acknowledge" in gap.hint
+    assert ("--no-snapshot" in gap.hint) is (not changes or "owner" in changes)
+    assert ("ALTER PUBLICATION" in gap.hint) is ("operations" in changes)
+
+
+def test_options_under_a_version_that_continues_the_known_one_are_our_own() -> None:
+    assert not found(sending(version=700, via_root=False, generated="stored"))
+
+
+def test_a_log_that_pinned_less_is_continued_while_everything_is_published() -> None:
+    old = replace(KNOWN, sends=None)
+    assert not found(sending(), old)
+    (gap,) = found(sending(operations=("insert", "update", "delete")), old)
+    assert "does not publish truncate" in gap.what
+
+
+def test_a_schema_that_came_back_is_a_gap_of_its_tables() -> None:
+    sends = replace(SENDS, schemas={"public": 31, 'My"shop': 41, "other": 33})
+    back = replace(BY_SCHEMA, sends=sends)
+    (gap,) = found(back, BY_SCHEMA)
+    assert gap.tables == ('"My""shop".t',)
+    assert "came back" in gap.what
+    assert not found(replace(back, removed=(32,)), BY_SCHEMA)  # by our own command
+
+
+def test_a_renamed_schema_keeps_its_membership() -> None:
+    sends = replace(SENDS, schemas={"renamed": 31, 'My"shop': 32, "other": 33})
+    tables = {'"My""shop".t': 0, "renamed.users": 0, "other.x": 0}
+    new = replace(BY_SCHEMA, tables=tables, sends=sends)
+    assert not gaps(BY_SCHEMA, new, frozenset({'"My""shop".t', "other.x"}))
+
+
+def test_what_a_table_sends_is_named_where_it_came_back() -> None:
+    new = replace(
+        KNOWN,
+        tables={"public.orders": 501, "public.users": 900},
+        narrowed={"public.users": ((1, 3), "(id > 5)")},
+    )
+    (gap,) = found(new)
+    assert gap.what.endswith("public.users sends columns 1, 3 where (id > 5), before every column")
+    assert gap.tables == ("public.users",)
+
+
+def test_every_gap_is_named_at_once() -> None:
+    new = replace(sending(operations=("insert",)), tables={"public.orders": 777})
+    with pytest.raises(GapError) as raised:
+        refuse(KNOWN, new, frozenset(KNOWN.tables), "after 0/5000")
+    for words in ("was altered", "public.orders left", "no longer has public.users", "0/5000"):
+        assert words in raised.value.what
+
+
+def test_thousands_of_tables_make_no_endless_sentence() -> None:
+    many = {f"public.t{number:04}": number for number in range(1, 5_000)}
+    old = replace(KNOWN, tables=many)
+    (gap,) = found(replace(old, sends=replace(SENDS, version=701)), old)
+    assert len(gap.tables) == len(many)
+    assert "and 4991 more" in gap.hint
+    assert len(gap.hint) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("table", "schema", "name"),
+    [
+        ("public.users", "public", "users"),
+        ('"A.b".c', "A.b", "c"),
+        ('"A""b"."C.d"', 'A"b', "C.d"),
+        ('a."B"', "a", "B"),
+    ],
+)
+def test_a_quoted_name_has_its_parts(table: str, schema: str, name: str) -> None:
+    assert parts(table) == (schema, name)
+
+
+def test_the_record_keeps_what_is_pinned_and_reads_one_that_has_none() -> None:
+    identity = records.ResumeIdentity(
+        pipeline="shop",
+        epoch=1,
+        system_identifier="1",
+        timeline=1,
+        database="shop",
+        slot="s",
+        publication=replace(BY_SCHEMA, narrowed={"public.users": ((1,), None)}),
+        partitions={},
+    )
+    value = records.encode(identity)
+    assert records.decode(records.ResumeIdentity, value, "t") == identity
+    old = value.replace(b'"sends"', b'"unknown"').replace(b'"narrowed"', b'"unheard"')
+    assert records.decode(records.ResumeIdentity, old, "t").publication.sends is None

@@ -1,0 +1,92 @@
+"""What of a live snapshot's record the log must not have, and what comes of it. Pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.config import Config, Log, Mask, Source, TableRule
+from cdc.log import records
+from cdc.snapshot.live.job import Job
+from cdc.snapshot.live.records import LiveRecord
+from cdc.snapshot.live.withholding import (
+    NOTHING,
+    Withheld,
+    before_publishing,
+    logged,
+    restored,
+)
+
+ADA = ("ada@x.org",)
+RECORD = LiveRecord(pipeline="shop", id="1", schema="public", table="users", state="running")
+WALK = LiveRecord(
+    pipeline="shop", id="1", schema="public", table="users", state="running",
+    last=ADA, to=ADA, again=(ADA,), swept=True, rows=7,
+)  # fmt: skip
+
+
+def config(partitions: str = "root") -> Config:
+    return Config(
+        pipeline="shop",
+        source=Source(dsn="postgresql://a@b/c", partitions=partitions),  # type: ignore[arg-type]
+        log=Log(bootstrap_servers="x:1"),
+        tables={"public.users": TableRule(mask={"email": Mask("null")}, exclude=("token",))},
+    )
+
+
+def of(table: str = "users", where: str | None = None, partitions: str = "root") -> Withheld:
+    record = LiveRecord(
+        pipeline="shop", id="1", schema="public", table=table, state="running", where=where
+    )
+    return before_publishing(config(partitions), record)
+
+
+@pytest.mark.parametrize(
+    ("where", "withheld"),
+    [
+        (None, False),
+        ("plain = 1", False),
+        ("email = 'ada@x.org'", True),
+        ("EMAIL = 'ada@x.org'", True),
+        ("token IS NULL OR plain = 1", True),
+        ("lower(email) = 'ada@x.org'", True),  # no condition, and nobody knows of what
+    ],
+)
+def test_a_condition_is_withheld_where_it_may_quote_hidden_columns(
+    where: str | None, *, withheld: bool
+) -> None:
+    assert of(where=where) == Withheld(keys=True, where=withheld)
+    assert of("orders", where) == NOTHING
+
+
+def test_a_partition_may_be_hidden_as_its_table() -> None:
+    assert of("users_2024", partitions="leaf") == Withheld(keys=True, where=True)
+    assert of("users_2024") == NOTHING
+
+
+def test_no_withheld_key_is_in_the_record() -> None:
+    seen = logged(WALK, Withheld(keys=True, where=False))
+    assert b"ada" not in records.encode(seen)
+    assert (seen.rows, seen.swept, seen.withheld) == (7, False, False)
+    assert logged(WALK, NOTHING) == WALK
+
+
+def test_a_walk_starts_again_and_what_was_given_is_given_again() -> None:
+    walk = logged(WALK, Withheld(keys=True, where=False))
+    assert restored(walk, None) == walk
+    given = LiveRecord(
+        pipeline="shop", id="1", schema="public", table="users", state="running",
+        keys=True, again=(ADA,),
+    )  # fmt: skip
+    seen = logged(given, Withheld(keys=True, where=False))
+    assert b"ada" not in records.encode(seen)
+    assert restored(seen, None) is None
+    assert restored(seen, given) == given
+
+
+def test_a_record_is_written_again_only_where_it_holds_what_is_withheld() -> None:
+    """Each session asks it of every record, those of snapshots that have ended too."""
+    for record, written in ((WALK, True), (RECORD, False)):
+        job = Job(record)
+        job.withhold(Withheld(keys=True, where=True))
+        assert job.dirty is written
+        assert b"ada" not in records.encode(job.take())
