@@ -16,7 +16,7 @@ from cdc.events import LSN
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.log.records import Publication, ResumeIdentity, ResumePosition
     from cdc.source.catalog import Source
     from cdc.source.inspection import Slot
     from cdc.source.timelines import System
@@ -47,9 +47,8 @@ def check(
     publication with tables that are new in it.
     """
     same_writer(config, identity)
-    same_source(config, identity, position, found.system, found.source)
-    assert found.source.publication is not None
-    return replace(identity, timeline=found.system.timeline, publication=found.source.publication)
+    publishes = same_source(config, identity, position, found.system, found.source)
+    return replace(identity, timeline=found.system.timeline, publication=publishes)
 
 
 def begins_at(found: Found) -> LSN:
@@ -75,15 +74,18 @@ def same_source(
     position: ResumePosition,
     system: System,
     source: Source,
-) -> None:
-    """Raise where the source is not the one the log comes from, or has lost what must follow."""
+) -> Publication:
+    """Return the publication to go on with.
+
+    Raises where the source is not the one the log comes from, or has lost what must follow.
+    """
     same_stream(config, identity, position, system, source)
     if source.publication is None:
         raise GapError(
             f'the publication "{config.publication}" does not exist',
             hint=f"changes made while it is gone are not streamed; {_ANEW}",
         )
-    publication.refuse(
+    return publication.follow(
         identity.publication,
         source.publication,
         source.tables,

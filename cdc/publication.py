@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from cdc.errors import GapError
 from cdc.log.records import OPERATIONS
 
@@ -51,10 +53,24 @@ def gaps(old: Publication, new: Publication, existing: frozenset[str]) -> list[G
     return [*_altered(old, new), *_schemas(old, new), *_members(old, new, existing)]
 
 
-def refuse(old: Publication, new: Publication, existing: frozenset[str], since: str = "") -> None:
-    """Raise GapError with every gap between `old` and `new`; `since` says from when on."""
+def follow(
+    old: Publication, new: Publication, existing: frozenset[str], since: str = ""
+) -> Publication:
+    """Return the publication to go on with after `old`, the log's: `new`, and what was dropped.
+
+    A table that was dropped stays known, so that one that is created under its name later is found
+    to be missing. Raises GapError with every gap between the two; `since` says from when on.
+    """
     if error := joined(gaps(old, new, existing), since):
         raise error
+    members = set(new.tables.values())
+    dropped = {
+        table: member
+        for table, member in old.tables.items()
+        # One without a row of its own, as a partition, comes and goes with its schema or root.
+        if member and table not in new.tables and member not in members.union(new.removed)
+    }
+    return replace(new, tables=new.tables | dropped) if dropped else new
 
 
 def joined(found: list[Gap], since: str = "") -> GapError | None:

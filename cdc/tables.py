@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from orjson import dumps
 
-from cdc import publication
 from cdc.column_identity import hides_something
 from cdc.errors import UnavailableError
 from cdc.log import column_numbers, names, reader, records, resume, topics
@@ -24,6 +23,7 @@ from cdc.log.limits import limits, ours
 from cdc.log.mask import column_mask
 from cdc.log.routes import Table
 from cdc.log.values import undescribed
+from cdc.publication_look import PublicationLook
 from cdc.snapshot.live.windows import Snapshot
 from cdc.source import catalog
 from cdc.source.kinds import defined_by_users
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from cdc.log.batch import Batch
     from cdc.relations import Relations
-    from cdc.source.inspection import Mark
     from cdc.source.lookups import Lookup
     from cdc.upcoming import Upcoming
 
@@ -72,7 +71,7 @@ class Tables:
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
-        self._mark: Mark | None = None  # of the publication, at the last look
+        self._publication = PublicationLook(config.publication, members=False)
         self._identified = False  # whether the identity is to go out
         self._upcoming: Upcoming | None = None  # whose relations are looked up
         self._lookups: dict[int, Lookup] = {}
@@ -166,17 +165,11 @@ class Tables:
     def look(self) -> None:
         """Compare the publication with what the log knows; raise GapError where it lost changes.
 
-        One row tells whether anything was changed at all. Blocks.
+        Blocks.
         """
-        mark = catalog.publication_mark(self._sql, self._config.publication)
-        if mark == self._mark:
-            return
-        old = self._identity.publication
-        now, existing = catalog.publication_beside(self._sql, old.name, old.tables)
-        publication.refuse(old, now, existing)
-        if now != old:
+        known = self._identity.publication
+        if (now := self._publication.look(self._sql, known)) != known:
             self.note(now)
-        self._mark = mark
 
     def _prepared(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
         """Return what the catalog says of the relation, asked after its message arrived."""

@@ -28,8 +28,8 @@ def examine(config: Config) -> list[Finding]:
     reads = status.slot.active_pid is not None
     found, named = [], set()
     for cause in status.verdict.causes:
-        if cause.about not in _ABOUT:
-            continue
+        if cause.about not in _ABOUT or (cause.about == "snapshot" and not reads):
+            continue  # what a snapshot that is due will cost is told where its needs are checked
         kind = error if cause.level is Level.FAILED else warning
         follower = cause.subject if cause.about == "follower" else ""
         halted = cause.exit_code == Exit.CONFIG

@@ -208,8 +208,9 @@ def _membership(
     if error := publication.joined([gap for gap in found if not gap.left]):
         raise error
     gone = sorted(set(identity.publication.tables) - set(now.tables))
-    if not gone:
-        return record
+    running = slot.active_pid is not None
+    if not gone or (running and not existing.intersection(gone)):
+        return record  # what was dropped may stay known
     back = sorted({each.catalog_name for each in tables}.intersection(gone))
     if back:
         raise GapError(
@@ -218,7 +219,7 @@ def _membership(
             hint="put it back with `cdc table add`, which reads it anew; or leave it out of "
             "source.tables and run `cdc setup` again to go on without it",
         )
-    if slot.active_pid is not None:
+    if running:
         raise ConfigError(
             f"{listed(gone)} left the publication, and a daemon is running",
             hint="stop the daemon, then run `cdc setup` again to go on without it",

@@ -51,12 +51,11 @@ class HiddenColumns:
 
     def __init__(self, connection: Connection, config: Config, tables: list[Table]) -> None:
         self._connection, self._config = connection, config
-        self._relations = _hiding(connection, config, tables)
-        self._known: dict[int, ColumnNumbers] = {}
-        if self._relations:
-            # Oldest first: the newest counts.
-            self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
+        # Oldest first: the newest counts.
+        self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
         self._written = dict(self._known)
+        recorded = {relation for relation, numbers in self._known.items() if numbers.hidden}
+        self._relations = _hiding(connection, config, tables, recorded)
 
     def look(self) -> None:
         """Take the numbers as they are; raise ConfigError where a hidden column has lost its name.
@@ -101,7 +100,10 @@ class HiddenColumns:
         return there is not None and replace(there, lsn=numbers.lsn) == numbers
 
 
-def _hiding(connection: Connection, config: Config, tables: list[Table]) -> list[_Hiding]:
+def _hiding(
+    connection: Connection, config: Config, tables: list[Table], recorded: set[int]
+) -> list[_Hiding]:
+    """Return the relations where the configuration hides columns, or hid some that are recorded."""
     by_leaf = config.source.partitions == "leaf"
     found = []
     for table in tables:
@@ -114,10 +116,12 @@ def _hiding(connection: Connection, config: Config, tables: list[Table]) -> list
         else:
             named = {(table.schema, table.name): ((table.schema, table.name),)}
         chosen = {at: config.selection.of(*names) for at, names in named.items()}
-        hiding = {at: s for at, s in chosen.items() if column_identity.hides_something(s)}
-        if hiding:
-            oids = catalog.oids(connection, hiding)
-            found += [_Hiding(oids[at], each) for at, each in hiding.items() if at in oids]
+        oids = catalog.oids(connection, chosen) if by_leaf else dict.fromkeys(chosen, table.oid)
+        found += [
+            _Hiding(oids[at], its)
+            for at, its in chosen.items()
+            if at in oids and (column_identity.hides_something(its) or oids[at] in recorded)
+        ]
     return found
 
 

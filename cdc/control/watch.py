@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc import publication, trace
+from cdc import trace
 from cdc.control import retention
 from cdc.control.canary import Canary
 from cdc.control.findings import Finding, note
@@ -26,6 +26,7 @@ from cdc.errors import (
     InvariantError,
     gist,
 )
+from cdc.publication_look import PublicationLook
 from cdc.source import catalog, inspection
 from cdc.source.connection import connect, translated
 
@@ -71,7 +72,7 @@ class Watch:
         """
         self._config = config
         self._known = known
-        self._mark: inspection.Mark | None = None  # of the publication, at the last look
+        self._publication = PublicationLook(config.publication, members=True)
         self._health = health
         self._metrics = metrics
         self._gauge = Gauge()
@@ -138,7 +139,8 @@ class Watch:
             with translated("limiting the time of a statement"):
                 sql.execute(_TIMEOUTS)
             self._connection = sql
-        self._compare(sql, known)
+        since = f"within the last {LOOK_SECONDS:.0f} seconds"
+        self._seen = known, self._publication.look(sql, known, since)
         server, slot = inspection.server(sql), inspection.slot(sql, config.slot)
         holders = inspection.holders(sql)
         findings = [*retention.judge_holders(holders), *self._heartbeat.due(sql)]
@@ -151,17 +153,6 @@ class Watch:
             if slot.failover:
                 findings += retention.judge_standbys(inspection.standby_slots(sql, server))
         return Look(server.timeline, kept, holders, findings)
-
-    def _compare(self, sql: catalog.Connection, known: Publication) -> None:
-        """Raise GapError where the publication has lost changes since it was as `known`."""
-        mark = catalog.publication_mark(sql, self._config.publication)
-        # Of a publication that names its tables the mark says all; others grow without a trace.
-        named = known.sends is not None and not (known.sends.all_tables or known.sends.schemas)
-        if named and mark == self._mark:
-            return
-        now, existing = catalog.publication_beside(sql, self._config.publication, known.tables)
-        publication.refuse(known, now, existing, f"within the last {LOOK_SECONDS:.0f} seconds")
-        self._seen, self._mark = (known, now), mark
 
     def _take(self, look: Look) -> None:
         self._metrics.looked(look.timeline, look.retention, look.holders)

@@ -104,6 +104,7 @@ class Tail:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_AGAIN_SECONDS)
+                self._admin = topics.admin(self._config)  # which knows the leaders of now
 
     def _ends(self) -> dict[Place, int]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

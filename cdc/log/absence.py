@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from cdc.errors import CDCError, UnavailableError
 from cdc.log import topics
 from cdc.log.client import translated
 
@@ -45,6 +46,7 @@ UNKNOWN: Final = frozenset(
 _TIMEOUT_SECONDS: Final = 15.0
 # Between the two answers: a broker that has just started has caught up by then.
 _AGAIN_SECONDS: Final = 1.0
+_OPEN_SECONDS: Final = 0.05  # between two looks at an open transaction
 
 
 def says_unknown(error: BaseException | None) -> bool:
@@ -77,6 +79,31 @@ def confirmed(config: Config, first: Ends) -> Ends:
     }
 
 
+def settle(config: Config, topic: str) -> None:
+    """Wait until all that was written to a one-partition topic by now is committed or aborted.
+
+    A broker answers a commit before it has written the markers that let readers see it: what was
+    just committed is not there for a moment. Blocks. Raises UnavailableError where a transaction
+    stays open.
+    """
+    place, deadline = (topic, 0), time.monotonic() + _TIMEOUT_SECONDS
+    every = IsolationLevel.READ_UNCOMMITTED
+    try:
+        end = max(spans(config, [place], every)[place][1] for _ in range(2))
+    except CDCError as error:
+        if says_unknown(error) and absent(config, [topic]):
+            return
+        raise
+    while spans(config, [place])[place][1] < end:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"a transaction is open in topic {topic}, so what it holds is unknown",
+                hint="its writer was killed or hangs: the brokers end it after"
+                " log.kafka.transaction.timeout.ms; try again then",
+            )
+        pause(_OPEN_SECONDS)
+
+
 # --- the lookups themselves ---
 
 
@@ -92,7 +119,11 @@ def listed(config: Config) -> set[str]:
         return set(client.list_topics(timeout=_TIMEOUT_SECONDS).topics)
 
 
-def spans(config: Config, places: Iterable[Place]) -> Ends:
+def spans(
+    config: Config,
+    places: Iterable[Place],
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> Ends:
     """Return the first offset and the end of partitions, as a read_committed reader is told."""
     parts = [TopicPartition(*place) for place in places]
     if not parts:
@@ -101,7 +132,7 @@ def spans(config: Config, places: Iterable[Place]) -> Ends:
     asked = [
         client.list_offsets(
             dict.fromkeys(parts, which),
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=_TIMEOUT_SECONDS,
         )
         for which in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]

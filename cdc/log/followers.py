@@ -182,6 +182,8 @@ class Readings:
         try:
             return int(asked[place].result().offset)
         except KafkaException as error:
+            # A client may go on asking with the leader epoch of before a broker's restart.
+            self._admin = topics.admin(self._config)
             unknown = absence.says_unknown(error)
             if unknown and absence.absent(self._config, [self._topic]):
                 return 0

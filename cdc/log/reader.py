@@ -149,13 +149,13 @@ def read_resume(
     Raises GapError where only one of its parts is there: both were written in one transaction.
     """
     topic = names.resume_topic(config.prefix)
-    newest: dict[bytes, bytes] = {}
-    for message in read_if_there(config, topic):
-        newest[message.key() or b""] = message.value() or b""
-    identity = newest.get(records.resume_key(config.pipeline, "identity"))
-    position = newest.get(records.resume_key(config.pipeline, "position"))
-    if not identity and not position:
+    found = _resume_parts(config, topic)
+    if found == (None, None):
+        absence.settle(config, topic)
+        found = _resume_parts(config, topic)
+    if found is None or found == (None, None):
         return None
+    identity, position = found
     if not identity or not position:
         missing = "position" if identity else "identity"
         raise GapError(
@@ -187,6 +187,15 @@ def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterat
             "another daemon has written to the log since this one read the resume record",
             hint="it has the slot; this one goes back to waiting for it",
         ) from error
+
+
+def _resume_parts(config: Config, topic: str) -> tuple[bytes | None, bytes | None] | None:
+    """Return the values of identity and position; None where the topic is proven not to exist."""
+    with _opened(config, topic) as (client, ranges):
+        newest = {message.key(): message.value() for message in _drain(client, ranges)}
+    identity = newest.get(records.resume_key(config.pipeline, "identity"))
+    position = newest.get(records.resume_key(config.pipeline, "position"))
+    return (identity or None, position or None) if ranges else None
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:

@@ -150,15 +150,17 @@ class LogWatch:
                     self._question = self._ask(identity)
         elif self._question.answered:
             standing, self._question = self._question.answer(), None
-            if standing.untold and not standing.topics:
-                self._ask_anew()
-            # A leader that has gone is asked in vain once or twice: the next one knows more.
             silent = standing.topics.keys() - {topic for topic, _ in standing.spans}
+            if silent or (standing.untold and not standing.topics):
+                self._ask_anew()
             again = self._judge(identity, standing) or bool(silent or standing.untold)
             self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else WATCH_SECONDS)
 
     def _ask_anew(self) -> None:
-        """Go on with a client of our own: one whose brokers went may ask those for ever."""
+        """Go on with a client of our own: this one may ask a leader that has gone for ever.
+
+        Or the right one, with the leader epoch of before its restart.
+        """
         left = [self._admin]
         self._admin = topics.admin(self._config)
         # It ends when nobody has it any more; that may take seconds, which the loop has not.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc.errors import FencedError, GapError
-from cdc.log import names, reader
+from cdc.log import absence, names, reader
 from cdc.snapshot import topic
 
 if TYPE_CHECKING:
@@ -23,10 +23,15 @@ def state(config: Config) -> SnapshotState | None:
 
     Raises GapError where the resume record says that one is due and its state is lost.
     """
+    name = names.snapshot_topic(config.prefix)
     found = topic.read_state(config)
     if found is None and (resumed := reader.read_resume(config)) and resumed[0].snapshot == "due":
+        # Both were written in one transaction, which becomes visible in one topic after the other.
+        absence.settle(config, name)
+        if found := topic.read_state(config):
+            return found
         raise GapError(
-            f"topic {names.snapshot_topic(config.prefix)} holds no state of the initial snapshot,"
+            f"topic {name} holds no state of the initial snapshot,"
             " which the resume record says is due: the topic was emptied, or created again",
             hint="nothing was streamed: `cdc teardown --topics`, then `cdc setup`, start over",
         )

@@ -34,8 +34,9 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     for lane in reversed(range(LANES)):
         publisher = Publisher(config, lane)
         publisher.open()
-    known = topic.read(config)
+    # In this order: where an heir has handed over since, the state read later says so.
     resumed = reader.read_resume(config)
+    known = topic.read(config)
     state = check_mine(known.state, "running", token)
     if resumed is None:
         raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")

@@ -102,9 +102,9 @@ def _at_once(
 ) -> tuple[inspection.Publication | None, frozenset[str]]:
     # No snapshot would do: pg_get_publication_tables sees the catalog as it is, whatever the
     # query's.
-    before = _named(connection, tables)
+    before = _oids(connection, tables)
     found = _settled(connection, name)
-    stayed = before & _named(connection, tables)
+    stayed = before & _oids(connection, tables)
     return found, frozenset(table for table, _ in stayed)
 
 
@@ -122,13 +122,18 @@ def _settled(connection: Connection, name: str) -> inspection.Publication | None
     )
 
 
-def _named(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
+def tables_named(connection: Connection, tables: Collection[str]) -> set[str]:
+    """Return those of the `schema.table` names that name a table now."""
+    return {table for table, _ in _oids(connection, tables)} if tables else set()
+
+
+def _oids(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
     """Return those of the `schema.table` names that name a table, with its oid."""
     with translated("looking up tables"):
         found = connection.execute(
             "SELECT format('%%I.%%I', n.nspname, c.relname), c.oid::bigint FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE format('%%I.%%I', n.nspname, c.relname) = ANY(%s)",
+            " WHERE format('%%I.%%I', n.nspname, c.relname) = ANY(%s) AND c.relkind IN ('r', 'p')",
             (list(tables),),
         ).fetchall()
     return {(table, oid) for table, oid in found}

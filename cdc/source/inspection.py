@@ -326,6 +326,11 @@ def publication_mark(connection: psycopg.Connection, name: str) -> Mark | None:
         return connection.execute(query.encode(), (name,)).fetchone()
 
 
+def named_members(mark: Mark) -> int:
+    """Return how many tables the publication names one by one."""
+    return int(mark[3])
+
+
 def publication(connection: psycopg.Connection, name: str) -> Publication | None:
     """Return the publication `name` with its members, or None."""
     narrowed: list[tuple[str, list[int] | None, str | None]] = []

@@ -36,10 +36,11 @@ class Alone:
         pass
 
 
+@pytest.mark.parametrize("where", ["read_resume", "read_schemas"])
 def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
-    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """It has read the state as its own, and holds the daemon's writers, when it falls asleep."""
+    """It holds the daemon's writers when it falls asleep, before and after its last check."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL)",
         f"INSERT INTO t SELECT i, 1 FROM generate_series(1, {_ROWS}) i",
@@ -48,10 +49,10 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
     asleep, wake = threading.Event(), threading.Event()
 
     class Slow:
-        """The log's reader, which hangs where the hand-over reads the resume record."""
+        """The log's reader, which hangs in one of the hand-over's calls."""
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as it is there
-            if name == "read_resume":
+            if name == where:
                 asleep.set()
                 assert wake.wait(120)
             return getattr(reader, name)

@@ -139,7 +139,7 @@ def documented(cluster: Cluster, config_file: Path) -> str:
     pack, submitted = (line.removeprefix("$ ") for line in lines[at - 1 : at + 1])
     assert pack.startswith("cdc spark pack ")
     assert "spark://host:7077" in submitted
-    assert submitted.endswith("jobs/follow.py --config lockstep.yaml")
+    assert submitted.endswith('"$(cdc spark app follow)" --config lockstep.yaml')
     own = submitted.replace("spark://host:7077", cluster.master)
     return f"{pack}\nexec {own.replace('lockstep.yaml', config_file.name)} --once"
 
@@ -147,7 +147,6 @@ def documented(cluster: Cluster, config_file: Path) -> str:
 def follow(cluster: Cluster, config_file: Path, log: Path) -> None:
     """Let all followers catch up on the cluster, by the documented lines."""
     folder = config_file.parent
-    (folder / "jobs").symlink_to(files.job("follow").parent)
     cdc = f"cdc() {{ '{sys.executable}' -m cdc.cli.main \"$@\"; }}"
     path = f"{HOME / 'bin'}{os.pathsep}{cluster.env['PATH']}"
     with log.open("wb") as out:

@@ -5,16 +5,21 @@ The answers are those of a broker that has just started: it knows nothing of a t
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from confluent_kafka import Producer
 from msgspec.structs import replace
 
 from cdc.control.setup import set_up
 from cdc.errors import FencedError, InvariantError
 from cdc.events import LSN
-from cdc.log import absence, names, reader, resume
+from cdc.log import absence, names, reader, resume, topics
+from cdc.log.client import settings
 from cdc.log.frontiers import record
 from cdc.log.records import FrontierRecord
-from cdc.snapshot import topic
+from cdc.snapshot import due, topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.guarded import GuardedBroker
@@ -136,3 +141,28 @@ def test_neither_a_resume_record_that_moves_back_nor_a_negative_count_is_written
     for back in (position, replace(ahead, end_lsn=LSN(position.end_lsn - 1))):
         with pytest.raises(InvariantError, match="nothing was written"):
             resume.forward(ahead, back)
+
+
+def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnderTest) -> None:
+    """A commit's markers reach one topic after the other: an open transaction in front, here."""
+    line = bare
+    line.database.execute("INSERT INTO users VALUES (1, 'ada')")
+    line.config_file = line.write("lockstep.yaml", snapshot={"mode": "initial", "runner": "local"})
+    topic_name = names.snapshot_topic(line.config.prefix)
+    (ours,) = (each for each in topics.internal_topics(line.config) if each.name == topic_name)
+    topics.ensure(topics.admin(line.config), line.config, [ours])
+    before = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
+    before.init_transactions(15.0)
+    before.begin_transaction()
+    before.produce(topic_name, b"x", key=b'{"pipeline":"another"}')
+    before.flush(15.0)
+    line.set_up()
+    with ThreadPoolExecutor(1) as threads:
+        asked = [threads.submit(due.state, line.config)]
+        time.sleep(3.0)
+        assert not any(each.done() for each in asked), "it decided by what is not visible yet"
+        before.abort_transaction(15.0)
+        state = asked[0].result(30.0)
+    assert state is not None
+    assert state.stage == "due"
+    assert reader.read_resume(line.config) is not None

@@ -146,7 +146,11 @@ def test_the_commands_say_who_is_behind(
     follower.apply(0x100)
     assert wait("--lsn", "0/100") == (0, "✓ cache has applied all up to 0/100, seq 0\n")
     code, said = wait("--lsn", "0/200", "--timeout", "100ms")
+    assert (code, "no daemon reads the slot" in said) == (Exit.UNAVAILABLE, True)
+    line.start().wait_ready()
+    code, said = wait("--lsn", "0/200", "--timeout", "100ms")
     assert (code, "cache is following, 256 bytes behind at 0/100" in said) == (75, True)
+    assert "no daemon" not in said
     follower.report(state="stopped", lsn=LSN(0x100))
     assert wait("--lsn", "0/200", "--timeout", "100ms")[0] == Exit.UNAVAILABLE
     follower.report(state="halted", lsn=LSN(0x100), what="a gap in t", hint="cdc rebuild cache")

@@ -22,6 +22,7 @@ import cdc.log.lanes
 import cdc.log.publisher
 import cdc.log.reader
 import cdc.pipeline
+import cdc.publication_look
 import cdc.source.stream
 import cdc.tables
 from cdc.config import Config
@@ -200,15 +201,17 @@ def played() -> Iterator[None]:
                 check=lambda _, identity, position, __: World.current.proven(identity, position),
             ),
         },
-        cdc.tables: {
+        cdc.publication_look: {
             "catalog": _Current(
+                tables_named=lambda *_: set(),
                 publication_mark=lambda *_: (1,),
                 publication_beside=lambda *_: (
                     records.Publication(name="p", oid=1, tables={}),
                     frozenset(),
                 ),
-                existing=_refuse,
             ),
+        },
+        cdc.tables: {
             "topics": _Current(data_topic=_refuse, ensure=_refuse),
             "limits": lambda *_: {},
             "look_up": _look_up,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
 from cdc.log.client import translated
 
@@ -54,11 +54,18 @@ class Lookups:
     def listed(self, _config: object) -> set[str]:
         return {topic for topic in self.topics if not self._wrong(topic, "metadata is stale")}
 
-    def spans(self, _config: object, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+    def spans(
+        self,
+        _config: object,
+        places: Iterable[Place],
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[Place, tuple[int, int]]:
         with translated("looking up offsets"):
-            return {place: self.span(place) for place in places}
+            return {place: self.span(place, isolation) for place in places}
 
-    def span(self, place: Place) -> tuple[int, int]:
+    def span(
+        self, place: Place, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> tuple[int, int]:
         """Return a partition's offsets as a lookup has them. Raises what a client would."""
         kind = self._wrong(place, *_SPAN)
         if kind == "lookup is not answered":
@@ -67,7 +74,8 @@ class Lookups:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "simulated"))
         if kind == "partition is unknown":
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, "simulated"))
-        end = self._broker.stable(place)
+        committed = isolation is IsolationLevel.READ_COMMITTED
+        end = self._broker.stable(place) if committed else self._broker.ends.get(place, 0)
         if kind == "end is empty":
             end = 0
         elif kind == "end is stale":

@@ -35,7 +35,8 @@ class Returning:
 def following(refusals: int, monkeypatch: pytest.MonkeyPatch) -> Tail:
     """Return a tail that follows one partition of such a broker's."""
     monkeypatch.setattr(tail_module, "consumer", lambda *_, **__: None)
-    monkeypatch.setattr("cdc.log.topics.admin", lambda _: Returning(refusals))
+    broker = Returning(refusals)
+    monkeypatch.setattr("cdc.log.topics.admin", lambda _: broker)
     monkeypatch.setattr(tail_module, "_AGAIN_SECONDS", 0.0)
     tail = Tail(SimpleNamespace(prefix="shop"))  # type: ignore[arg-type]
     tail._reached[_PLACE] = 0

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cdc.errors import GapError
 from cdc.log import records
 from cdc.log.records import OPERATIONS, Publication, Sends
-from cdc.publication import Gap, gaps, parts, refuse
+from cdc.publication import Gap, follow, gaps, parts
 
 SENDS = Sends(700, "postgres", OPERATIONS, via_root=True)
 KNOWN = Publication("shop", 1, {"public.orders": 501, "public.users": 502}, sends=SENDS)
@@ -97,9 +97,26 @@ def test_what_a_table_sends_is_named_where_it_came_back() -> None:
 def test_every_gap_is_named_at_once() -> None:
     new = replace(sending(operations=("insert",)), tables={"public.orders": 777})
     with pytest.raises(GapError) as raised:
-        refuse(KNOWN, new, frozenset(KNOWN.tables), "after 0/5000")
+        follow(KNOWN, new, frozenset(KNOWN.tables), "after 0/5000")
     for words in ("was altered", "public.orders left", "no longer has public.users", "0/5000"):
         assert words in raised.value.what
+
+
+def test_a_dropped_table_stays_known_until_its_name_is_another_tables() -> None:
+    users = replace(KNOWN, tables={"public.users": 502})
+    there = frozenset({"public.users"})
+    after = follow(KNOWN, users, there)
+    assert after.tables == KNOWN.tables
+    assert follow(after, users, there) == after
+    with pytest.raises(GapError, match=r"no longer has public\.orders"):
+        follow(after, users, frozenset(KNOWN.tables))
+    # One that was renamed goes on under its other name; one taken out on purpose is not missed.
+    renamed = replace(KNOWN, tables={"public.old_orders": 501, "public.users": 502})
+    assert follow(KNOWN, renamed, frozenset(renamed.tables)) == renamed
+    assert follow(KNOWN, replace(users, removed=(501,)), there).tables == users.tables
+    # A partition comes and goes with its root, and a table of a whole schema with that.
+    parted = replace(KNOWN, tables={"public.a": 0, "public.users": 502})
+    assert follow(parted, users, there).tables == users.tables
 
 
 def test_thousands_of_tables_make_no_endless_sentence() -> None:
