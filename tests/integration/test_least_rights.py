@@ -1,0 +1,119 @@
+"""The roles of docs/SECURITY.md, made by its own SQL: each can do its work, and no more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cdc.control import migrations
+from cdc.control.doctor import examine
+from cdc.control.findings import Severity
+from cdc.control.status import read_status
+from cdc.log import reader
+from cdc.snapshot.live import topic as live_topic
+from tests.fixtures.converge import converge
+from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.integration.test_migrations import statements
+
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "SECURITY.md"
+_ROLES = ("lockstep_reader", "lockstep_owner", "lockstep", "app")
+_AUDITED = {"signal_table": True, "ddl_audit": True}
+
+
+def documented(suffix: str, database: str) -> list[str]:
+    """Return the statements of "The least that each role needs", with roles of our own."""
+    text = _DOCUMENT.read_text("utf-8").split("## The least that each role needs")[1]
+    text = (
+        text.split("```sql\n")[1].split("```")[0].replace("DATABASE shop", f"DATABASE {database}")
+    )
+    made = re.sub(
+        r"\b(ROLE|TO) (lockstep_reader|lockstep_owner|lockstep|app)\b", rf"\1 \2_{suffix}", text
+    )
+    statements = (line.split("--")[0].strip() for line in made.splitlines())
+    return [each for each in statements if each]
+
+
+@pytest.fixture
+def line(bare: PipelineUnderTest) -> Iterator[PipelineUnderTest]:
+    """A pipeline that a superuser has set up, with the document's roles beside."""
+    suffix = bare.database.name
+    bare.database.execute("CREATE TABLE orders (id int PRIMARY KEY, user_id int)")
+    bare.config_file = bare.write("lockstep.yaml", migrations=_AUDITED)
+    for _ in migrations.up(bare.config, list(_AUDITED)):
+        pass
+    bare.set_up()
+    # The application is there before us.
+    bare.database.execute(
+        f"CREATE ROLE app_{suffix} LOGIN", *documented(suffix, bare.database.name)
+    )
+    try:
+        yield bare
+    finally:
+        for daemon in bare.daemons:
+            daemon.kill()
+        for role in _ROLES:
+            bare.database.execute(f"DROP OWNED BY {role}_{suffix}", f"DROP ROLE {role}_{suffix}")
+
+
+def as_role(line: PipelineUnderTest, role: str) -> str:
+    return make_conninfo(line.database.dsn, user=f"{role}_{line.database.name}")
+
+
+def test_each_role_does_its_work_with_what_the_document_gives_it(line: PipelineUnderTest) -> None:
+    rows = "INSERT INTO users SELECT i, 'u' || i FROM generate_series(1, 300) i"
+    line.config_file = line.write(
+        "least.yaml",
+        source={"dsn": as_role(line, "lockstep")},
+        snapshot={"mode": "never", "dsn": as_role(line, "lockstep_reader")},
+        migrations=_AUDITED,
+    )
+    line.start().wait_ready()
+    line.database.execute(rows, "ALTER TABLE orders ADD paid bool")
+    converge(line.config)
+    wait_until(lambda: statements(line), "the audit's record does not arrive")
+    wanted = json.dumps({"data-collections": ["public.users"]})
+    with psycopg.connect(as_role(line, "app"), autocommit=True) as sql:
+        sql.execute("INSERT INTO lockstep.signal VALUES ('s1', 'execute-snapshot', %s)", (wanted,))
+        for refused in (
+            "SELECT * FROM users",
+            "SELECT * FROM lockstep.signal_key",
+            "SELECT * FROM lockstep.ddl_key",
+            "DELETE FROM lockstep.signal",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                sql.execute(refused)
+    wait_until(
+        lambda: any(each.state == "done" for each in live_topic.read(line.config)),
+        "the signal's snapshot is not done",
+    )
+    converge(line.config)
+    assert reader.read_frontiers(line.config)[-1].seq >= 600, "the rows were not read again"
+    assert read_status(line.config).verdict.exit_code == 0
+    wrong = [each for each in examine(line.config) if each.severity is Severity.ERROR]
+    assert wrong == []
+
+
+def test_who_reads_rows_does_nothing_else(line: PipelineUnderTest) -> None:
+    with psycopg.connect(as_role(line, "lockstep_reader"), autocommit=True) as sql:
+        sql.execute("SELECT * FROM users")
+        for refused in (
+            "INSERT INTO users VALUES (1, 'x')",
+            "SELECT * FROM lockstep.signal_key",
+            "INSERT INTO lockstep.signal VALUES ('x', 'stop-snapshot', NULL)",
+            "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                sql.execute(refused.encode())
+    with psycopg.connect(as_role(line, "lockstep"), autocommit=True) as sql:
+        for refused in (
+            "INSERT INTO users VALUES (1, 'x')",
+            "DELETE FROM lockstep.signal_key",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                sql.execute(refused.encode())
