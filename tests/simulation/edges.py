@@ -153,6 +153,9 @@ def _look_up(_sql: object, _publication: str, relations: Iterable[int]) -> dict[
     }
 
 
+_PUBLICATION = records.Publication(name="p", oid=1, tables={})
+
+
 @contextlib.contextmanager
 def played() -> Iterator[None]:
     """Put the world's edges in place of the real ones for as long as this lasts."""
@@ -205,10 +208,7 @@ def played() -> Iterator[None]:
             "catalog": _Current(
                 tables_named=lambda *_: set(),
                 publication_mark=lambda *_: (1,),
-                publication_beside=lambda *_: (
-                    records.Publication(name="p", oid=1, tables={}),
-                    frozenset(),
-                ),
+                publication_beside=lambda *_: (_PUBLICATION, frozenset()),
             ),
         },
         cdc.tables: {
