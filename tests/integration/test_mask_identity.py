@@ -11,7 +11,7 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.errors import ConfigError
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_masks import caught_up, digest, everything
 
 KEY = "a key of the tests' own"
@@ -72,13 +72,22 @@ def shows_nothing(line: PipelineUnderTest) -> None:
 
 
 def goes_on(line: PipelineUnderTest, name: str, events: int) -> dict[str, Any]:
-    """Follow the remedy: hide the column by its new name too; return the last event."""
+    """Follow the remedy: hide the column by its new name too; return the new row's event.
+
+    A snapshot that was asked for goes on beside it, before or after.
+    """
     masks = {"public.users": {"mask": {"email": HMAC, name: HMAC}}}
     line.config_file = line.write("remedy.yaml", tables=masks)
     line.set_up()
     line.start().wait_ready()
     insert(line, 50, name)
-    found = caught_up(line, events)
+    found: list[dict[str, Any]] = []
+
+    def inserted() -> bool:
+        found[:] = [e for e in caught_up(line, events) if e["after"] and e["after"]["id"] == 50]
+        return bool(found)
+
+    wait_until(inserted, "the row does not arrive")
     assert found[-1]["after"][name] == digest("Secret50@x.org")
     assert line.daemon.term() == 0
     shows_nothing(line)
