@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from tests.integration.test_log_watch import widen
 if TYPE_CHECKING:
     from sinks.contract import Applied
 
+_MOMENT_IN_HOURS: Final = 0.2 / 3_600
 TABLES: Final = (
     "CREATE TABLE users (id int PRIMARY KEY, name text)",
     "CREATE TABLE gone (id int PRIMARY KEY)",
@@ -32,8 +34,13 @@ TABLES: Final = (
 
 @pytest.fixture
 def line(pipeline: NewPipeline) -> PipelineUnderTest:
-    """A pipeline with rows in two tables, whose daemon runs."""
-    made = pipeline(*TABLES, followers={"cache": {"redis": {"url": "redis://localhost"}}})
+    return running(pipeline)
+
+
+def running(pipeline: NewPipeline, **sections: dict[str, object]) -> PipelineUnderTest:
+    """Return a pipeline with rows in two tables, whose daemon runs."""
+    followers: dict[str, object] = {"cache": {"redis": {"url": "redis://localhost"}}}
+    made = pipeline(*TABLES, followers=followers, **sections)
     made.start().wait_ready()
     made.database.execute(
         "INSERT INTO users SELECT g, 'a' FROM generate_series(1, 60) g",
@@ -103,10 +110,12 @@ def test_keys_that_added_partitions_have_moved_count_once(line: PipelineUnderTes
 
 
 def test_rows_of_dropped_tables_are_not_asked_for_where_rows_are_read_again(
-    line: PipelineUnderTest, request: pytest.FixtureRequest
+    pipeline: NewPipeline, request: pytest.FixtureRequest
 ) -> None:
     """Its generation begins behind them."""
+    line = running(pipeline, log={"retention_hours": _MOMENT_IN_HOURS})
     at = in_log(line)
+    time.sleep(3.0)  # what was promised is over, and the daemon goes on
     frontiers = names.frontier_topic(line.config.prefix), 0
     first = reader.end_offsets(line.config, [frontiers])[frontiers] - 1
     client = topics.admin(line.config)
