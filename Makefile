@@ -7,6 +7,7 @@ FOR ?=
 CHAOS ?=
 CA ?=
 NAME ?=
+REV ?= HEAD^
 PEER ?= 1
 KILLS ?= 1000
 ROUNDS ?= 40
@@ -24,7 +25,7 @@ BY_MAJOR := $(addprefix tests/faults/test_,campaign.py dead_letters.py failpoint
   keys.py partitions.py pooler.py slot_gaps.py slot_idle.py subtransactions.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-demo demo up down test test-containers check bench campaign cluster \
+.PHONY: help python setup setup-demo demo up down test test-containers check bench bench-against campaign cluster \
   majors lock clean
 
 help: ## print this help
@@ -69,6 +70,9 @@ check: setup ## format, lint, types and unit tests, in under a minute
 
 bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)
 	@$(BIN)/python -m benchmarks $(NAME) $(if $(filter 0,$(PEER)),--no-peer) $(ARGS)
+
+bench-against: setup ## run a workload here and at another commit in turns (REV=… NAME=…, ARGS='--pairs 5')
+	@$(BIN)/python -m benchmarks.against $(REV) $(NAME) $(ARGS)
 
 campaign: setup ## every attack at length: schedules, fuzzing, the model, faults (KILLS=1000, ARGS='--only faults')
 	@$(BIN)/python -m tests.campaign --kills $(KILLS) $(ARGS)
