@@ -21,7 +21,7 @@ from psycopg import errors, sql
 
 from cdc.errors import ConfigError
 from cdc.log.mask import column_mask
-from cdc.source import conditions, described, one_statement
+from cdc.source import conditions, described, one_statement, publication_members
 from cdc.source.connection import connect, translated
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ class Reader:
         with suppress(psycopg.Error):
             self._sql.cancel_safe(timeout=1.0)
 
+    def _among_members(self, query: str) -> bytes:
+        """Return a query that asks of the publication's members, and waits for none of them."""
+        return (publication_members.members(self._sql.info.server_version) + query).encode()
+
     def close(self) -> None:
         """End the session."""
         self._sql.close()
@@ -114,7 +118,8 @@ class Reader:
         """Return the oid of a published table and an estimate of its rows; ConfigError if none."""
         with translated(f"looking up {schema}.{table}"):
             row = self._sql.execute(
-                _FIND, {"schema": schema, "table": table, "publication": self._publication}
+                self._among_members(_FIND),
+                {"schema": schema, "table": table, "publication": self._publication},
             ).fetchone()
         if row is None or not row[2]:
             is_there = row is not None
@@ -167,7 +172,8 @@ class Reader:
     ) -> Chunk:
         relation_id = asked.relation_id
         fingerprint = self._sql.execute(
-            _FINGERPRINT, {"oid": relation_id, "publication": self._publication}
+            self._among_members(_FINGERPRINT),
+            {"oid": relation_id, "publication": self._publication},
         ).fetchone()
         assert fingerprint is not None
         snapshot, oid, kind, identity, published, *_ = fingerprint
@@ -337,10 +343,9 @@ def _since(began_at: float) -> float:
 
 
 _FIND: Final = """
-SELECT c.oid::bigint, greatest(c.reltuples, 0)::bigint, t.tablename IS NOT NULL
+SELECT c.oid::bigint, greatest(c.reltuples, 0)::bigint, t.relid IS NOT NULL
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_publication_tables t
-    ON t.schemaname = n.nspname AND t.tablename = c.relname AND t.pubname = %(publication)s
+LEFT JOIN lockstep_members t ON t.relid = c.oid
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
 """
 _NAME: Final = """
@@ -350,8 +355,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 # The snapshot, and whatever would be another if the table's description were: by the rows' xmin.
 _FINGERPRINT: Final = """
 SELECT pg_current_snapshot()::text, c.oid::bigint, c.relkind::text, c.relreplident::text,
-       EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname
-               AND t.schemaname = n.nspname AND t.tablename = c.relname),
+       c.oid IN (SELECT relid FROM lockstep_members),
        n.nspname::text, c.relname::text, p.xmin::text,
        (SELECT array_agg(r.xmin::text ORDER BY r.oid) FROM pg_publication_rel r
         WHERE r.prpubid = p.oid AND r.prrelid = c.oid),

@@ -14,8 +14,10 @@ from psycopg import sql
 from cdc.events import LSN
 from cdc.log.records import OPERATIONS, Sends
 from cdc.log.records import Publication as PinnedPublication
+from cdc.source import publication_members
 from cdc.source.connection import translated
-from cdc.source.membership import SCHEMAS_SINCE, read_note
+from cdc.source.membership import read_note
+from cdc.source.publication_members import SCHEMAS_SINCE
 
 if TYPE_CHECKING:
     import psycopg
@@ -278,14 +280,13 @@ SELECT to_jsonb(p), p.oid::bigint, pg_get_userbyid(p.pubowner)::text, p.xmin::te
        coalesce(obj_description(p.oid, 'pg_publication'), '')
 FROM pg_publication p WHERE p.pubname = %s
 """
-# What is published, whether named one by one, by schema or by FOR ALL TABLES. By oid: the view
-# pg_publication_tables joins by name, which is slow where there are thousands.
+# What is published, whether named one by one, by schema or by FOR ALL TABLES.
 _MEMBERS = """
 SELECT n.nspname::text, c.relname::text, format('%%I.%%I', n.nspname, c.relname),
        coalesce(r.oid, 0)::bigint
-FROM pg_get_publication_tables(%s) t
+FROM lockstep_members t
 JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = c.oid
+LEFT JOIN pg_publication_rel r ON r.prpubid = %(oid)s AND r.prrelid = c.oid
 ORDER BY 1, 2
 """
 _NARROWED = """
@@ -335,13 +336,15 @@ def publication(connection: psycopg.Connection, name: str) -> Publication | None
     """Return the publication `name` with its members, or None."""
     narrowed: list[tuple[str, list[int] | None, str | None]] = []
     schemas: list[tuple[str, int]] = []
+    major = connection.info.server_version
     with translated(f"reading the publication {name}"):
         row = connection.execute(_PUBLICATION, (name,)).fetchone()
         if row is None:
             return None
         fields, oid, owner, version, comment = row
-        members = connection.execute(_MEMBERS, (name, oid)).fetchall()
-        if connection.info.server_version >= SCHEMAS_SINCE:
+        query = publication_members.members(major) + _MEMBERS
+        members = connection.execute(query.encode(), {"publication": name, "oid": oid}).fetchall()
+        if major >= SCHEMAS_SINCE:
             narrowed = connection.execute(_NARROWED, (oid,)).fetchall()
             schemas = connection.execute(_SCHEMAS, (oid,)).fetchall()
     note = read_note(str(comment))

@@ -18,7 +18,9 @@ from psycopg import errors, sql
 
 from cdc.errors import ConfigError, PermissionDeniedError
 from cdc.log.records import OPERATIONS
+from cdc.source import publication_members
 from cdc.source.connection import translated
+from cdc.source.publication_members import SCHEMAS_SINCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 _MARK = "lockstep: "
 _OPERATIONS = ", ".join(OPERATIONS)
-SCHEMAS_SINCE = 150_000
 
 
 class Note(NamedTuple):
@@ -112,11 +113,10 @@ SELECT n.nspname::text, p.oid::bigint
 FROM pg_publication_namespace p JOIN pg_namespace n ON n.oid = p.pnnspid
 WHERE p.pnpubid = %s
 """
-# By oid: the view pg_publication_tables joins by name, which is slow where there are thousands.
 _PUBLISHED = """
 SELECT t.relid::bigint, coalesce(r.oid, 0)::bigint
-FROM pg_get_publication_tables(%s) t
-LEFT JOIN pg_publication_rel r ON r.prpubid = %s AND r.prrelid = t.relid
+FROM lockstep_members t
+LEFT JOIN pg_publication_rel r ON r.prpubid = %(oid)s AND r.prrelid = t.relid
 """
 
 
@@ -131,7 +131,9 @@ def state(connection: psycopg.Connection, name: str) -> State | None:
         schemas: list[tuple[str, int]] = []
         if connection.info.server_version >= SCHEMAS_SINCE:
             schemas = connection.execute(_SCHEMAS, (oid,)).fetchall()
-        published: dict[int, int] = dict(connection.execute(_PUBLISHED, (name, oid)).fetchall())
+        query = publication_members.members(connection.info.server_version) + _PUBLISHED
+        found = connection.execute(query.encode(), {"publication": name, "oid": oid}).fetchall()
+        published: dict[int, int] = dict(found)
         note = read_note(comment)
     return State(
         oid,

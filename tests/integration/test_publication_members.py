@@ -1,0 +1,151 @@
+"""Which tables a publication sends, as the catalogs have it: what Postgres' own function says."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from cdc.cli.main import run
+from cdc.local.stack import LocalStack
+from cdc.source import inspection, membership
+from cdc.source.publication_members import members
+from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.servers import POSTGRES_SETTINGS
+from tests.fixtures.standby import majors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fixtures.servers import Database
+
+_TABLES = """
+CREATE SCHEMA a;
+CREATE SCHEMA b;
+CREATE TABLE plain (id int PRIMARY KEY);
+CREATE TABLE a.plain (id int PRIMARY KEY, v text);
+CREATE UNLOGGED TABLE a.unlogged (id int PRIMARY KEY);
+CREATE VIEW a.seen AS SELECT 1 AS id;
+CREATE TABLE parent (id int PRIMARY KEY);
+CREATE TABLE child (more int) INHERITS (parent);
+CREATE TABLE tree (id int, at int, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+CREATE TABLE tree_1 PARTITION OF tree FOR VALUES FROM (0) TO (10);
+CREATE TABLE a.tree_2 PARTITION OF tree FOR VALUES FROM (10) TO (20) PARTITION BY LIST (id);
+CREATE TABLE b.tree_2_1 PARTITION OF a.tree_2 FOR VALUES IN (1);
+CREATE TABLE a.tree_2_2 PARTITION OF a.tree_2 DEFAULT;
+CREATE TABLE b.other (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE other_1 PARTITION OF b.other FOR VALUES FROM (0) TO (10);
+CREATE TABLE a.empty (id int PRIMARY KEY) PARTITION BY RANGE (id);
+"""
+_NAMED = (
+    "TABLE plain, a.plain",
+    "TABLE tree",
+    "TABLE tree, tree_1",
+    "TABLE tree, b.tree_2_1",
+    "TABLE a.tree_2",
+    "TABLE a.tree_2, tree_1, b.tree_2_1",
+    "TABLE b.tree_2_1, a.tree_2_2",
+    "TABLE parent",
+    "TABLE ONLY parent",
+    "TABLE a.empty, plain",
+)
+_WITH_SCHEMAS = (
+    "TABLES IN SCHEMA a",
+    "TABLES IN SCHEMA b",
+    "TABLES IN SCHEMA a, b",
+    "TABLES IN SCHEMA a, TABLE tree",
+    "TABLES IN SCHEMA b, TABLE a.tree_2, tree_1",
+    "TABLES IN SCHEMA public",
+    "TABLE plain WHERE (id > 5), a.plain (id)",
+)
+
+
+@pytest.fixture(scope="module", params=majors(14, 15, 16, 17, 18))
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    stack = LocalStack(tmp_path_factory.mktemp("members"), tied=True)
+    try:
+        ends = stack.up(
+            ["postgres"], pg_major=request.param, settings={"postgres": POSTGRES_SETTINGS}
+        )
+        assert ends.postgres_dsn is not None
+        with psycopg.connect(ends.postgres_dsn, autocommit=True) as connection:
+            connection.execute(_TABLES.encode())
+        yield ends.postgres_dsn
+    finally:
+        stack.down()
+
+
+def both(connection: psycopg.Connection[Any], name: str) -> tuple[list[int], list[int]]:
+    """Return the members by our query, and by Postgres' function."""
+    query = members(connection.info.server_version) + "SELECT relid::bigint FROM lockstep_members"
+    ours = connection.execute(query.encode(), {"publication": name}).fetchall()
+    theirs = connection.execute(
+        "SELECT relid::bigint FROM pg_get_publication_tables(%s)", (name,)
+    ).fetchall()
+    return sorted(chain(*ours)), sorted(chain(*theirs))
+
+
+@pytest.mark.majors
+def test_members_are_what_postgres_own_function_returns(server: str) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        cases = ["ALL TABLES", *_NAMED]
+        if connection.info.server_version >= 150_000:
+            cases += _WITH_SCHEMAS
+        compared = 0
+        for case in cases:
+            for via_root in ("true", "false"):
+                options = f"publish_via_partition_root = {via_root}"
+                connection.execute(f"CREATE PUBLICATION p FOR {case} WITH ({options})".encode())
+                ours, theirs = both(connection, "p")
+                assert ours == theirs, f"{case}, via root {via_root}"
+                compared += len(ours)
+                connection.execute("DROP PUBLICATION p")
+        assert compared > 3 * len(cases)
+
+
+def test_an_exclusively_locked_table_keeps_nobody_from_reading_the_publication(
+    database: Database,
+) -> None:
+    """As VACUUM FULL and a long ALTER TABLE hold it; Postgres' own function waits for them."""
+    database.execute(
+        "CREATE TABLE busy (id int PRIMARY KEY)",
+        "CREATE TABLE free (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE busy, free",
+    )
+    with database.connect() as holder, database.connect() as reader, holder.transaction():
+        holder.execute("LOCK TABLE busy IN ACCESS EXCLUSIVE MODE")
+        reader.execute("SET lock_timeout = '1s'")
+        found = inspection.publication(reader, "p")
+        assert found is not None
+        assert found.members == {"public.busy": False, "public.free": False}
+        state = membership.state(reader, "p")
+        assert state is not None
+        assert len(state.published) == 2
+
+
+def test_a_daemon_starts_and_streams_while_a_table_is_locked_exclusively(
+    pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = pipeline(
+        "CREATE TABLE busy (id int PRIMARY KEY)", "CREATE TABLE free (id int PRIMARY KEY)"
+    )
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO busy VALUES (1)", "INSERT INTO free VALUES (1)")
+    wait_until(lambda: line.resume()[1].seq == 2, "the rows do not arrive")
+    line.daemon.term()
+    with line.database.connect() as holder, holder.transaction():
+        holder.execute("LOCK TABLE busy IN ACCESS EXCLUSIVE MODE")
+        line.start().wait_ready()
+        line.database.execute("INSERT INTO free VALUES (2)")
+        wait_until(lambda: line.resume()[1].seq == 3, "a lock of another table holds it back")
+        for command in ("status", "doctor"):
+            run([command, "-c", str(line.config_file)])
+            assert "lock" not in capsys.readouterr().err
+        line.daemon.kill()
+        line.start().wait_ready()
+    line.database.execute("INSERT INTO busy VALUES (2)")
+    wait_until(lambda: line.resume()[1].seq == 4, "the table does not go on")
