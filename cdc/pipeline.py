@@ -227,9 +227,13 @@ class Pipeline:
     def _ahead(self) -> bool:
         """Whether so much waits behind the batch being sent that reading must wait too."""
         limits = self.config.batch
-        return not self.lanes.free and (
-            self.sequencer.events * pace.AHEAD >= limits.max_events
-            or self.batch.bytes * pace.AHEAD >= limits.max_bytes
+        if self.lanes.free:
+            return False
+        # What is spread thinly over many partitions costs by the partition: a full batch gathers.
+        share = pace.AHEAD if self.batch.worth_sending else 1
+        return (
+            self.sequencer.events * share >= limits.max_events
+            or self.batch.bytes * share >= limits.max_bytes
         )
 
     def _publish(self, *, idle: bool) -> None:
@@ -241,7 +245,7 @@ class Pipeline:
             due = self._due(idle=idle)
             # A small batch is handed over whole: a partition that joins its transaction later is
             # one more round trip to the coordinator. A large one is sent while it arrives.
-            if due or self.batch.bytes >= pace.BACKLOG_BYTES:
+            if due or self.batch.worth_sending:
                 publisher.begin()
                 failpoints.reach("after_begin")
                 self._hand_over()

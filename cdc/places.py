@@ -15,7 +15,7 @@ from cdc.events import LSN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.log.batch import Message
+    from cdc.log.batch import Appends
     from cdc.log.encoder import New
 
 
@@ -52,7 +52,7 @@ Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | 
 Admit: TypeAlias = "Callable[[messages.LogicalMessage], messages.LogicalMessage | None]"
 
 # What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
-Row: TypeAlias = "tuple[New, bytes, tuple[Callable[[Message], None], ...], int]"
+Row: TypeAlias = "tuple[New, bytes, Appends, int]"
 
 
 def apart(what: str) -> GapError:

@@ -156,7 +156,7 @@ class Sequencer:
         if (watch := self._watches.get(relation)) and watch.all_rows:
             return  # none of its rows takes the quick way
         columns = len(table.encoder.schema.columns).to_bytes(2, "big")
-        appends = tuple(partition.append for partition in table.partitions)
+        appends = table.partitions[0].appends
         for tag, op in ((b"I", _CREATED), (b"U", _UPDATED)):
             row = (table.encoder.new, op, appends, len(table.partitions))
             known = tag + relation + b"N" + columns

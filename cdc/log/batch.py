@@ -1,42 +1,61 @@
 """What one Kafka transaction will hold: messages by partition, counted.
 
-Filled a row at a time by the sequencer, emptied into the producer a chunk at a time. The lists live
-as long as the process, so that the row path appends through a bound method and nothing else.
+Filled a row at a time by the sequencer, emptied into the producer a chunk at a time. What it costs
+follows the partitions that a batch touches, not those that were ever written: a partition registers
+itself with its first message, and the row path appends through a list's own method from then on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cdc import pace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 # confluent-kafka's form for `produce_batch`: {"key": bytes | None, "value": bytes | None}.
 Message = dict[str, Any]
+# By partition, what appends a message to it. Looked up for each message, never kept.
+Appends: TypeAlias = "list[Callable[[Message], None]]"
 
 
 class Partition:
     """The messages waiting for one partition, and the events in this batch that went there."""
 
-    __slots__ = ("append", "events", "messages", "moved", "number", "others", "topic")
+    __slots__ = ("_batch", "appends", "events", "messages", "number", "others", "topic")
 
-    def __init__(self, topic: str, number: int) -> None:
+    def __init__(self, batch: Batch, topic: str, number: int, appends: Appends) -> None:
+        """`appends` are the topic's: at `number` this partition keeps what appends to it."""
+        self._batch = batch
         self.topic = topic
         self.number = number
         self.messages: list[Message] = []
-        self.append = self.messages.append
+        self.appends = appends
+        self.appends.append(self.append)
         self.others = 0  # among `messages`, what is no event: tombstones, parts of dead letters
         self.events = 0  # taken from here since the batch began
-        self.moved = False  # whether anything was
+
+    def append(self, message: Message) -> None:
+        """Add a message.
+
+        The row path looks up `appends[number]` for each message instead: that is this method only
+        for the first of those that wait.
+        """
+        messages = self.messages
+        if not messages:
+            self._batch.register(self)
+            self.appends[self.number] = messages.append
+        messages.append(message)
 
     def take(self) -> list[Message]:
         """Return the waiting messages and count them; the caller hands them over at once."""
-        taken = self.messages[:]
+        taken, self.messages = self.messages, []
+        self.appends[self.number] = self.append
         self.events += len(taken) - self.others
         self.others = 0
-        self.moved = True
-        self.messages.clear()
+        self._batch.taken(self)
         return taken
 
 
@@ -45,7 +64,12 @@ class Batch:
 
     def __init__(self) -> None:
         self._topics: dict[str, list[Partition]] = {}
+        self._appends: dict[str, Appends] = {}
+        # Sets that keep their order: what holds messages, and what any were taken from.
+        self._waiting: dict[Partition, None] = {}
+        self._moved: dict[Partition, None] = {}
         self.bytes = 0  # of values added since the batch began
+        self._handed_over_bytes = 0  # of these
         # Dead letters that are not sent yet, in their order. They go out piece by piece: a letter
         # may be many times as long as the producer's queue.
         self.letters: deque[tuple[Partition, Sequence[tuple[bytes, bytes]]]] = deque()
@@ -54,32 +78,50 @@ class Batch:
 
     def topic(self, topic: str, partitions: int) -> list[Partition]:
         """Return the topic's partitions by number, made on first use."""
-        known = self._topics.setdefault(topic, [])
-        known.extend(Partition(topic, n) for n in range(len(known), partitions))
+        known, appends = self._topics.setdefault(topic, []), self._appends.setdefault(topic, [])
+        known.extend(Partition(self, topic, n, appends) for n in range(len(known), partitions))
         return known
 
     def waiting(self) -> list[Partition]:
         """Return the partitions that hold messages not yet taken."""
-        return [p for topic in self._topics.values() for p in topic if p.messages]
+        return list(self._waiting)
+
+    def register(self, partition: Partition) -> None:
+        """Note that a partition holds messages."""
+        self._waiting[partition] = None
+
+    def taken(self, partition: Partition) -> None:
+        """Note that a partition's messages were taken."""
+        self._waiting.pop(partition, None)
+        self._moved[partition] = None
+
+    @property
+    def worth_sending(self) -> bool:
+        """Whether enough waits for each partition to hand it over before the batch is due."""
+        least = max(pace.BACKLOG_BYTES, pace.PARTITION_BYTES * len(self._waiting))
+        return self.bytes - self._handed_over_bytes >= least
+
+    def handed_over(self) -> None:
+        """Note that all that waited was taken."""
+        self._handed_over_bytes = self.bytes
 
     def send_letters(self) -> Iterator[tuple[Partition, bytes, bytes]]:
         """Yield each record of the waiting dead letters, made as it is asked for, and forget it."""
         while self.letters:
             partition, letter = self.letters[0]
-            partition.moved = True
+            self._moved[partition] = None
             for key, value in letter:
                 yield partition, key, value
             self.letters.popleft()
 
     def close(self) -> dict[tuple[str, int], int]:
         """Return the events of this batch by partition that moved, and begin the next batch."""
-        assert not self.waiting(), "a batch closes after its last message was taken"
+        assert not self._waiting, "a batch closes after its last message was taken"
         assert not self.letters, "a batch closes after its last dead letter was sent"
         counts = {}
-        for topic in self._topics.values():
-            for partition in topic:
-                if partition.moved:
-                    counts[partition.topic, partition.number] = partition.events
-                    partition.events, partition.moved = 0, False
-        self.bytes = 0
+        for partition in self._moved:
+            counts[partition.topic, partition.number] = partition.events
+            partition.events = 0
+        self._moved.clear()
+        self.bytes = self._handed_over_bytes = 0
         return counts

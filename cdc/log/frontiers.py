@@ -39,6 +39,7 @@ class Frontiers:
         # Of partitions that have lost records: where one ended, and where it must at least.
         self.fallen: dict[Place, tuple[int, int]] = {}
         self._covered: dict[Place, int] = {}  # ends that the newest frontier records tell
+        self._untold = {place for place in self._pending if self._end(place) < 0}
 
     @property
     def due(self) -> bool:
@@ -72,6 +73,8 @@ class Frontiers:
         """Count a batch's events; return what is pending, for the resume record beside them."""
         for place, count in events.items():
             self._pending[place] = self._pending.get(place, 0) + count
+            if self._end(place) < 0:
+                self._untold.add(place)
         return tuple((*place, count) for place, count in sorted(self._pending.items()))
 
     def acknowledged(self, position: ResumePosition, ends: dict[Place, int]) -> None:
@@ -81,16 +84,22 @@ class Frontiers:
         """
         self._acknowledged = position
         for place, end in ends.items():
-            self._hold(place, end, self.ends.get(place, -1) + 1)
+            self._hold(place, end, self._end(place) + 1)
+            if end >= 0:
+                self._untold.discard(place)
+            elif place in self._pending:
+                self._untold.add(place)
         self.ends.update(ends)
 
     def _hold(self, place: Place, end: int, least: int) -> None:
         if 0 <= end < least:
             self.fallen.setdefault(place, (end, least))
 
+    def _end(self, place: Place) -> int:
+        return self.ends.get(place, -1)
+
     def _stands(self) -> bool:
-        known = all(self.ends.get(place, -1) >= 0 for place in self._pending)
-        return known and not self._acknowledged.open
+        return not self._untold and not self._acknowledged.open
 
 
 def record(config: Config, frontier: FrontierRecord) -> tuple[str, bytes, bytes]:

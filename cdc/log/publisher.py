@@ -108,6 +108,7 @@ class Publisher:
         self.begin()
         for partition in batch.waiting():
             self._hand_over(partition, self._delivered)
+        batch.handed_over()
         with translated("producing"):
             self._producer.poll(0)
 

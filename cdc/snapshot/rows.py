@@ -53,8 +53,9 @@ class Rows:
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         copied, event = table.encoder.copied, self._event
         columns = len(table.encoder.schema.columns)
-        appends = [partition.append for partition in table.partitions]
-        partitions, hashed, sizes, data = len(appends), murmur2, SIZES, frames.COPY_DATA
+        appends = table.partitions[0].appends
+        partitions, hashed, sizes = len(table.partitions), murmur2, SIZES
+        data = frames.COPY_DATA
         at, last, size, row, take = 0, end - HEAD_SIZE, 0, 0, head
         seq = first_seq = self._first_seq + self.rows
         try:
