@@ -44,6 +44,7 @@ def write_config(
     source: Mapping[str, str] | None = None,
     snapshot: Mapping[str, object] | None = None,
     kafka: Mapping[str, str | int] | None = None,
+    partitions: int = PARTITIONS,
 ) -> Path:
     """Write the configuration of a run into its folder; without `snapshot` it takes none."""
     path = config_path(place, run)
@@ -58,7 +59,7 @@ def write_config(
         },
         "log": {
             "bootstrap_servers": place.bootstrap,
-            "partitions": PARTITIONS,
+            "partitions": partitions,
             "kafka": dict(kafka or {}),
         },
         # Nobody asks for its health here, and a fixed port may be taken.
@@ -76,13 +77,14 @@ class Daemon:
     name: str = "lockstep"
     source: Mapping[str, str] = field(default_factory=dict)
     kafka: Mapping[str, str | int] = field(default_factory=dict)
+    partitions: int = PARTITIONS
     traced: bool = False  # whether it leaves what its batches passed when in `trace_path`
 
     @property
     def settings(self) -> Mapping[str, str | int]:
         source = {f"source.{name}": value for name, value in self.source.items()}
         kafka = {f"log.kafka.{name}": value for name, value in self.kafka.items()}
-        return {"log.partitions": PARTITIONS, **source, **kafka}
+        return {"log.partitions": self.partitions, **source, **kafka}
 
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
@@ -91,7 +93,9 @@ class Daemon:
         """Create the topics and take the slot that stands at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
-        config = write_config(place, run, tables, self.source, kafka=self.kafka)
+        config = write_config(
+            place, run, tables, self.source, kafka=self.kafka, partitions=self.partitions
+        )
         command = [*CDC, "setup", "--config", str(config), "--adopt-slot"]
         try:
             done = subprocess.run(

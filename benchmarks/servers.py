@@ -112,15 +112,20 @@ class Servers:
 
 
 @contextmanager
-def running(name: str, postgres: Mapping[str, str], *, keep: bool) -> Iterator[Servers]:
-    """Run Postgres and a broker for the length of the block, in a folder of their own."""
+def running(
+    name: str, postgres: Mapping[str, str], *, keep: bool, broker: Mapping[str, str] | None = None
+) -> Iterator[Servers]:
+    """Run Postgres and a broker for the length of the block, in a folder of their own.
+
+    `broker` are settings in place of Kafka's defaults.
+    """
     folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
     # Where Postgres runs as another user, that user has to get through.
     folder.chmod(0o755)
     # Tied: if this process is killed, the servers go too.
     stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
     try:
-        yield _start(stack, folder, postgres)
+        yield _start(stack, folder, postgres, {**_BROKER_SETTINGS, **(broker or {})})
     finally:
         stack.down()
         if keep:
@@ -129,11 +134,13 @@ def running(name: str, postgres: Mapping[str, str], *, keep: bool) -> Iterator[S
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(stack: LocalStack, folder: Path, postgres: Mapping[str, str]) -> Servers:
+def _start(
+    stack: LocalStack, folder: Path, postgres: Mapping[str, str], broker_settings: dict[str, str]
+) -> Servers:
     stack.up(["postgres"], pg_major=_POSTGRES_MAJOR, settings={"postgres": postgres})
     broker = StockBroker(stack.home, ArtifactCache(default_cache(), Terminal()), Terminal())
     with stack.home.lock():
-        broker.start(settings=_BROKER_SETTINGS)
+        broker.start(settings=broker_settings)
     port = stack["postgres"].port
     with _connect(port, "postgres") as connection:
         connection.execute("CREATE DATABASE bench")
@@ -147,7 +154,7 @@ def _start(stack: LocalStack, folder: Path, postgres: Mapping[str, str]) -> Serv
         versions={"postgres": str(shown[0]), "kafka": broker.state.version},
         settings={
             "postgres": dict(postgres),
-            "broker": {"java_flags": " ".join((*_BROKER_HEAP, *_BROKER_JVM)), **_BROKER_SETTINGS},
+            "broker": {"java_flags": " ".join((*_BROKER_HEAP, *_BROKER_JVM)), **broker_settings},
         },
     )
 

@@ -226,15 +226,9 @@ class Pipeline:
 
     def _ahead(self) -> bool:
         """Whether so much waits behind the batch being sent that reading must wait too."""
-        limits = self.config.batch
-        if self.lanes.free:
-            return False
-        # What is spread thinly over many partitions costs by the partition: a full batch gathers.
-        share = pace.AHEAD if self.batch.worth_sending else 1
-        return (
-            self.sequencer.events * share >= limits.max_events
-            or self.batch.bytes * share >= limits.max_bytes
-        )
+        # A thin batch costs by the partition, so that much of it gathers.
+        share = 1 if self.batch.thin else pace.AHEAD
+        return not self.lanes.free and self._full_at(share)
 
     def _publish(self, *, idle: bool) -> None:
         """Hand what waits to the producer, and commit when the batch is due."""
@@ -271,7 +265,7 @@ class Pipeline:
     def _due(self, *, idle: bool) -> bool:
         """Whether the batch should end here."""
         sequencer, batch, limits = self.sequencer, self.batch, self.config.batch
-        full = sequencer.events >= limits.max_events or batch.bytes >= limits.max_bytes
+        full = self._full_at(1)
         age_seconds = time.monotonic() - self.batch_began_at
         aged = age_seconds * 1_000 >= limits.max_wait_ms
         # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
@@ -282,6 +276,18 @@ class Pipeline:
             or age_seconds >= pace.OPEN_SECONDS
         )
         return over or (not sequencer.place.open and (idle or full or aged))
+
+    def _full_at(self, share: int) -> bool:
+        """Whether the batch has reached this share of its size; a thin one may be twice as large.
+
+        That is what any batch may reach while a transaction that is open keeps it from ending.
+        """
+        limits = self.config.batch
+        times = 2 if self.batch.thin else 1
+        return (
+            self.sequencer.events * share >= times * limits.max_events
+            or self.batch.bytes * share >= times * limits.max_bytes
+        )
 
     def _rest(self) -> None:
         """With nothing in flight: write a frontier that is due, and let an idle slot move on."""

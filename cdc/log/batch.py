@@ -101,6 +101,11 @@ class Batch:
         least = max(pace.BACKLOG_BYTES, pace.PARTITION_BYTES * len(self._waiting))
         return self.bytes - self._handed_over_bytes >= least
 
+    @property
+    def thin(self) -> bool:
+        """Whether its bytes are spread over so many partitions that these cost more than they."""
+        return self.bytes < pace.PARTITION_BYTES * max(len(self._waiting), len(self._moved))
+
     def handed_over(self) -> None:
         """Note that all that waited was taken."""
         self._handed_over_bytes = self.bytes

@@ -141,8 +141,11 @@ def create(
 
 
 def _visible(client: AdminClient, names: list[str]) -> dict[str, Described]:
-    deadline = time.monotonic() + _CHANGE_SECONDS
+    shown, deadline = 0, time.monotonic() + _CHANGE_SECONDS
     while len(present := describe(client, names)) < len(names):
+        if len(present) > shown:
+            # Slow is not stuck: the time begins again with each topic that appears.
+            shown, deadline = len(present), time.monotonic() + _CHANGE_SECONDS
         if time.monotonic() > deadline:
             missing = sorted(set(names) - set(present))
             raise UnavailableError(
@@ -218,8 +221,10 @@ def delete(client: AdminClient, topics: Sequence[str]) -> None:
 
 def _deleted(client: AdminClient, names: list[str]) -> None:
     """Wait until the brokers no longer show the topics, so that they can be created again."""
-    deadline = time.monotonic() + _CHANGE_SECONDS
+    there, deadline = len(names), time.monotonic() + _CHANGE_SECONDS
     while left := describe(client, names):
+        if len(left) < there:
+            there, deadline = len(left), time.monotonic() + _CHANGE_SECONDS
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"{len(left)} topics were deleted but the brokers still show them, the first is"
