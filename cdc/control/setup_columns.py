@@ -63,10 +63,11 @@ class HiddenColumns:
         Each look adds to the one before.
         """
         bare = []
+        now = catalog.all_column_numbers(
+            self._connection, self._config.publication, [each.oid for each in self._relations]
+        )
         for relation in self._relations:
-            found = catalog.column_numbers(
-                self._connection, self._config.publication, relation.oid
-            ).numbers
+            found = now[relation.oid].numbers
             if not found.columns:
                 continue  # dropped just now
             known = self._known.get(relation.oid)
@@ -105,7 +106,7 @@ def _hiding(
 ) -> list[_Hiding]:
     """Return the relations where the configuration hides columns, or hid some that are recorded."""
     by_leaf = config.source.partitions == "leaf"
-    found = []
+    chosen: dict[tuple[str, str], TableSelection] = {}
     for table in tables:
         if table.kind == "p" and by_leaf:
             # The stream describes each partition, whose numbers are its own.
@@ -115,14 +116,15 @@ def _hiding(
             }
         else:
             named = {(table.schema, table.name): ((table.schema, table.name),)}
-        chosen = {at: config.selection.of(*names) for at, names in named.items()}
-        oids = catalog.oids(connection, chosen) if by_leaf else dict.fromkeys(chosen, table.oid)
-        found += [
-            _Hiding(oids[at], its)
-            for at, its in chosen.items()
-            if at in oids and (column_identity.hides_something(its) or oids[at] in recorded)
-        ]
-    return found
+        chosen |= {at: config.selection.of(*names) for at, names in named.items()}
+    oids = {(table.schema, table.name): table.oid for table in tables}
+    if by_leaf:
+        oids = catalog.oids(connection, chosen)
+    return [
+        _Hiding(oids[at], its)
+        for at, its in chosen.items()
+        if at in oids and (column_identity.hides_something(its) or oids[at] in recorded)
+    ]
 
 
 def _named(numbers: ColumnNumbers) -> str:

@@ -1,8 +1,12 @@
-"""Ask the brokers how topics and their partitions stand: without waiting, and in one go.
+"""Ask the brokers how topics and their partitions stand: without waiting, and many at once.
 
-A question is put to every broker concerned at once, and its answer is looked at when all of it is
-there: the loop that asks never waits for a broker. What a broker did not tell is left out, never
-guessed; only a topic that the brokers say is not there counts as missing.
+A question is put to every broker concerned, and its answer is looked at when all of it is there:
+the loop that asks never waits for a broker. What a broker did not tell is left out, never guessed;
+only a topic that the brokers say is not there counts as missing.
+
+Its requests go one after another. librdkafka 2.16 crashes in ListOffsets where another request
+looks for the leaders of many partitions at that moment
+(`rd_kafka_topic_partition_list_query_leaders_async_worker` locks a mutex that is not there).
 """
 
 from __future__ import annotations
@@ -63,24 +67,31 @@ class Question:
 
     def __init__(self, admin: Admin, topics: dict[str, int]) -> None:
         """Ask about topics (name → partition count); `admin` must outlive the question."""
-        parts = [TopicPartition(topic, n) for topic, count in topics.items() for n in range(count)]
+        self._admin = admin
+        self._parts = [
+            TopicPartition(topic, n) for topic, count in topics.items() for n in range(count)
+        ]
         self._described = admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=_TIMEOUT_SECONDS
         )
-        self._offsets = [
-            admin.list_offsets(
-                dict.fromkeys(parts, which),
-                isolation_level=isolation,
-                request_timeout=_TIMEOUT_SECONDS,
-            )
-            for which, isolation in _SPAN
-        ]
+        self._offsets: list[dict[TopicPartition, Future[object]]] = []
 
     @property
     def answered(self) -> bool:
-        """Whether every broker has answered, or been given up."""
-        described = all(future.done() for future in self._described.values())
-        return described and all(its.done() for asked in self._offsets for its in asked.values())
+        """Whether every broker has answered, or been given up; asks what is asked next."""
+        newest = self._offsets[-1] if self._offsets else self._described
+        if not all(future.done() for future in newest.values()):
+            return False
+        if len(self._offsets) == len(_SPAN) or all(each.exception() for each in newest.values()):
+            return True
+        which, isolation = _SPAN[len(self._offsets)]
+        asked = self._admin.list_offsets(
+            dict.fromkeys(self._parts, which),
+            isolation_level=isolation,
+            request_timeout=_TIMEOUT_SECONDS,
+        )
+        self._offsets.append(asked)
+        return False
 
     def answer(self) -> Standing:
         """Return what the brokers said; blocks while they have not."""
@@ -104,7 +115,7 @@ class Question:
             for part, future in asked.items():
                 if (offset := _offset(future)) is not None:
                     told.setdefault((str(part.topic), part.partition), []).append(offset)
-        return {place: Span(*its) for place, its in told.items() if len(its) == len(self._offsets)}
+        return {place: Span(*its) for place, its in told.items() if len(its) == len(_SPAN)}
 
 
 def _offset(future: Future[object]) -> int | None:

@@ -6,6 +6,8 @@ and never from here: today's catalog may be younger than the change.
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import GapError, UnavailableError
@@ -187,23 +189,37 @@ SELECT n.nspname::text, c.relname::text, coalesce(r.oid, 0)::bigint,
        a.atttypid::bigint, a.atttypmod::int, a.xmin::text::bigint,
        coalesce(nullif(to_jsonb(r)->'prattrs', 'null') @> to_jsonb(a.attnum::int),
                 a.attgenerated = '' OR a.attgenerated = to_jsonb(p)->>'pubgencols', true),
-       a.attisdropped
-FROM (SELECT) AS one
+       a.attisdropped, one.oid::bigint
+FROM unnest(%(relations)s::oid[]) AS one(oid)
 LEFT JOIN pg_publication p ON p.pubname = %(publication)s
-LEFT JOIN pg_class c ON c.oid = %(relation)s
+LEFT JOIN pg_class c ON c.oid = one.oid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
-ORDER BY a.attnum
+ORDER BY one.oid, a.attnum
 """
 
 
 def column_numbers(connection: Connection, publication: str, relation_id: int) -> NumbersAt:
     """Return every column that the table ever had; none where it is dropped."""
-    with translated(f"looking up the column numbers of relation {relation_id}"):
+    return all_column_numbers(connection, publication, [relation_id])[relation_id]
+
+
+def all_column_numbers(
+    connection: Connection, publication: str, relations: Collection[int]
+) -> dict[int, NumbersAt]:
+    """Return every column that each of the tables ever had, by one query for all of them."""
+    with translated(f"looking up the column numbers of {len(relations)} relations"):
         rows = connection.execute(
-            _NUMBERS, {"publication": publication, "relation": relation_id}
+            _NUMBERS, {"publication": publication, "relations": list(relations)}
         ).fetchall()
+    return {
+        relation: _numbers_at(relation, list(its))
+        for relation, its in groupby(rows, itemgetter(-1))
+    }
+
+
+def _numbers_at(relation_id: int, rows: list[TupleRow]) -> NumbersAt:
     schema, table, membership, snapshot, lsn, *_ = rows[0]
     columns = tuple(
         NumberedColumn(

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.control.setup import set_up, survey, tear_down
+from cdc.control.setup_columns import HiddenColumns
 from cdc.control.steps import Did
-from cdc.log import topics
+from cdc.log import reader, topics
+from cdc.source import setup as source_setup
+from cdc.source.connection import connect
 from tests.fixtures.daemon import NewPipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fixtures.daemon import PipelineUnderTest
 
 # With its settings and its partition each topic is five records of the controller's, which refuses
@@ -43,3 +48,29 @@ def test_thousands_of_tables_are_set_up_in_one_command(line: PipelineUnderTest) 
     assert sum("many_" in name for name in found) == _MANY
     list(tear_down(line.config, survey(line.config), with_topics=True))
     assert not topics.existing(topics.admin(line.config), line.config.prefix)
+
+
+def counted(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """Have each call of a method noted, and made all the same."""
+    calls: list[str] = []
+    real: Callable[..., object] = getattr(owner, name)
+
+    def call(*args: object, **named: object) -> object:
+        calls.append(name)
+        return real(*args, **named)
+
+    patch.setattr(owner, name, call)
+    return calls
+
+
+def test_the_hidden_columns_of_many_tables_take_one_query(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = pipeline(tables(50), tables={"public.many_*": {"mask": {"n": "null"}}})
+    with connect(line.config) as connection:
+        found = source_setup.matched_tables(connection, line.config)
+        hidden = HiddenColumns(connection, line.config, found)
+        queries = counted(monkeypatch, connection, "execute")
+        hidden.look()
+    assert len(queries) == 1
+    assert sum(bool(each.hidden) for each in reader.read_column_numbers(line.config)) == 50

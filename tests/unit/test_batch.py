@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.log.batch import Batch, Message
+from cdc.pace import PARTITION_BYTES
 
 
 def message(key: bytes, value: bytes | None) -> Message:
@@ -71,3 +72,52 @@ def test_closing_begins_the_next_batchs_size() -> None:
     batch.bytes = 5
     batch.close()
     assert batch.bytes == 0
+
+
+def test_what_appends_is_looked_up_for_each_message_and_loses_none() -> None:
+    """The row path keeps the topic's list, whose entries change when a partition is taken."""
+    batch = Batch()
+    partitions = batch.topic("t", 2)
+    appends = partitions[0].appends
+    assert partitions[1].appends is appends
+    for value in (b"1", b"2"):
+        appends[1](message(b"k", value))
+    partitions[1].append(message(b"k", b"3"))
+    assert batch.waiting() == [partitions[1]]
+    assert [m["value"] for m in partitions[1].take()] == [b"1", b"2", b"3"]
+    appends[1](message(b"k", b"4"))
+    appends[0](message(b"k", b"5"))
+    assert batch.waiting() == [partitions[1], partitions[0]]
+    assert [m["value"] for each in batch.waiting() for m in each.take()] == [b"4", b"5"]
+    assert batch.close() == {("t", 1): 4, ("t", 0): 1}
+
+
+def test_a_partition_that_no_batch_touches_costs_none_anything() -> None:
+    batch = Batch()
+    batch.topic("many", 10_000)
+    [one] = batch.topic("t", 1)
+    one.append(message(b"k", b"1"))
+    assert len(batch.waiting()) == 1
+    one.take()
+    assert list(batch.close()) == [("t", 0)]
+
+
+def test_a_batch_is_thin_by_what_each_of_its_partitions_gets() -> None:
+    batch = Batch()
+    few, many = batch.topic("few", 2), batch.topic("many", 1_000)
+    for each in few:
+        each.append(message(b"k", b"1"))
+    batch.bytes = 2 * PARTITION_BYTES
+    assert batch.worth_sending
+    assert not batch.thin
+    for each in many:
+        each.append(message(b"k", b"1"))
+    assert not batch.worth_sending
+    assert batch.thin
+    for each in batch.waiting():
+        each.take()
+    batch.handed_over()
+    assert batch.thin
+    batch.bytes = 1_002 * PARTITION_BYTES
+    assert not batch.thin
+    assert batch.worth_sending
