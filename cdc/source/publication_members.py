@@ -8,7 +8,7 @@ function itself goes by, and waits for nobody. What is told is what the function
 - FOR ALL TABLES: every permanent table of users; with `publish_via_partition_root` partitions by
   their root, without it each partition that holds rows;
 - tables by name and schemas: the same of what they name. Of a table that is named along with its
-  ancestor only the ancestor counts where the root publishes (Postgres 15 and later).
+  ancestor only the ancestor counts where the root publishes.
 
 https://www.postgresql.org/docs/current/catalog-pg-publication-rel.html
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Schemas can be published, and ancestors take precedence over their partitions.
+# Schemas can be published.
 SCHEMAS_SINCE: Final = 150_000
 
 # `is_publishable_class`: what has a lower oid is the system's own, and information_schema's.
@@ -27,9 +27,6 @@ _BY_SCHEMA: Final = """
     SELECT c.oid, c.relkind, c.relispartition
     FROM lockstep_pub p JOIN pg_publication_namespace s ON s.pnpubid = p.oid
     JOIN pg_class c ON c.relnamespace = s.pnnspid AND {publishable}"""
-_UNDER_A_MEMBER: Final = """
-        AND NOT EXISTS (SELECT FROM lockstep_above a JOIN lockstep_named up ON up.oid = a.ancestor
-                        WHERE a.oid = m.oid)"""
 _MEMBERS: Final = """
 WITH RECURSIVE lockstep_pub AS (
     SELECT oid, puballtables, pubviaroot FROM pg_publication WHERE pubname = %(publication)s
@@ -56,7 +53,9 @@ WITH RECURSIVE lockstep_pub AS (
     ON NOT p.puballtables AND NOT p.pubviaroot AND b.relkind <> 'p'
     UNION ALL
     SELECT m.oid FROM lockstep_pub p JOIN lockstep_named m
-    ON NOT p.puballtables AND p.pubviaroot{under_a_member}
+    ON NOT p.puballtables AND p.pubviaroot
+        AND NOT EXISTS (SELECT FROM lockstep_above a JOIN lockstep_named up ON up.oid = a.ancestor
+                        WHERE a.oid = m.oid)
 )
 """
 
@@ -67,5 +66,4 @@ def members(server_version: int) -> str:
     return _MEMBERS.format(
         publishable=_PUBLISHABLE,
         by_schema=_BY_SCHEMA.format(publishable=_PUBLISHABLE) if schemas else "",
-        under_a_member=_UNDER_A_MEMBER if schemas else "",
     )

@@ -86,7 +86,8 @@ def both(connection: psycopg.Connection[Any], name: str) -> tuple[list[int], lis
     theirs = connection.execute(
         "SELECT relid::bigint FROM pg_get_publication_tables(%s)", (name,)
     ).fetchall()
-    return sorted(chain(*ours)), sorted(chain(*theirs))
+    # Postgres 14 returns a partition twice that is named along with its root.
+    return sorted(chain(*ours)), sorted(set(chain(*theirs)))
 
 
 @pytest.mark.majors
