@@ -11,10 +11,6 @@ LAZY_SECONDS: Final = 0.001
 # While a batch is being sent, what arrives is read so often: seldom enough to cost little, often
 # enough that a backlog shows.
 GATHER_SECONDS: Final = 0.005
-# A batch that is not due yet is handed to the producer when so much waits for each partition that
-# it touched. Each hand-over of a partition costs a call, a request and a report, whatever its size:
-# with thousands of partitions these cost more than the rows.
-PARTITION_BYTES: Final = 64 << 10
 # What may be encoded while nothing can be sent, as a share of a batch: bounds memory.
 AHEAD: Final = 4
 # A frontier record gets a Kafka transaction of its own when nothing follows for so long.

@@ -8,9 +8,7 @@ itself with its first message, and the row path appends through a list's own met
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from cdc import pace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +17,10 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 # By partition, what appends a message to it. Looked up for each message, never kept.
 Appends: TypeAlias = "list[Callable[[Message], None]]"
+# A batch that is not due yet is handed to the producer when so much waits for each partition that
+# it touched. Each hand-over of a partition costs a call, a request and a report, whatever its size:
+# with thousands of partitions these cost more than the rows.
+PARTITION_BYTES: Final = 64 << 10
 
 
 class Partition:
@@ -98,13 +100,13 @@ class Batch:
     @property
     def worth_sending(self) -> bool:
         """Whether enough waits for each partition to hand it over before the batch is due."""
-        least = max(pace.BACKLOG_BYTES, pace.PARTITION_BYTES * len(self._waiting))
+        least = PARTITION_BYTES * max(1, len(self._waiting))
         return self.bytes - self._handed_over_bytes >= least
 
     @property
     def thin(self) -> bool:
         """Whether its bytes are spread over so many partitions that these cost more than they."""
-        return self.bytes < pace.PARTITION_BYTES * max(len(self._waiting), len(self._moved))
+        return self.bytes < PARTITION_BYTES * max(len(self._waiting), len(self._moved))
 
     def handed_over(self) -> None:
         """Note that all that waited was taken."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.log.batch import Batch, Message
-from cdc.pace import PARTITION_BYTES
+from cdc.log.batch import PARTITION_BYTES, Batch, Message
 
 
 def message(key: bytes, value: bytes | None) -> Message:
