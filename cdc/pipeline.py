@@ -234,13 +234,13 @@ class Pipeline:
         """Hand what waits to the producer, and commit when the batch is due."""
         if not self.lanes.free:
             return
-        sequencer, publisher = self.sequencer, self.lanes.current
+        sequencer = self.sequencer
         if sequencer.events:
             due = self._due(idle=idle)
             # A small batch is handed over whole: a partition that joins its transaction later is
             # one more round trip to the coordinator. A large one is sent while it arrives.
             if due or self.batch.worth_sending:
-                publisher.begin()
+                self._begin(due=due)
                 failpoints.reach("after_begin")
                 self._hand_over()
                 failpoints.reach("after_produce")
@@ -249,12 +249,18 @@ class Pipeline:
         elif idle and not sequencer.in_transaction and not self.lanes.in_flight:
             self._rest()
 
+    def _begin(self, *, due: bool) -> None:
+        """Begin a Kafka transaction; one that is due holds no more than what is there."""
+        small = due and not self.batch.letters
+        self.lanes.begin(self.batch.bytes if small else self.config.batch.max_bytes)
+
     def _hand_over(self) -> None:
         """Hand the batch's messages to the producer; return when it has all of them."""
-        publisher, batch = self.lanes.current, self.batch
-        publisher.produce(batch)
+        batch = self.batch
+        self.lanes.current.produce(batch)
         if not batch.letters:
             return
+        publisher = self.lanes.large
         # A letter may take minutes: the loop answers Postgres meanwhile.
         began_at = time.monotonic()
         try:
@@ -321,7 +327,9 @@ class Pipeline:
 
     def _cut(self, idle_lsn: LSN | None = None) -> None:
         """Close the batch with its records and send the commit on its way."""
-        config, publisher, sequencer = self.config, self.lanes.current, self.sequencer
+        config, sequencer = self.config, self.sequencer
+        self._begin(due=True)
+        publisher = self.lanes.current
         frontier = None
         now = time.monotonic()
         if not sequencer.events or now - self.frontier_at >= pace.FRONTIER_EVERY_SECONDS:
@@ -420,6 +428,7 @@ class Pipeline:
                 self.intake.take()
             elif not self.lanes.in_flight:
                 if sequencer.events or (self.position.open and not sequencer.place.open):
+                    self._begin(due=True)
                     self._hand_over()
                     self._cut()
                 elif self.frontiers.due:

@@ -6,18 +6,24 @@ their records would mix within a partition. And the commits go out in order, eac
 before has ended, so what the log holds is at every moment the stream up to some point, as with one
 producer. A start fences all of them.
 
+A lane has a writer for large batches and, where `log.direct` allows it, one for small ones, each
+with a transactional id of its own. Which of them sends a batch makes no difference to the order.
+
 Whoever has just ended is next: large batches need two, and the others cost nothing meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc import failpoints
 from cdc.errors import CDCError
-from cdc.log.publisher import TRANSACTION_TIMEOUT_SECONDS, Publisher
+from cdc.log.direct.publisher import DirectPublisher
+from cdc.log.direct.security import Unsupported
+from cdc.log.publisher import DIRECT, TRANSACTION_TIMEOUT_SECONDS, Publisher
 from cdc.trace import Moments
 
 if TYPE_CHECKING:
@@ -29,21 +35,37 @@ if TYPE_CHECKING:
     from cdc.log.records import ResumePosition
     from cdc.worker import Worker
 
+log = logging.getLogger("cdc.log.lanes")
+
+# A batch below this is small: round trips are most of its time. A larger one is worth compressing,
+# and librdkafka sends it while it arrives.
+SMALL_BYTES: Final = 24 << 10
+
+
+class Lane:
+    """A writer of large batches, one of small ones if there is any, and a worker for both."""
+
+    def __init__(self, large: Publisher, worker: Worker) -> None:
+        self.large = large
+        self.small: DirectPublisher | None = None
+        self.worker = worker
+
+    @property
+    def writer(self) -> Publisher | DirectPublisher:
+        """Who has begun a transaction; who writes large ones where none has."""
+        return self.small if self.small and self.small.begun else self.large
+
 
 class InFlight(NamedTuple):
     """A batch on its way: first all of it is acknowledged, then it is committed."""
 
-    lane: tuple[Publisher, Worker]
+    lane: Lane
+    publisher: Publisher | DirectPublisher
     flushed: Future[None]
     ended: Future[None]
     position: ResumePosition  # where the log stands when it is committed
     cut: Cut
     moments: Moments
-
-    @property
-    def publisher(self) -> Publisher:
-        """Who sends it."""
-        return self.lane[0]
 
 
 class Lanes:
@@ -56,8 +78,9 @@ class Lanes:
 
         The broker aborts a transaction of theirs that is open for `seconds`.
         """
+        self._config, self._seconds = config, seconds
         self._lanes = [
-            (Publisher(config, lane, transaction_seconds=seconds), worker)
+            Lane(Publisher(config, lane, transaction_seconds=seconds), worker)
             for lane, worker in enumerate(workers)
         ]
         self._idle = deque(self._lanes)  # the first is the current one
@@ -65,9 +88,23 @@ class Lanes:
         self._acknowledged = 0  # so many of those in flight, from the first
 
     @property
-    def current(self) -> Publisher:
+    def current(self) -> Publisher | DirectPublisher:
         """Whose turn it is."""
-        return self._idle[0][0]
+        return self._idle[0].writer
+
+    @property
+    def large(self) -> Publisher:
+        """The current lane's writer of large batches."""
+        return self._idle[0].large
+
+    def begin(self, size: int) -> None:
+        """Begin a transaction of the current lane for `size` bytes, unless one is begun.
+
+        Below `SMALL_BYTES` there must not follow more than our own records.
+        """
+        lane = self._idle[0]
+        if not lane.writer.begun:
+            (lane.small if lane.small and size < SMALL_BYTES else lane.large).begin()
 
     @property
     def free(self) -> bool:
@@ -90,16 +127,40 @@ class Lanes:
         return time.monotonic() - self.in_flight[0].moments.handed_over if self.in_flight else 0.0
 
     def open(self) -> None:
-        """Fence every older writer. Blocks."""
-        for publisher, _ in self._lanes:
-            publisher.open()
+        """Fence every older writer, of small batches too whether we have some or not. Blocks."""
+        for lane in self._lanes:
+            lane.large.open()
+        if self._config.log.direct == "off" or not self._open_direct():
+            for name in DIRECT:
+                Publisher(self._config, name).open()
+
+    def _open_direct(self) -> bool:
+        """Return whether small batches have writers of their own."""
+        config, made = self._config, list[DirectPublisher]()
+        try:
+            for name in DIRECT:
+                made.append(DirectPublisher(config, name, self._seconds))
+                made[-1].open()
+        except (Unsupported, CDCError) as why:
+            for publisher in made:
+                publisher.close()
+            # Not worth a stop: librdkafka, which has just reached the brokers, does the same.
+            log.warning(
+                "small batches are left to librdkafka", extra={"fields": {"reason": str(why)}}
+            )
+            return False
+        for lane, publisher in zip(self._lanes, made, strict=True):
+            lane.small = publisher
+        log.info("small batches are written directly", extra={"fields": {"writers": len(made)}})
+        return True
 
     def commit(self, position: ResumePosition, cut: Cut, received_at: float) -> None:
         """Send the current writer's commit on its way; it is the next one's turn.
 
         `received_at` is when the batch's first change was received.
         """
-        lane = publisher, worker = self._idle.popleft()
+        lane = self._idle.popleft()
+        publisher, worker = lane.writer, lane.worker
         moments = Moments(received_at, time.monotonic())
         before = self.in_flight[-1].ended if self.in_flight else None
         flushed = worker.submit(publisher.flush)
@@ -119,7 +180,8 @@ class Lanes:
             publisher.commit()
             moments.answered = time.monotonic()
 
-        self.in_flight.append(InFlight(lane, flushed, worker.submit(end), position, cut, moments))
+        ended = worker.submit(end)
+        self.in_flight.append(InFlight(lane, publisher, flushed, ended, position, cut, moments))
 
     def acknowledged(self) -> Iterator[InFlight]:
         """Yield each batch that has come to be acknowledged; raise why one can't be."""
@@ -143,5 +205,8 @@ class Lanes:
 
     def abandon(self) -> None:
         """Let commits in flight end at their next doubt: their session is over."""
-        for publisher, _ in self._lanes:
-            publisher.abandon()
+        for lane in self._lanes:
+            lane.large.abandon()
+            if lane.small:
+                lane.small.abandon()
+                lane.worker.submit(lane.small.close)  # behind what is on its way

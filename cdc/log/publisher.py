@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
     Taken = Callable[[KafkaError | None, Message], None]
 
-# How many writers take turns (`cdc.log.lanes`); a start fences all of them. A commit is answered
+# How many writers take turns (`cdc.log.lanes`). A commit is answered
 # before its markers are written, and a transaction that begins sooner is refused once
 # (CONCURRENT_TRANSACTIONS); librdkafka tries again only 20 ms later. With three others in between,
 # 5 to 15 ms pass.
 LANES: Final = 4
+# How the ids of those end that write small batches themselves (`cdc.log.direct`).
+DIRECT: Final = tuple(f"direct.{lane}" for lane in range(LANES))
+# Whoever may write the log's end: a start fences all of them, whatever its own settings are.
+WRITERS: Final[tuple[int | str, ...]] = (*range(LANES), *DIRECT)
 # The broker aborts a transaction that is open for longer; ours are open for milliseconds.
 TRANSACTION_TIMEOUT_SECONDS: Final = 60
 # What a topic takes unless it was made otherwise: Kafka's default is a little more.
@@ -60,7 +64,7 @@ class Publisher:
         *,
         transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
-        """A lane with a name is none of those that a start fences."""
+        """A lane is none of those that a start fences unless it is one of `WRITERS`."""
         self.begun = False
         # By partition: one past the newest record acknowledged; -1 where the broker did not say.
         self._ends: dict[tuple[str, int], int] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cdc.errors import FencedError, InvariantError, UnavailableError
 from cdc.log import names, reader, records
-from cdc.log.publisher import LANES, Publisher
+from cdc.log.publisher import WRITERS, Publisher
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -31,7 +31,7 @@ def write_fenced(
     `read` is the resume record that the caller decided upon. Raises FencedError, and has written
     nothing, where the log holds another one by now.
     """
-    for lane in reversed(range(LANES)):
+    for lane in reversed(WRITERS):
         publisher = Publisher(config, lane)
         publisher.open()
     found = reader.read_resume(config)

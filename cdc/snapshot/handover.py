@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError, UnavailableError
 from cdc.log import frontiers, reader, resume, topics
-from cdc.log.publisher import LANES, Publisher
+from cdc.log.publisher import WRITERS, Publisher
 from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.snapshot import due, topic
 
@@ -31,7 +31,7 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
 
     Raises FencedError where the snapshot is no longer the one of `token`.
     """
-    for lane in reversed(range(LANES)):
+    for lane in reversed(WRITERS):
         publisher = Publisher(config, lane)
         publisher.open()
     # In this order: where an heir has handed over since, the state read later says so.

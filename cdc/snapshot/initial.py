@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from cdc import failpoints
 from cdc.errors import ConfigError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
-from cdc.log.publisher import LANES, Publisher
+from cdc.log.publisher import WRITERS, Publisher
 from cdc.snapshot import copying, due, handover, planning, topic
 from cdc.snapshot.export import Exporting, prove
 from cdc.snapshot.gone import Deleting
@@ -276,5 +276,5 @@ def _ranges_done(known: topic.Known, plan: Plan) -> list[tuple[str, int, int]]:
 
 def _fence(config: Config, tasks: int) -> None:
     """End what older tasks, and older hand-overs by the daemon's writers, have open."""
-    for lane in (*(f"{LANE}.{number}" for number in range(tasks)), *range(LANES)):
+    for lane in (*(f"{LANE}.{number}" for number in range(tasks)), *WRITERS):
         Publisher(config, lane).open()

@@ -1,0 +1,159 @@
+"""The brokers as one writer sees them: who leads what, who coordinates it, a connection to each.
+
+Everything here may raise `LostError`: then what was known of that broker is forgotten, and asked
+for again where it is next needed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cdc.log.direct import requests
+from cdc.log.direct.connection import Connection, LoginError, LostError
+from cdc.log.direct.requests import API_VERSIONS, FIND_COORDINATOR, METADATA, Error, Node
+from cdc.log.direct.wire import MalformedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cdc.log.direct.requests import Api
+    from cdc.log.direct.security import Security
+    from cdc.log.direct.wire import Reader
+
+    Place = tuple[str, int]
+
+T = TypeVar("T")
+
+_DEFAULT_PORT: Final = 9092
+_ADDRESS: Final = re.compile(r"(?:\w+://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d+))?")
+
+
+def addresses(servers: str) -> list[Node]:
+    """Return the brokers named in `log.bootstrap_servers`."""
+    found = [_ADDRESS.fullmatch(each.strip()) for each in servers.split(",") if each.strip()]
+    return [Node(m[1] or m[2], int(m[3] or _DEFAULT_PORT)) for m in found if m]
+
+
+class Brokers:
+    """Used by one thread at a time; `cut` by any."""
+
+    def __init__(self, servers: str, security: Security, client_id: str, seconds: float) -> None:
+        """An answer may take `seconds`."""
+        self._first = addresses(servers)
+        self._security = security
+        self._client_id = client_id
+        self._seconds = seconds
+        self._nodes: dict[int, Node] = {}
+        self._leaders: dict[Place, int] = {}
+        self._coordinator: Node | None = None
+        self._connections: dict[Node, Connection] = {}
+        self._lost_at: dict[Node, float] = {}
+        self._ended = False
+
+    def connection(self, node: Node) -> Connection:
+        """Return a connection to the node that waits for no answer."""
+        known = self._connections.get(node)
+        if known is not None and not known.stale:
+            return known
+        self._close(node)
+        made = Connection(node, self._security, self._client_id, self._seconds)
+        self._connections[node] = made
+        if self._ended:
+            self.lost(node)
+            raise LostError("the writer has been abandoned")
+        return made
+
+    def _close(self, node: Node) -> None:
+        if connection := self._connections.pop(node, None):
+            connection.close()
+
+    def lost(self, node: Node) -> None:
+        """Forget the connection, and what rests on the node being there."""
+        self._close(node)
+        self._lost_at[node] = time.monotonic()
+        if self._coordinator == node:
+            self._coordinator = None
+        self._leaders = {
+            place: leader for place, leader in self._leaders.items() if self._nodes[leader] != node
+        }
+
+    def ask(self, node: Node, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
+        """Return a node's answer as `read` takes it."""
+        try:
+            return read(self.connection(node).ask(api, body))
+        except MalformedError as error:
+            self.lost(node)
+            raise LostError(f"{node.host}:{node.port}: {error}") from error
+        except LostError:
+            self.lost(node)
+            raise
+
+    def any(self, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
+        """Return the first answer that any broker gives."""
+        nodes = dict.fromkeys((*self._connections, *self._nodes.values(), *self._first))
+        # One that hangs takes a connection and does not answer: it is asked last.
+        for_now = sorted(nodes, key=lambda node: self._lost_at.get(node, 0.0))
+        why = LostError("log.bootstrap_servers names no broker")
+        for node in for_now:
+            try:
+                return self.ask(node, api, body, read)
+            except LoginError:
+                raise
+            except LostError as error:
+                why = error
+        raise why
+
+    def features(self) -> requests.Features | Error:
+        """Return what the brokers speak: of one, since all of them do what is finalized."""
+        return self.any(API_VERSIONS, requests.api_versions(), requests.read_api_versions)
+
+    # -- who leads what ----------------------------------------------------------------------------
+
+    def leader(self, place: Place) -> Node | None:
+        """Return who leads the partition, as far as is known."""
+        return self._nodes.get(self._leaders.get(place, -1))
+
+    def moved(self, place: Place) -> None:
+        """Forget who leads the partition."""
+        self._leaders.pop(place, None)
+
+    def learn(self, places: Iterable[Place]) -> None:
+        """Ask who leads those of which it is not known."""
+        topics = sorted({topic for topic, number in places if not self.leader((topic, number))})
+        if topics:
+            found = self.any(METADATA, requests.metadata(topics), requests.read_metadata)
+            self._nodes.update(found.nodes)
+            known = found.leaders.items()
+            self._leaders.update({at: node for at, node in known if node in found.nodes})
+
+    # -- who coordinates ---------------------------------------------------------------------------
+
+    def coordinator(self, transactional_id: str) -> Node | Error:
+        """Return who coordinates the id's transactions."""
+        if self._coordinator is None:
+            body = requests.find_coordinator(transactional_id)
+            found = self.any(FIND_COORDINATOR, body, requests.read_find_coordinator)
+            if isinstance(found, Error):
+                return found
+            self._coordinator = found
+        return self._coordinator
+
+    def coordinator_moved(self) -> None:
+        self._coordinator = None
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Let whoever waits for an answer have none. From any thread."""
+        self._ended = True
+        for connection in list(self._connections.values()):
+            connection.cut()
+
+    def close(self) -> None:
+        self._ended = True
+        with suppress(KeyError):
+            while True:
+                self._connections.popitem()[1].close()

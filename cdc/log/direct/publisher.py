@@ -1,0 +1,359 @@
+"""A writer of small Kafka transactions, with the semantics of `cdc.log.publisher.Publisher`.
+
+What is handed over is kept until `flush` sends it: one Produce request to each broker that leads
+any of the partitions, sent to all of them before the first answer is awaited. With transactions V2
+each end of a transaction raises the epoch, so the records of each partition are numbered from 0
+in each. What is sent again, after an answer was lost or a leader has moved, is the same bytes: the
+brokers know it by producer, epoch and number, and take it once.
+
+https://cwiki.apache.org/confluence/display/KAFKA/KIP-890:+Transactions+Server-Side+Defense
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from confluent_kafka import KafkaError
+
+from cdc.errors import OutcomeUnknownError
+from cdc.log.client import translate
+from cdc.log.direct import records, requests, security
+from cdc.log.direct.brokers import Brokers
+from cdc.log.direct.connection import LoginError, LostError
+from cdc.log.direct.requests import END_TXN, INIT_PRODUCER_ID, NEEDED, PRODUCE, Error, Node, Written
+from cdc.log.direct.security import Unsupported
+from cdc.log.direct.wire import MalformedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from cdc.config import Config
+    from cdc.errors import CDCError
+    from cdc.log.batch import Batch
+    from cdc.log.direct.requests import Api, Features, Producer
+    from cdc.log.direct.wire import Reader
+
+Place: TypeAlias = "tuple[str, int]"
+
+# What a topic takes in one record batch unless it was made otherwise: Kafka's default is more.
+BATCH_BYTES: Final = 1_000_000
+_OPEN_SECONDS: Final = 10.0
+# librdkafka's `socket.timeout.ms` as `cdc.log.client` sets it: by then there is another leader.
+_ANSWER_SECONDS: Final = 20.0
+# Of that, how long a leader may wait for the other copies.
+_COPIES_SHARE: Final = 0.75
+# Between tries, doubling: a leader or a coordinator moves in tens of milliseconds to seconds.
+_PAUSE_SECONDS: Final = (0.02, 0.5)
+# While the markers of the id's last transaction are written; a few milliseconds.
+_MARKERS_SECONDS: Final = (0.001, 0.02)
+
+_MARKERS: Final = 51  # CONCURRENT_TRANSACTIONS
+_TAKEN_BEFORE: Final = 46  # DUPLICATE_SEQUENCE_NUMBER
+# Another broker leads, or will: ask who.
+_LEADER_MOVED: Final = frozenset(
+    (
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    )
+)
+_COORDINATOR_MOVED: Final = frozenset(
+    (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR)
+)
+# Passes by itself.
+_AGAIN: Final = _COORDINATOR_MOVED | frozenset(
+    (
+        _MARKERS,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    )
+)
+
+
+class _Chunk(NamedTuple):
+    """A record batch, and the records in it."""
+
+    data: bytes
+    records: int
+
+
+class DirectPublisher:
+    """One of the pipeline's writers (`cdc.log.lanes`), by the same rules as `Publisher`."""
+
+    def __init__(self, config: Config, name: str, transaction_seconds: int) -> None:
+        """`name` ends the transactional id. Raises Unsupported where librdkafka has to do it."""
+        if not records.QUICK:
+            raise Unsupported("google-crc32c has no compiled part here")
+        settings = config.log.kafka
+        self.begun = False
+        self._id = f"{config.prefix}.{config.pipeline}.{name}"
+        self._seconds = transaction_seconds
+        given_ms = settings.get("socket.timeout.ms")
+        self._answer_seconds = int(given_ms) / 1_000 if given_ms else _ANSWER_SECONDS
+        self._brokers = Brokers(
+            config.log.bootstrap_servers,
+            security.of(settings),
+            str(settings.get("client.id", f"lockstep-{config.pipeline}")),
+            self._answer_seconds,
+        )
+        self._producer: Producer = requests.NOBODY
+        self._handed_over: dict[Place, list[dict[str, Any]]] = {}
+        self._numbers: dict[Place, int] = {}  # of the next record, within the transaction
+        self._sent = False  # whether a broker may know of the transaction
+        # By partition: one past the newest record acknowledged; -1 where the broker did not say.
+        self._ends: dict[Place, int] = {}
+        self._abandoned = threading.Event()
+
+    # -- the start ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Fence every older writer of this id and end its open transaction. Blocks.
+
+        Raises Unsupported where the brokers have no transactions V2.
+        """
+        tries = _Tries(self, "fencing older writers", time.monotonic() + _OPEN_SECONDS)
+        body = requests.init_producer_id(self._id, 1_000 * self._seconds)
+        while True:
+            try:
+                self._expect(self._brokers.features())
+                found = self._ask_coordinator(
+                    INIT_PRODUCER_ID, body, requests.read_init_producer_id
+                )
+            except LostError as error:
+                tries.lost(error)
+                continue
+            if not isinstance(found, Error):
+                self._producer = found
+                return
+            tries.refused(found)
+
+    @staticmethod
+    def _expect(found: Features | Error) -> None:
+        if isinstance(found, Error):
+            raise Unsupported(f"the brokers do not speak ApiVersions 3 (error {found.code})")
+        level = found.finalized.get(requests.TRANSACTION_VERSION, 0)
+        if level < requests.TRANSACTIONS_V2:
+            raise Unsupported(f"the cluster's transaction.version is {level}, and 2 is needed")
+        for key, version in NEEDED:
+            lowest, highest = found.versions.get(key, (0, -1))
+            if not lowest <= version <= highest:
+                raise Unsupported(f"the brokers lack version {version} of request {key}")
+
+    # -- a transaction -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a transaction if none is begun."""
+        self.begun = True
+
+    def produce(self, batch: Batch) -> None:
+        """Take the batch's waiting messages, each partition's in order; `flush` sends them."""
+        self.begin()
+        for partition in batch.waiting():
+            place = partition.topic, partition.number
+            self._handed_over.setdefault(place, []).extend(partition.take())
+
+    def add(self, topic: str, key: bytes, value: bytes | None) -> None:
+        """Take one record of our own, for partition 0; no value takes it out again."""
+        self.begin()
+        self._handed_over.setdefault((topic, 0), []).append({"key": key, "value": value})
+
+    def flush(self) -> None:
+        """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
+        waiting = {place: deque(chunks) for place, chunks in self._chunks()}
+        tries = _Tries(self, "sending a batch", time.monotonic() + self._seconds)
+        while waiting:
+            try:
+                self._brokers.learn(waiting)
+            except LostError as error:
+                tries.lost(error)
+                continue
+            heads = {place: chunks[0] for place, chunks in waiting.items()}
+            answers, lost = self._send(heads)
+            failed: Error | None = None
+            for place in heads:
+                answer = answers.get(place)
+                if answer is None:
+                    lost = lost or LostError("the broker does not mention a partition")
+                    continue
+                if answer.code in (0, _TAKEN_BEFORE):
+                    self._acknowledged(place, answer, waiting)
+                    continue
+                if answer.code in _LEADER_MOVED:
+                    self._brokers.moved(place)
+                failed = failed if failed and failed.code not in _AGAIN else answer.error
+            if failed:
+                tries.refused(failed)
+            elif lost:
+                tries.lost(lost)
+
+    def _chunks(self) -> Iterator[tuple[Place, list[_Chunk]]]:
+        """Yield what was handed over as record batches, and forget it."""
+        now_ms = time.time_ns() // 1_000_000
+        for place, messages in self._handed_over.items():
+            chunks = []
+            for part in records.parts(messages, BATCH_BYTES):
+                number = self._numbers.get(place, 0)
+                self._numbers[place] = number + len(part)
+                data = records.batch(part, *self._producer, number, now_ms)
+                chunks.append(_Chunk(data, len(part)))
+            yield place, chunks
+        self._handed_over = {}
+
+    def _send(self, heads: Mapping[Place, _Chunk]) -> tuple[dict[Place, Written], LostError | None]:
+        """Send a record batch to each partition; return the answers, and why there are no more."""
+        by_node: dict[Node, dict[str, list[tuple[int, bytes]]]] = {}
+        answers: dict[Place, Written] = {}
+        lost: LostError | None = None
+        for (topic, number), chunk in heads.items():
+            node = self._brokers.leader((topic, number))
+            if node is None:
+                code = KafkaError.LEADER_NOT_AVAILABLE
+                answers[topic, number] = Written(topic, number, code, -1, None)
+            else:
+                by_node.setdefault(node, {}).setdefault(topic, []).append((number, chunk.data))
+        asked = []
+        copies_ms = int(_COPIES_SHARE * 1_000 * self._answer_seconds)
+        for node, batches in by_node.items():
+            try:
+                connection = self._brokers.connection(node)
+                self._sent = True
+                connection.send(PRODUCE, requests.produce(self._id, batches, copies_ms))
+                asked.append((node, connection))
+            except LostError as error:
+                self._brokers.lost(node)
+                lost = error
+        for node, connection in asked:
+            try:
+                for written in requests.read_produce(connection.receive()):
+                    answers[written.topic, written.partition] = written
+            except MalformedError as error:
+                self._brokers.lost(node)
+                lost = LostError(str(error))
+            except LostError as error:
+                self._brokers.lost(node)
+                lost = error
+        return answers, lost
+
+    def _acknowledged(
+        self, place: Place, answer: Written, waiting: dict[Place, deque[_Chunk]]
+    ) -> None:
+        chunk = waiting[place].popleft()
+        end = answer.base_offset + chunk.records if answer.base_offset >= 0 else -1
+        self._ends[place] = end
+        if not waiting[place]:
+            del waiting[place]
+
+    def take_ends(self) -> dict[Place, int]:
+        """Return the ends of the partitions that the last batch touched, once."""
+        taken, self._ends = self._ends, {}
+        return taken
+
+    def commit(self) -> None:
+        """Commit, however long it takes. Blocks. Raises what ends this publisher.
+
+        Asked again after the answer was lost, the coordinator knows by the epoch that it has
+        committed, and says so: none but this transaction is ever meant.
+        """
+        assert not self._handed_over, "a commit follows a flush"
+        tries = _Tries(self, "committing a Kafka transaction", None)
+        body = requests.end_txn(self._id, self._producer, commit=True)
+        while True:
+            try:
+                found = self._ask_coordinator(END_TXN, body, requests.read_end_txn)
+            except LostError as error:
+                tries.lost(error)
+                continue
+            if not isinstance(found, Error):
+                self._producer = found
+                self._numbers.clear()
+                self.begun = self._sent = False
+                return
+            tries.refused(found)
+
+    def abort(self) -> None:
+        """Abort, so that readers do not wait for the broker to time the transaction out."""
+        if not self._sent:
+            return
+        body = requests.end_txn(self._id, self._producer, commit=False)
+        try:
+            self._ask_coordinator(END_TXN, body, requests.read_end_txn)
+        except LostError:
+            return  # the next writer's `open` ends it
+
+    def _ask_coordinator(
+        self, api: Api, body: bytes, read: Callable[[Reader], Producer | Error]
+    ) -> Producer | Error:
+        node = self._brokers.coordinator(self._id)
+        if isinstance(node, Error):
+            return node
+        found = self._brokers.ask(node, api, body, read)
+        if isinstance(found, Error) and found.code in _COORDINATOR_MOVED:
+            self._brokers.coordinator_moved()
+        return found
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Let what is on its way have no answer: its session is over. From any thread."""
+        self._abandoned.set()
+        self._brokers.cut()
+
+    def close(self) -> None:
+        """Let go of the connections; nothing may be on its way."""
+        self._brokers.close()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; return whether the publisher has been abandoned."""
+        return self._abandoned.wait(seconds)
+
+
+class _Tries:
+    """How often something is tried: until a deadline, with pauses that grow."""
+
+    def __init__(self, publisher: DirectPublisher, doing: str, deadline: float | None) -> None:
+        """`doing` says what; without a deadline there is no end but being abandoned."""
+        self._publisher, self._doing, self._deadline = publisher, doing, deadline
+        self._pause, self._pause_max = _PAUSE_SECONDS
+        self._markers, self._markers_max = _MARKERS_SECONDS
+
+    def refused(self, error: Error) -> None:
+        """Wait until it may be tried again; raise where that is of no use."""
+        code = error.code
+        if code == _MARKERS:
+            self._wait(self._markers, KafkaError(code))
+            self._markers = min(2 * self._markers, self._markers_max)
+        elif code in _AGAIN or code in _LEADER_MOVED:
+            self._wait_longer(KafkaError(code))
+        else:
+            raise self._error(KafkaError(code, error.message, fatal=True))
+
+    def lost(self, error: LostError) -> None:
+        """Wait until another connection may be tried; raise where that is of no use."""
+        if isinstance(error, LoginError):
+            raise self._error(KafkaError(KafkaError._AUTHENTICATION, str(error))) from error  # noqa: SLF001
+        self._wait_longer(KafkaError(KafkaError._TRANSPORT, str(error)))  # noqa: SLF001
+
+    def _wait_longer(self, reason: KafkaError) -> None:
+        self._wait(self._pause, reason)
+        self._pause = min(2 * self._pause, self._pause_max)
+
+    def _wait(self, seconds: float, reason: KafkaError) -> None:
+        if self._publisher.pause(seconds):
+            raise OutcomeUnknownError(
+                f"{self._doing}: abandoned", hint="the next session reads the resume record"
+            )
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise self._error(reason)
+
+    def _error(self, reason: KafkaError) -> CDCError:
+        return translate(reason, self._doing)
