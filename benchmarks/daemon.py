@@ -45,6 +45,7 @@ def write_config(
     snapshot: Mapping[str, object] | None = None,
     kafka: Mapping[str, str | int] | None = None,
     partitions: int = PARTITIONS,
+    log: Mapping[str, str | int] | None = None,
 ) -> Path:
     """Write the configuration of a run into its folder; without `snapshot` it takes none."""
     path = config_path(place, run)
@@ -61,6 +62,7 @@ def write_config(
             "bootstrap_servers": place.bootstrap,
             "partitions": partitions,
             "kafka": dict(kafka or {}),
+            **(log or {}),
         },
         # Nobody asks for its health here, and a fixed port may be taken.
         "http": {"listen": ""},
@@ -72,19 +74,21 @@ def write_config(
 
 @dataclass(frozen=True)
 class Daemon:
-    """The daemon with its defaults but for `source` and `kafka`, settings of these sections."""
+    """The daemon with its defaults but for settings of `source`, `log` and `log.kafka`."""
 
     name: str = "lockstep"
     source: Mapping[str, str] = field(default_factory=dict)
     kafka: Mapping[str, str | int] = field(default_factory=dict)
     partitions: int = PARTITIONS
+    log: Mapping[str, str | int] = field(default_factory=dict)
     traced: bool = False  # whether it leaves what its batches passed when in `trace_path`
 
     @property
     def settings(self) -> Mapping[str, str | int]:
         source = {f"source.{name}": value for name, value in self.source.items()}
         kafka = {f"log.kafka.{name}": value for name, value in self.kafka.items()}
-        return {"log.partitions": self.partitions, **source, **kafka}
+        log = {f"log.{name}": value for name, value in self.log.items()}
+        return {"log.partitions": self.partitions, **source, **kafka, **log}
 
     def topic(self, run: str, table: str) -> str:
         return f"{run}.public.{table}"
@@ -94,7 +98,13 @@ class Daemon:
         folder = place.folder / run
         folder.mkdir()
         config = write_config(
-            place, run, tables, self.source, kafka=self.kafka, partitions=self.partitions
+            place,
+            run,
+            tables,
+            self.source,
+            kafka=self.kafka,
+            partitions=self.partitions,
+            log=self.log,
         )
         command = [*CDC, "setup", "--config", str(config), "--adopt-slot"]
         try:

@@ -1,9 +1,9 @@
 """latency: how long after its commit a row can be seen by a read_committed reader of the log.
 
-Single-row commits at 1,000 a second, first to warm up and then measured; ours, then the peer as
-installed and at its quickest, read by the same consumer. The floor is a reader of the slot that
-does nothing. The figure is our p50; here less is better, so `of_floor` is how many times the
-floor it is, and `of_peer` what part of the peer's quickest.
+Single-row commits at 1,000 a second, first to warm up and then measured; ours, ours with
+`log.direct`, then the peer as installed and at its quickest, read by the same consumer. The floor
+is a reader of the slot that does nothing. The figure is our p50; here less is better, so `of_floor`
+is how many times the floor it is, and `of_peer` what part of the peer's quickest.
 
 With `--stages` the daemon also runs traced, and each change's latency is cut into stages
 (`benchmarks.latency_stages`); once more with librdkafka's requests logged, which slows it down.
@@ -55,6 +55,8 @@ STAGES_NAME = "latency-stages"
 # off, a commit is flushed, and so sent, only when the WAL writer comes by.
 POSTGRES = {"synchronous_commit": "on", "fsync": "on", "max_slot_wal_keep_size": "-1"}
 
+# Small transactions by our own client, which is off unless asked for.
+_DIRECT = {"direct": "auto"}
 _SETTLE_SECONDS = 20.0
 _FLOOR_WARM_UP_SECONDS = 3.0
 _FLOOR_SECONDS_MAX = 20.0
@@ -94,9 +96,10 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def _subjects(options: Options) -> list[Subject]:
-    subjects: list[Subject] = [Daemon()]
+    subjects: list[Subject] = [Daemon(), Daemon("lockstep-direct", log=_DIRECT)]
     if options.stages:
         subjects.append(Daemon("lockstep-traced", traced=True))
+        subjects.append(Daemon("lockstep-direct-traced", log=_DIRECT, traced=True))
         subjects.append(Daemon("lockstep-requests", kafka={"debug": "protocol"}, traced=True))
     if options.peer:
         peer = peer_files.fetch()
@@ -247,6 +250,10 @@ def _ratio(ours: Latency, peer: Latency | None) -> float | None:
     return round(ours.percentiles.p99_ms / peer.percentiles.p99_ms, 3) if peer else None
 
 
+def _p50_ratio(ours: Latency, peer: Latency | None) -> float | None:
+    return round(ours.percentiles.p50_ms / peer.percentiles.p50_ms, 3) if peer else None
+
+
 def _result(
     floor: Percentiles,
     shown: list[Latency],
@@ -255,7 +262,8 @@ def _result(
     options: Options,
 ) -> dict[str, Any]:
     peers = [latency for latency in shown if latency.subject.startswith("debezium")]
-    ours, traced = shown[0], [latency for latency in shown[1:] if latency.stages]
+    ours, direct = shown[:2]
+    traced = [latency for latency in shown if latency.stages]
     quickest = min(peers, key=lambda latency: latency.percentiles.p50_ms) if peers else None
     return result.build(
         name=STAGES_NAME if options.stages else NAME,
@@ -273,6 +281,8 @@ def _result(
             "p999_ms": ours.percentiles.p999_ms,
             "max_ms": ours.percentiles.max_ms,
             "of_peer_p99": _ratio(ours, quickest),
+            "direct_of_peer": _p50_ratio(direct, quickest),
+            "direct_of_peer_p99": _ratio(direct, quickest),
             "beside": {latency.subject: _line(latency) for latency in shown},
             "commits": _commits(options.rate),
             "rate": options.rate,
@@ -289,7 +299,7 @@ def _result(
             or None,
             "runs": {
                 "floor": asdict(floor),
-                "ours": [latency.details() for latency in (ours, *traced)],
+                "ours": [latency.details() for latency in (ours, direct, *traced)],
                 "peer": [latency.details() for latency in peers],
             },
         },
