@@ -42,7 +42,7 @@ Place: TypeAlias = "tuple[str, int]"
 BATCH_BYTES: Final = 1_000_000
 _OPEN_SECONDS: Final = 10.0
 # librdkafka's `socket.timeout.ms` as `cdc.log.client` sets it: by then there is another leader.
-_ANSWER_SECONDS: Final = 20.0
+_ANSWER_MS: Final = 20_000
 # Of that, how long a leader may wait for the other copies.
 _COPIES_SHARE: Final = 0.75
 # Between tries, doubling: a leader or a coordinator moves in tens of milliseconds to seconds.
@@ -97,9 +97,11 @@ class DirectPublisher:
         settings = config.log.kafka
         self.begun = False
         self._id = f"{config.prefix}.{config.pipeline}.{name}"
-        self._seconds = transaction_seconds
-        given_ms = settings.get("socket.timeout.ms")
-        self._answer_seconds = int(given_ms) / 1_000 if given_ms else _ANSWER_SECONDS
+        self._transaction_ms = int(
+            settings.get("transaction.timeout.ms", 1_000 * transaction_seconds)
+        )
+        longest_ms = min(_ANSWER_MS, self._transaction_ms)
+        self._answer_seconds = int(settings.get("socket.timeout.ms", longest_ms)) / 1_000
         self._brokers = Brokers(
             config.log.bootstrap_servers,
             security.of(settings),
@@ -122,7 +124,7 @@ class DirectPublisher:
         Raises Unsupported where the brokers have no transactions V2.
         """
         tries = _Tries(self, "fencing older writers", time.monotonic() + _OPEN_SECONDS)
-        body = requests.init_producer_id(self._id, 1_000 * self._seconds)
+        body = requests.init_producer_id(self._id, self._transaction_ms)
         while True:
             try:
                 self._expect(self._brokers.features())
@@ -170,7 +172,7 @@ class DirectPublisher:
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
         waiting = {place: deque(chunks) for place, chunks in self._chunks()}
-        tries = _Tries(self, "sending a batch", time.monotonic() + self._seconds)
+        tries = _Tries(self, "sending a batch", time.monotonic() + self._transaction_ms / 1_000)
         while waiting:
             try:
                 self._brokers.learn(waiting)
