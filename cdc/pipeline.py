@@ -341,7 +341,8 @@ class Pipeline:
             publisher.add(*record)
         lsn, dead_letters = frontier.lsn if frontier else None, self.tables.dead.take()
         size, counts = self.batch.bytes, self.batch.close()
-        cut = Cut(sequencer.events, size, lsn, dead_letters, len(counts))
+        direct = publisher is not self.lanes.large
+        cut = Cut(sequencer.events, size, lsn, dead_letters, len(counts), direct)
         position = records.ResumePosition(
             end_lsn=sequencer.end_lsn,
             **sequencer.place._asdict(),

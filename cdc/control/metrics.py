@@ -116,6 +116,7 @@ class Cut(NamedTuple):
     frontier_lsn: int | None
     dead_letters: int = 0
     partitions: int = 0  # that took records of events
+    direct: bool = False  # whether our own client wrote it
 
 
 class Durations:
@@ -173,6 +174,7 @@ class Metrics(Collector):
         self.events = 0
         self.dead_letters = 0
         self.kafka_transactions = 0
+        self.direct_transactions = 0
         self.bytes = 0
         self.refusals = Refusals()
         self.reconnects: dict[str, int] = {}  # by reason: few and fixed, never a message
@@ -227,6 +229,7 @@ class Metrics(Collector):
     def committed(self, position: ResumePosition, batch: Cut, moments: Moments) -> None:
         """Count a Kafka transaction that has committed, up to `position`."""
         self.kafka_transactions += 1
+        self.direct_transactions += batch.direct
         self.events += batch.events
         self.dead_letters += batch.dead_letters
         self.bytes += batch.bytes
@@ -303,6 +306,11 @@ class Metrics(Collector):
             "lockstep_kafka_transactions",
             "Kafka transactions committed.",
             value=self.kafka_transactions,
+        )
+        yield CounterMetricFamily(
+            "lockstep_direct_transactions",
+            "Kafka transactions committed that our own client wrote (log.direct).",
+            value=self.direct_transactions,
         )
         yield CounterMetricFamily("lockstep_bytes", "Bytes of events published.", value=self.bytes)
         stages = HistogramMetricFamily(

@@ -33,9 +33,10 @@ def _wait_for_death(daemon: Daemon, load: Load) -> None:
     assert daemon.process.returncode == -signal.SIGKILL, "it ended by itself"
 
 
+@pytest.mark.parametrize("direct", ["off", "auto"])
 @pytest.mark.parametrize("name", failpoints.NAMES)
-def test_killed_there_it_loses_nothing(name: str, pipeline: NewPipeline) -> None:
-    line = pipeline(*TABLES, batch=_SMALL)
+def test_killed_there_it_loses_nothing(name: str, direct: str, pipeline: NewPipeline) -> None:
+    line = pipeline(*TABLES, batch=_SMALL, log={"direct": direct})
     witness = Witness(line)
     daemon = line.start(f"{name}:{_COUNTS.get(name, 5)}")
     with Load(line.database.dsn, seed=failpoints.NAMES.index(name)) as load:

@@ -42,17 +42,19 @@ def failpoints_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
 
 
+@pytest.mark.parametrize("direct", ["off", "auto"])
 @pytest.mark.parametrize("failpoint", ["after_flush:9", "in_turn:4"])
 def test_a_zombie_with_both_lanes_on_their_way_commits_neither(
-    failpoint: str, pipeline: NewPipeline, failpoints_stop: None
+    failpoint: str, direct: str, pipeline: NewPipeline, failpoints_stop: None
 ) -> None:
-    line = pipeline(*TABLES, batch=_SMALL)
+    """The heir writes nothing directly, and fences a zombie that does."""
+    line = pipeline(*TABLES, batch=_SMALL, log={"direct": direct})
     witness = Witness(line)
     zombie = line.start(failpoint)
     process = psutil.Process(zombie.process.pid)
     with Load(line.database.dsn, seed=6):
         wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it never came there")
-        heir = line.start()
+        heir = line.start(config_file=line.write("heir.yaml", log__direct="off"))
         heir.wait_state("standby")
         pid = line.slot("active_pid")
         assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -20,13 +21,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import CDCError, FencedError, OutcomeUnknownError, PermissionDeniedError
+from cdc.log import resume
 from cdc.log.batch import Batch
 from cdc.log.direct.publisher import DirectPublisher
 from cdc.log.publisher import DIRECT, Publisher
 from tests.fixtures.cluster import KafkaCluster
-from tests.fixtures.daemon import wait_until
+from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.guarded import PASSWORD, USER, GuardedBroker
+from tests.fixtures.load import TABLES, Load
 from tests.fixtures.servers import KafkaServer, fresh_topic_prefix
+from tests.fixtures.witness import Witness
 
 Settings = dict[str, str | int | float | bool]
 
@@ -456,3 +460,58 @@ def test_another_broker_takes_over_in_the_middle_of_a_transaction(
         ground.write(writer, "mended")
         assert ground.seen() == ["before", "flushed", "after", "mended"]
         ground.close()
+
+
+# --- the daemon ---
+
+
+@pytest.mark.parametrize(
+    ("log", "directly"),
+    [
+        ({"direct": "auto"}, True),
+        ({"direct": "off"}, False),
+        # Of no effect here, but librdkafka's own.
+        ({"direct": "auto", "kafka": {"broker.address.family": "v4"}}, False),
+    ],
+)
+def test_the_daemon_writes_small_batches_directly_where_it_may(
+    log: dict[str, object],
+    directly: bool,  # noqa: FBT001 - what a case expects
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(*TABLES, batch={"max_events": 50_000}, log=log)
+    witness = Witness(line)
+    daemon = line.start().wait_ready()
+    with Load(line.database.dsn, seed=9) as load:
+        wait_until(lambda: load.commits > 60, "no load")
+    written = daemon.metric("lockstep_kafka_transactions_total")
+    direct = daemon.metric("lockstep_direct_transactions_total")
+    assert (direct > written / 2) is directly
+    assert ("small batches are left to librdkafka" in daemon.log) is (
+        log["direct"] == "auto" and not directly
+    )
+    # One that is large is not small, and may be followed by small ones at once.
+    rows = "INSERT INTO users SELECT n, 1, repeat('x', 500) FROM generate_series({}, {}) n"
+    line.database.execute(
+        *(rows.format(m * 10**6, m * 10**6 + m % 2 * 2_000) for m in (1, 2, 3, 4))
+    )
+    witness.check()
+    assert daemon.term() == 0
+
+
+def test_a_command_that_writes_the_resume_record_fences_direct_writers(
+    pipeline: NewPipeline,
+) -> None:
+    line = pipeline(*TABLES)
+    config, read = line.config, line.resume()
+    zombies = [DirectPublisher(config, name, 60) for name in DIRECT]
+    for zombie in zombies:
+        zombie.open()
+        zombie.add(*resume.record(config, msgspec.structs.replace(read[1], seq=10**9)))
+        zombie.flush()
+    resume.write_fenced(config, *read, read=read)
+    for zombie in zombies:
+        with pytest.raises(FencedError):
+            zombie.commit()
+        zombie.close()
+    assert line.resume() == read

@@ -39,6 +39,7 @@ OWNERS = {
         "cdc/control/setup.py",  # names the admin client's type
         "cdc/demo/tail.py",  # a reader of its own, so that the view does not share the writer's
     },
+    "google_crc32c": {"cdc/log/direct"},
     "alembic": {"cdc/source/migrations.py"},
     "sqlalchemy": {"cdc/source/migrations.py"},
     "prometheus_client": {"cdc/control/http.py", "cdc/control/metrics.py"},
