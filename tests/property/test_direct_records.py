@@ -28,6 +28,11 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def nullable(reader: Reader) -> bytes | None:
+    size = reader.varint()
+    return None if size == -1 else reader.take(size)
+
+
 def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return a batch's head and records; the length and the sum must be right."""
     (offset, length, leader, magic, crc, attributes, last, first_ms, most_ms, who, epoch, number,
@@ -41,10 +46,7 @@ def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
     for at in range(count):
         inner = Reader(reader.take(reader.varint()))
         assert (inner.int8(), inner.varint(), inner.varint()) == (0, 0, at)
-        sizes = [inner.varint(), b""]
-        key = None if sizes[0] == -1 else inner.take(int(sizes[0]))
-        size = inner.varint()
-        value = None if size == -1 else inner.take(size)
+        key, value = nullable(inner), nullable(inner)
         assert inner.varint() == 0
         inner.end()
         messages.append({"key": key, "value": value})

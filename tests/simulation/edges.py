@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 from unittest import mock
 
 import cdc.continuity
@@ -30,6 +30,7 @@ from cdc.events import LSN
 from cdc.frames import HEADER_SIZE
 from cdc.log import records
 from cdc.log.encoder import Encoder
+from cdc.log.publisher import Publisher
 from cdc.snapshot.live.topic import Known
 from cdc.source.catalog import TableFacts
 from cdc.source.lookups import Lookup
@@ -42,6 +43,9 @@ from tests.simulation.broker import Producer
 from tests.simulation.lookups import Consumer
 from tests.simulation.slot import Wire
 from tests.simulation.world import Nothing, World
+
+# The bytes of a few events.
+_SMALL_BYTES: Final = 2_500
 
 
 class SimulatedStream(Stream):
@@ -113,6 +117,16 @@ def _lookup(name: str) -> Callable[..., Any]:
     return ask
 
 
+class _Direct(Publisher):
+    """What `DirectPublisher` promises, which is no other than what `Publisher` does."""
+
+    def __init__(self, config: Config, name: str, transaction_seconds: int) -> None:
+        super().__init__(config, name, transaction_seconds=transaction_seconds)
+
+    def close(self) -> None:
+        """Let go of nothing."""
+
+
 class _Catalog(Nothing):
     """A connection on which every query finds nothing."""
 
@@ -173,7 +187,8 @@ def played() -> Iterator[None]:
         cdc.source.stream: {"time": _Clock()},
         cdc.intake: {"Spool": emptied},
         Spool: {"close": Nothing.keep},
-        cdc.log.lanes: {"time": _Clock()},
+        # Some batches of each history are small, and some are not.
+        cdc.log.lanes: {"time": _Clock(), "DirectPublisher": _Direct, "SMALL_BYTES": _SMALL_BYTES},
         cdc.log.publisher: {
             "time": _Clock(),
             "Producer": lambda settings: Producer(

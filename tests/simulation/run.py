@@ -41,12 +41,17 @@ class Outcome(NamedTuple):
 
 
 @cache
-def config(max_events: int) -> Config:
+def config(max_events: int, direct: str) -> Config:
     """Return a configuration with batches so small that transactions are cut."""
     settings = {
         "pipeline": PREFIX,
         "source": {"dsn": "postgresql://localhost/shop_db"},
-        "log": {"bootstrap_servers": "localhost:1", "prefix": PREFIX, "partitions": 4},
+        "log": {
+            "bootstrap_servers": "localhost:1",
+            "prefix": PREFIX,
+            "partitions": 4,
+            "direct": direct,
+        },
         "control": {"secret": "the secret of all that is simulated"},
         "batch": {"max_events": max_events, "max_wait_ms": 50},
     }
@@ -79,7 +84,8 @@ def _history(number: int) -> History:
 
 def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
-    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)]), happened, seed)
+    direct = ("off", "auto")[seed // len(_MAX_EVENTS) % 2]
+    world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)], direct), happened, seed)
     oracle = Oracle(happened, world.broker, world.slot, PREFIX, due=world.due)
     try:
         world.run()

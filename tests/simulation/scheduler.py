@@ -16,7 +16,7 @@ from typing import Any, Final
 _ODDS: Final = {
     "crash": 0.02,  # at each failpoint
     "crash while waiting": 0.01,
-    "init times out": 0.1,
+    "init times out": 0.05,
     "flush times out": 0.1,
     "commit is refused": 0.02,
     "commit request is lost": 0.05,

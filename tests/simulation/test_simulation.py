@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -89,11 +89,10 @@ def _trust_a_commit_without_answer(self: Publisher) -> None:
 
 
 def _fence_one_lane_only(self: Lanes) -> None:
-    self._lanes[0][0].open()
-    for publisher, _ in list(self._lanes)[1:]:
-        broker = World.current.broker
-        epoch = broker.epochs.setdefault(publisher._producer.writer, 1)  # type: ignore[attr-defined]
-        publisher._producer._epoch = epoch  # type: ignore[attr-defined]
+    self._lanes[0].large.open()
+    for lane in self._lanes[1:]:
+        broker, producer = World.current.broker, cast("Any", lane.large)._producer
+        producer._epoch = broker.epochs.setdefault(producer.writer, 1)
 
 
 def _read_the_resume_record_before_fencing(self: Pipeline) -> None:

@@ -231,4 +231,4 @@ class World:
         batch = pipeline.lanes.in_flight[0]
         flushed, ended = cast("Future", batch.flushed), cast("Future", batch.ended)
         if flushed.over and not ended.over and self.scheduler.happens("commit is late"):
-            self.broker.late = batch.publisher._producer.writer  # type: ignore[attr-defined]
+            self.broker.late = cast("Any", batch.publisher)._producer.writer
