@@ -14,7 +14,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     NewTopic,
+    ResourceType,
     ScramMechanism,
 )
 
@@ -27,7 +31,7 @@ from cdc.log.direct.publisher import DirectPublisher
 from cdc.log.publisher import DIRECT, Publisher
 from tests.fixtures.cluster import KafkaCluster
 from tests.fixtures.daemon import NewPipeline, wait_until
-from tests.fixtures.guarded import PASSWORD, USER, GuardedBroker
+from tests.fixtures.guarded import LOGIN_SECONDS, PASSWORD, USER, GuardedBroker
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.servers import KafkaServer, fresh_topic_prefix
 from tests.fixtures.witness import Witness
@@ -203,9 +207,30 @@ def test_more_than_a_topic_takes_at_once_goes_in_several_batches(ground: Ground)
     assert ground.values(ground.other, 0) == texts * 2
 
 
+def test_what_its_topic_takes_singly_goes_singly(ground: Ground) -> None:
+    """A limit between a row's size and a small batch's."""
+    changed = ConfigResource(
+        ResourceType.TOPIC,
+        ground.other,
+        incremental_configs=[
+            ConfigEntry("max.message.bytes", "3000", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    client = AdminClient({"bootstrap.servers": ground.bootstrap})
+    client.incremental_alter_configs([changed])[changed].result(30)
+    writer = ground.open()
+    texts = [f"{number:04}".encode() * 500 for number in range(10)]
+    for _ in range(2):
+        for text in texts:
+            writer.add(ground.other, b"key", text)
+        writer.flush()
+        writer.commit()
+    assert ground.values(ground.other, 0) == texts * 2
+
+
 def test_a_record_that_its_topic_does_not_take_is_named_as_that(ground: Ground) -> None:
     writer = ground.open()
-    writer.add(ground.other, b"key", bytes(2 << 20))
+    writer.add(ground.other, b"key", random.Random(1).randbytes(2 << 20))
     with pytest.raises(CDCError, match="MSG_SIZE_TOO_LARGE"):
         writer.flush()
     writer.abort()
@@ -410,6 +435,28 @@ def _opened(opening: Callable[[], DirectPublisher]) -> DirectPublisher:
 
     wait_until(let_in, "never let in", 30.0)
     return made[0]
+
+
+def test_a_login_is_renewed_before_the_broker_ends_it(
+    guarded: Ground, guarded_broker: GuardedBroker
+) -> None:
+    guarded_broker.allow(guarded.prefix, "WRITE", "DESCRIBE")
+    guarded_broker.allow(guarded.prefix, "WRITE", "DESCRIBE", what="TRANSACTIONAL_ID")
+    settings: Settings = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    guarded_broker.know(ScramMechanism.SCRAM_SHA_512)
+    writer = _opened(lambda: guarded.open(guarded_broker.locked, settings))
+    guarded.write(writer, "before")
+    made = next(iter(writer._brokers._connections.values()))
+    wait_until(lambda: made.stale, "the broker lets a login last for ever", 2 * LOGIN_SECONDS)
+    guarded.write(writer, "after")
+    assert made not in writer._brokers._connections.values()
+    assert not writer._brokers._lost_at
+    assert guarded.seen() == ["before", "after"]
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(

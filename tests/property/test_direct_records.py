@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from typing import Any
 
@@ -37,11 +38,12 @@ def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return a batch's head and records; the length and the sum must be right."""
     (offset, length, leader, magic, crc, attributes, last, first_ms, most_ms, who, epoch, number,
      count) = _FRAME.unpack_from(batch)  # fmt: skip
-    assert (offset, leader, magic, attributes) == (0, -1, 2, 0x10)
+    assert (offset, leader, magic, attributes & ~1) == (0, -1, 2, 0x10)
     assert length == len(batch) - 12
     assert first_ms == most_ms
     assert crc == crc32c(batch[21:])
-    reader = Reader(batch[_FRAME.size :])
+    body = batch[_FRAME.size :]
+    reader = Reader(gzip.decompress(body) if attributes & 1 else body)
     messages = []
     for at in range(count):
         inner = Reader(reader.take(reader.varint()))
@@ -79,6 +81,14 @@ def test_parts_are_the_messages_in_order_none_empty_none_larger_than_need_be(
         assert part
         data = len(records.batch(part, 1, 1, 0, 0)) - _FRAME.size
         assert len(part) == 1 or data <= most
+
+
+@given(st.integers(100_000, 300_000), st.integers(1, 3))
+def test_a_batch_of_large_records_is_compressed(size: int, count: int) -> None:
+    messages = [{"key": b"k", "value": b"x" * size}] * count
+    data = records.batch(messages, 1, 2, 3, 4)
+    assert len(data) < size / 50
+    assert read(data)[1] == messages
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

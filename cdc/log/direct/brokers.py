@@ -17,7 +17,7 @@ from cdc.log.direct.requests import API_VERSIONS, FIND_COORDINATOR, METADATA, Er
 from cdc.log.direct.wire import MalformedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from cdc.log.direct.requests import Api
     from cdc.log.direct.security import Security
@@ -48,6 +48,7 @@ class Brokers:
         self._seconds = seconds
         self._nodes: dict[int, Node] = {}
         self._leaders: dict[Place, int] = {}
+        self._errors: Mapping[Place, int] = {}
         self._coordinator: Node | None = None
         self._connections: dict[Node, Connection] = {}
         self._lost_at: dict[Node, float] = {}
@@ -116,6 +117,10 @@ class Brokers:
         """Return who leads the partition, as far as is known."""
         return self._nodes.get(self._leaders.get(place, -1))
 
+    def why(self, place: Place) -> int | None:
+        """Return why nobody is known to lead the partition, as the brokers said when last asked."""
+        return self._errors.get(place) or self._errors.get((place[0], -1))
+
     def moved(self, place: Place) -> None:
         """Forget who leads the partition."""
         self._leaders.pop(place, None)
@@ -126,6 +131,7 @@ class Brokers:
         if topics:
             found = self.any(METADATA, requests.metadata(topics), requests.read_metadata)
             self._nodes.update(found.nodes)
+            self._errors = found.errors
             known = found.leaders.items()
             self._leaders.update({at: node for at, node in known if node in found.nodes})
 

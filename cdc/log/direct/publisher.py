@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.errors import CDCError
-    from cdc.log.batch import Batch
+    from cdc.log.batch import Batch, Message
     from cdc.log.direct.requests import Api, Features, Producer
     from cdc.log.direct.wire import Reader
 
@@ -67,7 +67,7 @@ _LEADER_MOVED: Final = frozenset(
 _COORDINATOR_MOVED: Final = frozenset(
     (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR)
 )
-# Passes by itself.
+# For a moment.
 _AGAIN: Final = _COORDINATOR_MOVED | frozenset(
     (
         _MARKERS,
@@ -78,13 +78,16 @@ _AGAIN: Final = _COORDINATOR_MOVED | frozenset(
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     )
 )
+# All that passes by itself.
+_PASSES: Final = _AGAIN | _LEADER_MOVED
 
 
 class _Chunk(NamedTuple):
-    """A record batch, and the records in it."""
+    """A record batch, and what is in it."""
 
     data: bytes
-    records: int
+    messages: list[Message]
+    number: int  # of its first record
 
 
 class DirectPublisher:
@@ -109,7 +112,7 @@ class DirectPublisher:
             self._answer_seconds,
         )
         self._producer: Producer = requests.NOBODY
-        self._handed_over: dict[Place, list[dict[str, Any]]] = {}
+        self._handed_over: dict[Place, list[Message]] = {}
         self._numbers: dict[Place, int] = {}  # of the next record, within the transaction
         self._sent = False  # whether a broker may know of the transaction
         # By partition: one past the newest record acknowledged; -1 where the broker did not say.
@@ -182,34 +185,55 @@ class DirectPublisher:
             heads = {place: chunks[0] for place, chunks in waiting.items()}
             answers, lost = self._send(heads)
             failed: Error | None = None
-            for place in heads:
-                answer = answers.get(place)
-                if answer is None:
-                    lost = lost or LostError("the broker does not mention a partition")
-                    continue
-                if answer.code in (0, _TAKEN_BEFORE):
-                    self._acknowledged(place, answer, waiting)
-                    continue
-                if answer.code in _LEADER_MOVED:
-                    self._brokers.moved(place)
-                failed = failed if failed and failed.code not in _AGAIN else answer.error
+            for place, answer in answers.items():
+                refused = self._judge(place, answer, waiting)
+                if refused and (failed is None or failed.code in _PASSES):
+                    failed = refused
             if failed:
                 tries.refused(failed)
             elif lost:
                 tries.lost(lost)
+
+    def _judge(
+        self, place: Place, answer: Written, waiting: dict[Place, deque[_Chunk]]
+    ) -> Error | None:
+        """Note a partition's answer to its first record batch; return why it is not taken."""
+        chunks = waiting[place]
+        if answer.code in (0, _TAKEN_BEFORE):
+            count = len(chunks.popleft().messages)
+            self._ends[place] = answer.base_offset + count if answer.base_offset >= 0 else -1
+            if not chunks:
+                del waiting[place]
+            return None
+        if answer.code == KafkaError.MSG_SIZE_TOO_LARGE and len(chunks[0].messages) > 1:
+            chunks.extendleft(reversed([*self._singly(chunks.popleft())]))
+            return None
+        if answer.code in _LEADER_MOVED:
+            self._brokers.moved(place)
+        return answer.error
 
     def _chunks(self) -> Iterator[tuple[Place, list[_Chunk]]]:
         """Yield what was handed over as record batches, and forget it."""
         now_ms = time.time_ns() // 1_000_000
         for place, messages in self._handed_over.items():
             chunks = []
+            number = self._numbers.get(place, 0)
             for part in records.parts(messages, BATCH_BYTES):
-                number = self._numbers.get(place, 0)
-                self._numbers[place] = number + len(part)
-                data = records.batch(part, *self._producer, number, now_ms)
-                chunks.append(_Chunk(data, len(part)))
+                chunks.append(self._chunk(part, number, now_ms))
+                number += len(part)
+            self._numbers[place] = number
             yield place, chunks
         self._handed_over = {}
+
+    def _chunk(self, messages: list[Message], number: int, now_ms: int) -> _Chunk:
+        data = records.batch(messages, *self._producer, number, now_ms)
+        return _Chunk(data, messages, number)
+
+    def _singly(self, chunk: _Chunk) -> Iterator[_Chunk]:
+        """Yield the records of a batch that its topic does not take, each in one of its own."""
+        now_ms = time.time_ns() // 1_000_000
+        for at, message in enumerate(chunk.messages):
+            yield self._chunk([message], chunk.number + at, now_ms)
 
     def _send(self, heads: Mapping[Place, _Chunk]) -> tuple[dict[Place, Written], LostError | None]:
         """Send a record batch to each partition; return the answers, and why there are no more."""
@@ -219,7 +243,7 @@ class DirectPublisher:
         for (topic, number), chunk in heads.items():
             node = self._brokers.leader((topic, number))
             if node is None:
-                code = KafkaError.LEADER_NOT_AVAILABLE
+                code = self._brokers.why((topic, number)) or KafkaError.LEADER_NOT_AVAILABLE
                 answers[topic, number] = Written(topic, number, code, -1, None)
             else:
                 by_node.setdefault(node, {}).setdefault(topic, []).append((number, chunk.data))
@@ -238,22 +262,12 @@ class DirectPublisher:
             try:
                 for written in requests.read_produce(connection.receive()):
                     answers[written.topic, written.partition] = written
-            except MalformedError as error:
+            except (MalformedError, LostError) as error:
                 self._brokers.lost(node)
                 lost = LostError(str(error))
-            except LostError as error:
-                self._brokers.lost(node)
-                lost = error
-        return answers, lost
-
-    def _acknowledged(
-        self, place: Place, answer: Written, waiting: dict[Place, deque[_Chunk]]
-    ) -> None:
-        chunk = waiting[place].popleft()
-        end = answer.base_offset + chunk.records if answer.base_offset >= 0 else -1
-        self._ends[place] = end
-        if not waiting[place]:
-            del waiting[place]
+        if unknown := answers.keys() ^ heads.keys():
+            lost = lost or LostError(f"the brokers' answer is not about {min(unknown)}")
+        return {place: answers[place] for place in heads if place in answers}, lost
 
     def take_ends(self) -> dict[Place, int]:
         """Return the ends of the partitions that the last batch touched, once."""
@@ -334,7 +348,7 @@ class _Tries:
         if code == _MARKERS:
             self._wait(self._markers, KafkaError(code))
             self._markers = min(2 * self._markers, self._markers_max)
-        elif code in _AGAIN or code in _LEADER_MOVED:
+        elif code in _PASSES:
             self._wait_longer(KafkaError(code))
         else:
             raise self._error(KafkaError(code, error.message, fatal=True))

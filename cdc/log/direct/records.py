@@ -6,6 +6,7 @@ https://kafka.apache.org/documentation/#recordbatch
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
@@ -21,7 +22,12 @@ _HEAD: Final = struct.Struct("!qiibI")  # base offset, length, leader epoch, mag
 # What the CRC covers: attributes, last offset delta, both timestamps, producer, sequence, count.
 _COVERED: Final = struct.Struct("!hiqqqhii")
 _MAGIC: Final = 2
-_TRANSACTIONAL: Final = 0x10  # uncompressed, with the producer's time
+_TRANSACTIONAL: Final = 0x10  # with the producer's time
+_GZIP: Final = 0x01
+_GZIP_FORMAT: Final = 31  # zlib's word for it, with the largest window
+# Rows of a small batch are sent as they are. Larger are only records of our own, such as the
+# schemas of many tables, and their topics' limits count what is sent.
+_PLAIN_BYTES: Final = 64 << 10
 _BEHIND_LENGTH: Final = 12  # where the bytes begin that the length counts
 # Of a record's own: attributes and a timestamp delta, both 0; a null key or value.
 _FRONT: Final = b"\x00\x00"
@@ -56,7 +62,7 @@ def batch(
     parts: list[bytes] = []
     for offset, message in enumerate(messages):
         key, value = message["key"], message["value"]
-        body = b"".join(
+        record = b"".join(
             (
                 _FRONT,
                 uvarint(offset << 1),
@@ -65,11 +71,12 @@ def batch(
                 _NO_HEADERS,
             )
         )
-        parts.append(uvarint(len(body) << 1))
-        parts.append(body)
-    count = len(messages)
-    covered = _COVERED.pack(
-        _TRANSACTIONAL, count - 1, time_ms, time_ms, producer_id, epoch, sequence, count
-    ) + b"".join(parts)
+        parts.append(uvarint(len(record) << 1))
+        parts.append(record)
+    count, attributes, body = len(messages), _TRANSACTIONAL, b"".join(parts)
+    if len(body) > _PLAIN_BYTES:
+        attributes, body = attributes | _GZIP, zlib.compress(body, 1, wbits=_GZIP_FORMAT)
+    head = (attributes, count - 1, time_ms, time_ms, producer_id, epoch, sequence, count)
+    covered = _COVERED.pack(*head) + body
     length = _HEAD.size - _BEHIND_LENGTH + len(covered)
     return _HEAD.pack(0, length, -1, _MAGIC, google_crc32c.value(covered)) + covered
