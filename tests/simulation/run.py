@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 @cache
-def config(max_events: int, direct: str) -> Config:
+def config(max_events: int, direct: str = "off") -> Config:
     """Return a configuration with batches so small that transactions are cut."""
     settings = {
         "pipeline": PREFIX,
