@@ -166,6 +166,7 @@ class DirectPublisher:
         for partition in batch.waiting():
             place = partition.topic, partition.number
             self._handed_over.setdefault(place, []).extend(partition.take())
+        batch.handed_over()
 
     def add(self, topic: str, key: bytes, value: bytes | None) -> None:
         """Take one record of our own, for partition 0; no value takes it out again."""
