@@ -26,6 +26,7 @@ from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBus
 from cdc.events import LSN
 from cdc.log.publisher import LANES, TRANSACTION_TIMEOUT_SECONDS
 from cdc.pipeline import Pipeline
+from cdc.replay import HistoryError
 from cdc.snapshot import initial
 from cdc.worker import Worker
 
@@ -54,6 +55,8 @@ _MOST_PATIENCE: Final = 8
 _LATE_SECONDS: Final = pace.STOP_SECONDS + 1.0
 # transaction.max.timeout.ms of brokers, unless it was set: they refuse more.
 LONGEST_TRANSACTION_SECONDS: Final = 900
+# So many sessions must find another history than the log's; the first of them may be wrong.
+_PROOFS: Final = 2
 # A session that lasted so long ends the doubling.
 _HEALTHY_SECONDS: Final = 10.0
 
@@ -81,6 +84,7 @@ class Daemon:
         self.stop_asked_at = 0.0
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self._has_streamed = False
+        self._doubts = 0  # sessions in a row that found another history than the log's
         self._refused_at: float | None = None  # monotonic, by a server that had let us in
 
     def to(self, state: State, reason: str) -> None:
@@ -151,6 +155,9 @@ class Daemon:
 
     def _goes_on(self, error: CDCError) -> bool:
         """Return whether there is a next session after this error."""
+        if isinstance(error, HistoryError):
+            self._doubts += 1
+            return self._doubts < _PROOFS
         if error.policy is not Policy.SLOW:
             return error.policy is not Policy.HALT
         if self._refused_at is None:
@@ -165,6 +172,8 @@ class Daemon:
             pipeline.start()
             pipeline.run()
         finally:
+            if pipeline.proven:
+                self._doubts = 0
             pipeline.close()
 
     def _start_over(self, error: CDCError, lasted_seconds: float) -> None:

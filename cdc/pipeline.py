@@ -172,6 +172,11 @@ class Pipeline:
         self.streaming = True
         self.daemon.to(State.STREAMING, f"streaming from {position.end_lsn}, seq {position.seq}")
 
+    @property
+    def proven(self) -> bool:
+        """Whether log and Postgres were found to be of one history."""
+        return self.streaming and self.replay.proven
+
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 NO_TRANSACTION = 0
 
 
+class HistoryError(GapError):
+    """Postgres sends another history than the log's.
+
+    One stream proves too little: the slot's position is read by another connection, and a crash of
+    the server between the two sets it back. So the daemon halts where a second session finds it.
+    """
+
+
 class Replay:
     """What a session must be sent before it reaches the end of the log. `proven`: it was."""
 
@@ -40,7 +48,7 @@ class Replay:
         self.proven = resume.xid is None or resume.origin != origin
 
     def transaction(self, commit_lsn: int, us: int, xid: int | None) -> None:
-        """Take the begin of a transaction. Raises GapError where it is not of the log's history."""
+        """Take the begin of a transaction. Raises HistoryError where it is not of one history."""
         if commit_lsn == self._commit_lsn and self._xid:
             # The time of a transaction that is cut stands in no record before its end.
             same = xid == self._xid and (self._open or us == self._us)
@@ -58,15 +66,15 @@ class Replay:
             )
 
     def reached(self) -> None:
-        """Note that all up to the end of the log was sent. Raises GapError where it was not."""
+        """Note that all up to the end of the log was sent. Raises HistoryError where it was not."""
         if self._awaited:
             raise self._apart(
                 f"the log's last transaction, {self._xid}, is not in what Postgres sends"
             )
         self.proven = True
 
-    def _apart(self, what: str) -> GapError:
-        return GapError(
+    def _apart(self, what: str) -> HistoryError:
+        return HistoryError(
             f"{what}: the log holds the stream up to {LSN(self.end_lsn)}, its last transaction"
             f" committed at {LSN(self._commit_lsn)}, and this server has another history, as one"
             " whose files were restored from a backup",

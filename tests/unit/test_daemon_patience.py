@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from cdc import daemon as module
 from cdc.config import Config, Log, Source
 from cdc.control.health import State
 from cdc.daemon import Daemon
-from cdc.errors import CDCError, Exit, GapError, PermissionDeniedError
+from cdc.errors import CDCError, Exit, GapError, PermissionDeniedError, UnavailableError
+from cdc.replay import HistoryError
 
 CONFIG = Config(
     pipeline="shop",
@@ -88,3 +91,35 @@ def test_a_gap_is_never_tried_again(clock: Clock) -> None:
     daemon = Scripted(clock, None, GapError("gone", hint="anew"))
     assert daemon.run() is Exit.CONFIG
     assert daemon.slept == []
+
+
+APART = HistoryError("another history", hint="anew")
+
+
+def test_another_history_is_believed_when_two_sessions_in_a_row_find_it(clock: Clock) -> None:
+    assert Scripted(clock, APART, None).run() is Exit.OK
+    again = UnavailableError("away", hint="wait")
+    assert Scripted(clock, None, APART, again, APART).run() is Exit.CONFIG
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_session_that_proved_the_history_ends_the_doubt(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, *, proven: bool
+) -> None:
+    ends = [APART, UnavailableError("away", hint="wait"), APART]
+
+    def session(_config: Config, daemon: Daemon) -> SimpleNamespace:
+        def run() -> None:
+            if not ends:
+                daemon.stopping = True
+                return
+            raise ends.pop(0)
+
+        its = proven and len(ends) == 2
+        return SimpleNamespace(start=lambda: None, run=run, close=lambda: None, proven=its)
+
+    monkeypatch.setattr(module, "Pipeline", session)
+    monkeypatch.setattr("cdc.snapshot.initial.take", lambda *_: None)
+    daemon = Daemon(CONFIG)
+    monkeypatch.setattr(daemon, "_sleep", lambda _: None)
+    assert daemon.run() is (Exit.OK if proven else Exit.CONFIG)
