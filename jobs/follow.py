@@ -85,6 +85,10 @@ class Stopping:
     def __init__(self) -> None:
         self.asked = threading.Event()
         self.is_starting = True
+        self.install()
+
+    def install(self) -> None:
+        """Have the signals come here. Once more when Spark has started: it takes SIGINT."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._told)
 
@@ -112,6 +116,7 @@ def follow(
         folder.mkdir(parents=True, exist_ok=True)
     lines.say(f"starting Spark for {', '.join(names)}", followers=names)
     spark = app.session_of(f"lockstep followers of {config.pipeline}", config, names)
+    stopping.install()
     runs = [_run(spark, config, path, name, until, folder) for name in names]
     stopping.is_starting = False
     lines.say("Spark has started; opening the stores", followers=names)

@@ -183,6 +183,9 @@ def _create(_: Config, facts: Facts) -> Iterator[Finding]:
         )
 
 
+_AND_ROWS: Final = "; then `cdc snapshot TABLE`, which reads the rows that it has already"
+
+
 def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
     """Judge a publication that is refused for want of a privilege."""
     source = facts.source
@@ -196,6 +199,7 @@ def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
         fix = " ".join(f"GRANT {sql.Identifier(each).as_string()} TO {role};" for each in owners)
         if source.able.superusers.intersection(owners):  # never to be granted
             fix = f"{refused.sql}  -- as a superuser, or give the tables to {source.server.role}"
+            fix += _AND_ROWS if source.publication is not None else ""
         yield error(
             "owner",
             "a publication takes the owner of its tables, and our role does not own"
@@ -203,7 +207,8 @@ def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
             fix,
         )
     elif source.publication is not None:
-        fix = f"{refused.sql}  -- as {source.publication.owner}, who owns it, or a superuser"
+        owner = source.publication.owner
+        fix = f"{refused.sql}  -- as {owner}, who owns it, or a superuser{_AND_ROWS}"
         yield error("owner", refused.error.what, fix)
     elif source.server.may_create:
         yield error("owner", refused.error.what, f"{refused.sql}  -- as a superuser")

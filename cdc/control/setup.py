@@ -134,6 +134,7 @@ def _checked(
     hidden = HiddenColumns(connection, config, tables)
     hidden.look()
     slot = inspection.slot(connection, config.slot)
+    hidden.refuse_beside(slot)
     record = reader.read_resume(config)
     _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
     state = membership.state(connection, config.publication)

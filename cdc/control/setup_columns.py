@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
     from cdc.log.records import ColumnNumbers
     from cdc.source.catalog import Connection
-    from cdc.source.inspection import Table
+    from cdc.source.inspection import Slot, Table
 
 
 class _Hiding(NamedTuple):
@@ -78,6 +78,34 @@ class HiddenColumns:
         if bare:
             raise _refused(bare)
 
+    def refuse_beside(self, slot: Slot | None) -> None:
+        """Raise ConfigError where a daemon runs and a column is to be hidden from now on by a mask.
+
+        The daemon hides by the configuration that it began with; a column that the publication
+        leaves out is hidden by Postgres.
+        """
+        if slot is None or slot.active_pid is None:
+            return
+        selections = {each.oid: each.selection for each in self._relations}
+        masked = [
+            f"{numbers.schema}.{numbers.table} ({name})"
+            for numbers in self.new
+            for attnum, name in numbers.hidden.items()
+            if not self._was_hidden(numbers.relation_id, attnum)
+            and _is_masked(selections[numbers.relation_id], name)
+        ]
+        if masked:
+            raise ConfigError(
+                f"to be masked from now on: {listed(masked)}; and the daemon that runs (pid"
+                f" {slot.active_pid} of the server) masks by the configuration that it began with",
+                hint="stop the daemon, repeat this command, and start the daemon again; nothing was"
+                " changed",
+            )
+
+    def _was_hidden(self, relation_id: int, attnum: int) -> bool:
+        there = self._written.get(relation_id)
+        return there is not None and attnum in there.hidden
+
     @property
     def new(self) -> list[ColumnNumbers]:
         """What the log does not have."""
@@ -99,6 +127,11 @@ class HiddenColumns:
     def _is_written(self, numbers: ColumnNumbers) -> bool:
         there = self._written.get(numbers.relation_id)
         return there is not None and replace(there, lsn=numbers.lsn) == numbers
+
+
+def _is_masked(selection: TableSelection, name: str) -> bool:
+    mask = selection.mask(name)
+    return mask is not None and mask.kind != "keep"
 
 
 def _hiding(

@@ -65,6 +65,7 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
             _readable(chosen)
         hidden = HiddenColumns(connection, config, [each.table for each in chosen])
         hidden.look()
+        hidden.refuse_beside(inspection.slot(connection, config.slot))
         for _ in hidden.write():
             pass
         ids = {}

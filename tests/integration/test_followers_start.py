@@ -145,6 +145,31 @@ def test_a_signal_ends_the_job_at_once_while_spark_starts(
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_a_job_that_follows(pipeline: NewPipeline, tmp_path: Path) -> None:
+    """Spark has a handler of its own for it, which raises in whatever runs."""
+    made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
+    made.start().wait_ready()
+    job = subprocess.Popen(
+        [sys.executable, str(ROOT / "jobs" / "follow.py"), "--config", str(made.config_file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert job.stderr is not None
+    try:
+        said: list[str] = []
+        while not said or "opening the stores" not in said[-1]:
+            said.append(job.stderr.readline())
+            assert said[-1], "it ended by itself"
+        job.send_signal(signal.SIGINT)
+        _, rest = job.communicate(timeout=LONG)
+    finally:
+        job.kill()
+    assert job.returncode == 0, rest
+    assert "bug" not in rest
+
+
+@pytest.mark.slow
 def test_a_job_says_how_far_each_follower_is(pipeline: NewPipeline, tmp_path: Path) -> None:
     made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
     made.start().wait_ready()

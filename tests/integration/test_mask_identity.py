@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.cli.main import run
+from cdc.control import tables
 from cdc.errors import ConfigError
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_masks import caught_up, digest, everything
@@ -164,3 +165,27 @@ def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str)
     line.ends(line.daemon, 78, "would show a hidden column", f" {name};", "mask")
     shows_nothing(line)
     goes_on(line, name, 2)
+
+
+def test_a_mask_is_not_recorded_beside_a_daemon_that_does_not_have_it(
+    pipeline: NewPipeline,
+) -> None:
+    """It masks by the configuration that it began with: what was promised would be in clear."""
+    line = pipeline(USERS)
+    line.start().wait_ready()
+    line.config_file = line.write("masked.yaml", tables=MASKED)
+    with pytest.raises(ConfigError, match=r"public\.users \(email\); and the daemon that runs"):
+        line.set_up()
+    later = {"public.later": {"mask": {"word": "null"}}}
+    line.database.execute("CREATE TABLE later (id int PRIMARY KEY, word text)")
+    line.config_file = line.write("later.yaml", tables=later)
+    with pytest.raises(ConfigError, match=r"public\.later \(word\); and the daemon that runs"):
+        tables.add(line.config, ["public.later"])
+    assert line.daemon.term() == 0
+    line.config_file = line.write("masked.yaml", tables=MASKED | later)
+    line.set_up()
+    line.start().wait_ready()
+    insert(line, 1)
+    (found,) = caught_up(line, 1)
+    assert found["after"]["email"] == digest("Secret1@x.org")
+    shows_nothing(line)

@@ -49,6 +49,15 @@ def test_a_signal_says_the_same_in_debeziums_words() -> None:
             commands.SIGNAL,
             b'{"id":"s","type":"execute-snapshot","data":{"data-collections":["orders"]}}',
         ),
+        (
+            commands.SIGNAL,
+            b'{"id":"a\\nb","type":"execute-snapshot","data":{"data-collections":["a.b"]}}',
+        ),
+        (
+            commands.SIGNAL,
+            b'{"id":"%s","type":"execute-snapshot","data":{"data-collections":["a.b"]}}'
+            % (b"w" * 201),
+        ),
     ],
 )
 def test_what_is_no_command_is_told_as_such(prefix: str, content: bytes) -> None:

@@ -24,6 +24,7 @@ COMMAND: Final = f"{OURS}snapshot"
 SIGNAL: Final = f"{OURS}signal"
 MARK: Final = f"{OURS}window"
 _MOST_MARK_BYTES: Final = 4_096
+_MOST_ID: Final = 200  # characters of a snapshot's id, which each of its marks repeats
 
 Do = Literal["start", "pause", "resume", "stop"]
 _DOES: Final[dict[str, Do]] = {
@@ -127,6 +128,8 @@ def commands(prefix: str, content: bytes) -> list[Command]:
     do = _DOES.get(signal.type)
     if do is None:
         return []  # Debezium's readers may have other words for the same table
+    if len(signal.id) > _MOST_ID or not signal.id.isprintable():
+        raise CommandError(f"an id of more than {_MOST_ID} characters, or with unprintable ones")
     data = signal.data or _Data()
     tables = [_table(each) for each in data.collections]
     if do != "start":
