@@ -86,7 +86,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     key: Annotated[
         str | None,
         Meta(
-            description="The key's template; `{{` and `}}` are braces. Default "
+            description="The key's template; `{{` and `}}` are braces. It begins with text, so "
+            "that no value of a row can be another table's key. Default "
             "`<prefix>:<schema>.<table>:<key>`.",
             examples=["user:{id}"],
         ),

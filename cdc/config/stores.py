@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
+_BEGINS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
 _HTTP_URL: Final = re.compile(r"https?://[^/\s]+.*")
 _DEFAULT_TABLES: Final = ("*.*",)
@@ -167,6 +168,9 @@ def _shape(shape: Shape) -> Iterator[tuple[str, str]]:
             yield field, f"missing; the form {shape.form} needs it"
     if shape.form in {"set", "zset"} and shape.key is None:
         yield "key", f"missing; the form {shape.form} needs the collection's key"
+    if shape.key and _BEGINS_WITH_A_COLUMN.match(shape.key):
+        what = "begins with a column, whose values could be any other key; begin with text that"
+        yield "key", f"{what} nothing else in this Redis has, such as user:{{id}}"
 
 
 def _opensearch(follower: Follower) -> Iterator[Complaint]:

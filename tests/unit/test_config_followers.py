@@ -148,6 +148,10 @@ def test_two_followers_in_one_place_are_refused(
         ("a: {redis: {urll: x}}", "followers.a.redis.urll: unknown name; did you mean url?"),
         ("a: {redis: {prefix: x}}", "followers.a.redis.url: missing; expected text, not empty"),
         ("a: {redis: {url: 'x://hunter2@h'}}", "a.redis.url: is no URL of Redis"),
+        (
+            "a: {redis: {url: 'redis://h', shapes: {public.t: {key: '{slug}'}}}}",
+            "key: begins with a column, whose values could be any other key",
+        ),
         ("a: {redis: {url: [hunter2]}}", "a.redis.url: given a list; expected text, not empty"),
         ("a: {opensearch: {url: h}}", "a.opensearch.url: is no URL of OpenSearch"),
         ("a: {opensearch: {url: 'http://h', user: x}}", "user and password go together"),
