@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from cdc.control import doctor_snapshot
+from cdc import extras
+from cdc.control import doctor_snapshot, migrations
 from cdc.control.doctor_failover import FAILOVER_MAJOR
 from cdc.control.findings import Finding, Severity, error, listed, ok, warning
 from cdc.control.parameters import change, waits
@@ -35,6 +36,7 @@ class Step(Enum):
     PUBLICATION = "creating or changing the publication"
     SLOT = "creating the slot"
     STREAM = "streaming from it"
+    MIGRATIONS = "what lives in the database"
     ROWS = "the initial snapshot"
 
 
@@ -221,6 +223,15 @@ def _publication(_: Config, facts: Facts) -> Iterator[Finding]:
         yield error("publication", refused.error.what, refused.error.hint)
 
 
+def _migrations(config: Config, _: Facts) -> Iterator[Finding]:
+    """Judge whether what the configuration wants in the database can be put there."""
+    if migrations.asked(config):
+        try:
+            extras.require("migrations in the configuration", "migrations")
+        except extras.MissingExtraError as absent:
+            yield error("migrations", absent.what, absent.hint)
+
+
 def _snapshot(config: Config, facts: Facts) -> Iterator[Finding]:
     if facts.snapshot is not None:
         yield from doctor_snapshot.judge(config, facts.snapshot)
@@ -236,5 +247,6 @@ REQUIREMENTS: Final = (
     Requirement("create", Step.PUBLICATION, PermissionDeniedError, _create),
     Requirement("owner", Step.PUBLICATION, PermissionDeniedError, _owner),
     Requirement("publication", Step.PUBLICATION, ConfigError, _publication),
+    Requirement("migrations", Step.MIGRATIONS, ConfigError, _migrations),
     Requirement("snapshot", Step.ROWS, PermissionDeniedError, _snapshot),
 )

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cdc import extras
 from cdc.config import Config, Log, Source
+from cdc.config.migrations import Migrations
 from cdc.control import requirements
 from cdc.control.doctor_log import LogFacts, check_log
 from cdc.control.doctor_meeting import check_meeting, check_unrecorded
 from cdc.control.doctor_source import SourceFacts, check_source
 from cdc.control.findings import Finding, Severity, size, worst
-from cdc.errors import GapError, PermissionDeniedError
+from cdc.errors import ConfigError, GapError, PermissionDeniedError
 from cdc.events import LSN
 from cdc.log.inspection import Cluster, TopicFacts
 from cdc.log.records import Publication as PinnedPublication
@@ -106,6 +108,19 @@ def found(findings: list[Finding], check: str) -> Finding:
 
 def test_a_source_in_order_gives_no_complaint() -> None:
     assert worst(check_all(CONFIG, FACTS)) is Severity.OK
+
+
+def test_migrations_need_their_extra_before_anything_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    wanted = replace(CONFIG, migrations=Migrations(signal_table=True))
+    missing = found(check_all(wanted, FACTS), "migrations")
+    assert missing.severity is Severity.ERROR
+    assert "pip install 'lockstep-cdc[migrations]'" in missing.fix
+    with pytest.raises(ConfigError, match="migrations"):
+        requirements.refuse(wanted, requirements.Facts(FACTS, None))
+    assert worst(check_all(CONFIG, FACTS)) is Severity.OK, "who wants none needs none"
 
 
 def server(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
