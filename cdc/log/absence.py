@@ -104,6 +104,20 @@ def settle(config: Config, topic: str) -> None:
         pause(_OPEN_SECONDS)
 
 
+def expect_not_held(config: Config, place: Place, wanted: int) -> None:
+    """Raise UnavailableError where a partition reaches `wanted`, and an open transaction hides it.
+
+    A reader of committed records gets no further than the first record of what is open.
+    """
+    topic, number = place
+    if spans(config, [place], IsolationLevel.READ_UNCOMMITTED)[place][1] >= wanted:
+        raise UnavailableError(
+            f"{topic} [{number}] is held back below offset {wanted} by a transaction that is open",
+            hint="it goes on when that ends: brokers end it after its transaction.timeout.ms;"
+            " `kafka-transactions.sh find-hanging` names its writer, and `abort` ends it",
+        )
+
+
 # --- the lookups themselves ---
 
 

@@ -173,6 +173,7 @@ class RangeReader:
         if high < wanted.end or low > wanted.start:
             low, high = absence.confirmed(self._config, {place: (low, high)})[place]
         if high < wanted.end:
+            absence.expect_not_held(self._config, place, wanted.end)
             raise GapError(
                 f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",
                 hint="the topic was created again, or cut by an unclean election",

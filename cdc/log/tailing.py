@@ -32,6 +32,7 @@ class FrontierTail:
         self._client = consumer(config, **{"fetch.wait.max.ms": 500})
         low, high = _span(config, self._client, self._topic)
         if place > high:
+            absence.expect_not_held(config, (self._topic, 0), place)
             raise GapError(
                 f"{self._topic} ends at offset {high}, and seq {seq} was at {place}",
                 hint="the topic was created again, or cut by an unclean election",
@@ -100,6 +101,7 @@ def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
     try:
         low, high = _span(config, client, topic)
         if offset >= high:
+            absence.expect_not_held(config, (topic, 0), offset + 1)
             raise GapError(
                 f"{topic} ends at offset {high}, and a frontier was at {offset}",
                 hint="the topic was created again, or cut by an unclean election",

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
 from msgspec.structs import replace
 
 from cdc.control.setup import set_up
-from cdc.errors import FencedError, InvariantError
+from cdc.errors import FencedError, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log import absence, names, reader, resume, topics
 from cdc.log.client import settings
 from cdc.log.frontiers import record
+from cdc.log.ranges import Range, RangeReader
 from cdc.log.records import FrontierRecord
 from cdc.snapshot import due, topic
 from tests.fixtures.converge import converge
-from tests.fixtures.daemon import PipelineUnderTest, wait_until
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.guarded import GuardedBroker
 from tests.fixtures.lying import Liar
 
@@ -166,3 +168,34 @@ def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnder
     assert state is not None
     assert state.stage == "due"
     assert reader.read_resume(line.config) is not None
+
+
+def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) -> None:
+    line = pipeline(_TABLE)
+    line.start().wait_ready()
+    line.database.execute(_ROWS)
+    converge(line.config)
+    topic_name = names.data_topic(line.config.prefix, "public", "users")
+    end = reader.end_offsets(line.config, [(topic_name, 0)])[topic_name, 0]
+    held = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
+    held.init_transactions(15.0)
+    held.begin_transaction()
+    held.produce(topic_name, b"x", key=b"x", partition=0)
+    held.flush(15.0)
+    line.database.execute("UPDATE users SET n = 1")
+    wait_until(lambda: line.resume()[1].seq == 1_000, "the rows do not arrive")
+    with closing(RangeReader(line.config)) as ranges:
+        with pytest.raises(UnavailableError, match=r"held back .* by a transaction that is open"):
+            ranges.expect((topic_name, 0), Range(0, end + 3))
+        held.abort_transaction(15.0)
+        wait_until(lambda: not raises(ranges, (topic_name, 0), end + 3), "it stays held")
+        with pytest.raises(GapError, match="should reach"):
+            ranges.expect((topic_name, 0), Range(0, 1_000_000))
+
+
+def raises(ranges: RangeReader, place: tuple[str, int], end: int) -> bool:
+    try:
+        ranges.expect(place, Range(0, end))
+    except UnavailableError:
+        return True
+    return False
