@@ -54,8 +54,7 @@ class HiddenColumns:
         # Oldest first: the newest counts.
         self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
         self._written = dict(self._known)
-        recorded = {relation for relation, numbers in self._known.items() if numbers.hidden}
-        self._relations = _hiding(connection, config, tables, recorded)
+        self._relations = _hiding(connection, config, tables)
 
     def look(self) -> None:
         """Take the numbers as they are; raise ConfigError where a hidden column has lost its name.
@@ -134,10 +133,8 @@ def _is_masked(selection: TableSelection, name: str) -> bool:
     return mask is not None and mask.kind != "keep"
 
 
-def _hiding(
-    connection: Connection, config: Config, tables: list[Table], recorded: set[int]
-) -> list[_Hiding]:
-    """Return the relations where the configuration hides columns, or hid some that are recorded."""
+def _hiding(connection: Connection, config: Config, tables: list[Table]) -> list[_Hiding]:
+    """Return the relations where the configuration hides columns."""
     by_leaf = config.source.partitions == "leaf"
     chosen: dict[tuple[str, str], TableSelection] = {}
     for table in tables:
@@ -156,7 +153,7 @@ def _hiding(
     return [
         _Hiding(oids[at], its)
         for at, its in chosen.items()
-        if at in oids and (column_identity.hides_something(its) or oids[at] in recorded)
+        if at in oids and column_identity.hides_something(its)
     ]
 
 
