@@ -24,7 +24,7 @@ from cdc.config import load
 from cdc.errors import CDCError, StoppedError
 from cdc.local import spark as files
 from cdc.local.progress import Progress as Quiet
-from cdc.snapshot import initial, topic
+from cdc.snapshot import due, initial, topic
 from cdc.snapshot.progress import Progress, Report
 from cdc.source.export import held
 from cdc.source.pinned import connect_for_rows
@@ -108,10 +108,10 @@ def run(driver: Driver, path: Path) -> dict[str, Any]:
     """Join the running snapshot, or take the one that is due; return what became of it."""
     config = load(path)
     while True:
-        known = topic.read(config)
-        state = known.state
+        state = due.state(config)
         if state is None or state.stage == "done":
             return {"outcome": "no snapshot is due", "generation": state and state.generation}
+        known = topic.read(config)
         with closing(connect_for_rows(config)) as connection:
             alive = held(connection, config)
         if not alive or known.plan is not None or driver.stopping:
@@ -122,7 +122,7 @@ def run(driver: Driver, path: Path) -> dict[str, Any]:
         if alive and known.plan is not None:
             return _join(driver, sparks, known.plan, known)
         initial.take(config, driver, sparks.runner)
-    state = topic.read_state(config)
+    state = due.state(config)
     return {"outcome": "taken", "generation": state and state.generation}
 
 

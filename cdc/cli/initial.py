@@ -31,10 +31,10 @@ _PAUSE_SECONDS: Final = 3.0
 
 def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
     """Take the snapshot where one is due; return the exit code."""
-    from cdc.snapshot import initial as coordinator  # noqa: PLC0415 - heavy, and not for --help
-    from cdc.snapshot import topic  # noqa: PLC0415
+    from cdc.snapshot import due  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.snapshot import initial as coordinator  # noqa: PLC0415
 
-    state = topic.read_state(config)
+    state = due.state(config)
     if state is not None and state.stage != "done":
         with _Terminal(config_file) as host:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,7 +44,7 @@ def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
             except StoppedError:
                 click.echo("stopped: the next one begins a new generation", err=True)
                 return Exit.TEMPORARY
-        state = topic.read_state(config)
+        state = due.state(config)
     if as_json:
         keep = ("stage", "generation", "rows", "bytes", "seconds")
         print_json(state and {name: getattr(state, name) for name in keep})

@@ -13,7 +13,7 @@ from cdc.control.parameters import change
 from cdc.control.retention import spell
 from cdc.errors import CDCError
 from cdc.log import reader
-from cdc.snapshot import topic
+from cdc.snapshot import due
 from cdc.source import inspection
 from cdc.source.abilities import Abilities
 from cdc.source.connection import connect
@@ -86,7 +86,7 @@ def seconds(config: Config, rows: int, bytes_: int) -> float:
 def _is_done(config: Config) -> bool:
     """Whether the log says that nothing is to be copied; an old log has no such state."""
     try:
-        state = topic.read_state(config)
+        state = due.state(config)
         if state is not None:
             return state.stage == "done"
         return reader.read_resume(config) is not None

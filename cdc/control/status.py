@@ -20,7 +20,7 @@ from cdc.errors import CDCError
 from cdc.log import reader
 from cdc.log.client import reach
 from cdc.log.inspection import newest_frontier
-from cdc.snapshot import topic
+from cdc.snapshot import due, topic
 from cdc.snapshot.live import topic as live_topic
 from cdc.source import inspection
 from cdc.source.connection import connect
@@ -231,7 +231,8 @@ def _log(
         resume = reader.read_resume(config)
         newest = newest_frontier(config) if resume else None
         live = live_topic.read(config) if resume else []
-        return resume, newest, topic.read_state(config), live
+        state = topic.read_state(config)
+        return resume, newest, state and due.outranked(state, resume), live
     except CDCError as error:
         unanswered.append(_unanswered(error))
         return None, None, None, []

@@ -2,11 +2,16 @@
 
 The resume record says so itself (`ResumeIdentity.snapshot`); the snapshot's own state says how far
 it is. Logs of older versions have the state alone.
+
+Both are written in one transaction, which becomes visible in one topic after the other. So where
+they disagree the resume record is right: `done` is never taken back.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError
 from cdc.log import absence, names, reader
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
     from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.snapshot.records import SnapshotState
 
+    Resume = tuple[ResumeIdentity, ResumePosition]
+
 
 def state(config: Config) -> SnapshotState | None:
     """Return the state of the initial snapshot; None of a pipeline that takes none.
@@ -25,8 +32,12 @@ def state(config: Config) -> SnapshotState | None:
     """
     name = names.snapshot_topic(config.prefix)
     found = topic.read_state(config)
-    if found is None and (resumed := reader.read_resume(config)) and resumed[0].snapshot == "due":
-        # Both were written in one transaction, which becomes visible in one topic after the other.
+    if found is not None and found.stage == "done":
+        return found
+    resumed = reader.read_resume(config)
+    if found is not None:
+        return outranked(found, resumed)
+    if resumed and resumed[0].snapshot == "due":
         absence.settle(config, name)
         if found := topic.read_state(config):
             return found
@@ -35,6 +46,13 @@ def state(config: Config) -> SnapshotState | None:
             " which the resume record says is due: the topic was emptied, or created again",
             hint="nothing was streamed: `cdc teardown --topics`, then `cdc setup`, start over",
         )
+    return found
+
+
+def outranked(found: SnapshotState, resumed: Resume | None) -> SnapshotState:
+    """Return the state, `done` where the resume record says that it was handed over."""
+    if resumed and resumed[0].snapshot == "done" and found.stage != "done":
+        return replace(found, stage="done")
     return found
 
 
@@ -51,8 +69,17 @@ def expect_done(config: Config, identity: ResumeIdentity) -> None:
         )
 
 
-def expect_unstreamed(position: ResumePosition) -> None:
-    """Raise GapError where a log into which changes were streamed lacks its initial snapshot."""
+def expect_open(resumed: Resume) -> None:
+    """Raise FencedError where the snapshot was handed over meanwhile.
+
+    Raises GapError where changes were streamed into the log without it.
+    """
+    identity, position = resumed
+    if identity.snapshot == "done":
+        raise FencedError(
+            "another process has handed the initial snapshot over",
+            hint="this one starts over and finds what there is to do",
+        )
     if position.seq or position.open or position.pending:
         raise GapError(
             f"changes up to seq {position.seq} ({position.end_lsn}) were streamed into the log,"

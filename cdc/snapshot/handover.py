@@ -37,10 +37,10 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     # In this order: where an heir has handed over since, the state read later says so.
     resumed = reader.read_resume(config)
     known = topic.read(config)
-    state = check_mine(known.state, "running", token)
     if resumed is None:
         raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
-    due.expect_unstreamed(resumed[1])
+    due.expect_open(resumed)
+    state = check_mine(known.state, "running", token)
     now_us = time.time_ns() // 1_000
     position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
     publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))

@@ -42,13 +42,11 @@ from cdc.source.export import raise_if_held
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.records import ResumeIdentity, ResumePosition
     from cdc.snapshot.copying import Start
+    from cdc.snapshot.due import Resume
     from cdc.snapshot.host import Host
     from cdc.snapshot.records import Plan
     from cdc.source.export import Export
-
-    Resume = tuple[ResumeIdentity, ResumePosition]
 
 log = logging.getLogger("cdc.snapshot")
 
@@ -128,7 +126,7 @@ class _Coordinator:
         self._host.snapshotting("looking at the source")
         primary = closing.enter_context(aside(lambda: connect(config)))
         resume = aside(lambda: _resume(config))
-        due.expect_unstreamed(resume[1])
+        due.expect_open(resume)
         system = aside(lambda: prove(config, primary, resume))
         exporting = Exporting(config, self._host, aside, primary)
         export = closing.enter_context(exporting.lock())
@@ -208,9 +206,12 @@ class _Coordinator:
 
         Raises FencedError where it is not `state`: somebody has handed over meanwhile, or taken
         over. From here on nobody can who read an older state: neither a task nor a hand-over.
+        One that was being committed while `state` was written stands below it in the topic: of
+        that the resume record tells.
         """
         config = self._config
         self._aside(lambda: _fence(config, tasks))
+        due.expect_open(self._aside(lambda: _resume(config)))
         known = self._aside(lambda: topic.read(config))
         handover.check_mine(known.state, state.stage, self._token)
         return known

@@ -87,11 +87,12 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
 
 def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> None:
     """TRUNCATE, VACUUM FULL, another type, DROP: an old snapshot would see too few rows."""
+    # 27 s for each generation: a loaded machine still meets it while it copies.
     slow = {**_RANGES, "rows_per_second": 1500, "max_parallel": 1}
     line = pipeline(
         "CREATE TABLE big (id int PRIMARY KEY, v varchar(200))",
         "CREATE TABLE dropped (id int PRIMARY KEY, v text)",
-        *(f"INSERT INTO {t} SELECT i, 'v' FROM generate_series(1, 4000) i"
+        *(f"INSERT INTO {t} SELECT i, 'v' FROM generate_series(1, 20000) i"
           for t in ("big", "dropped")),
         source={"tables": ["public.*"]},
         snapshot=slow,
@@ -122,11 +123,11 @@ def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stre
     pipeline: NewPipeline,
 ) -> None:
     """Each time all would be copied anew, without end; the remedy it names is the way out."""
-    fill = "INSERT INTO queue SELECT i, 'v' FROM generate_series(1, 4000) i"
+    fill = "INSERT INTO queue SELECT i, 'v' FROM generate_series(1, 20000) i"
     line = pipeline(
         "CREATE TABLE big (id int PRIMARY KEY, v text)",
         "CREATE TABLE queue (id int PRIMARY KEY, v text)",
-        "INSERT INTO big SELECT i, 'v' FROM generate_series(1, 4000) i",
+        "INSERT INTO big SELECT i, 'v' FROM generate_series(1, 20000) i",
         fill,
         source={"tables": ["public.*"]},
         snapshot={**_RANGES, "rows_per_second": 1500, "max_parallel": 1},

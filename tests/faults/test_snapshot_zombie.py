@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from cdc.errors import CDCError, Policy
+from cdc.errors import CDCError, FencedError, Policy
 from cdc.log import reader
-from cdc.snapshot import handover, initial
+from cdc.log.publisher import Publisher
+from cdc.snapshot import due, handover, initial, topic
 from tests.faults import snapshot_account
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
 
 if TYPE_CHECKING:
+    from cdc.config import Config
     from cdc.snapshot.host import Host
 
 _ROWS = 3_000
+_TABLE = ("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+_INITIAL = {"mode": "initial", "runner": "local"}
 
 
 class Alone:
@@ -99,3 +104,54 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
     account = snapshot_account.take(line)
     assert account.findings == []
     assert (account.generations, account.snapshot_rows) == (1, _ROWS)
+
+
+def test_a_state_written_beside_a_hand_over_does_not_take_it_back(pipeline: NewPipeline) -> None:
+    """Another coordinator wrote its own before the markers of the hand-over's had come."""
+    line = pipeline(*_TABLE, snapshot=_INITIAL)
+    line.start().wait_ready()
+    assert line.daemon.term() == 0
+    found = topic.read_state(line.config)
+    assert found is not None
+    stale = replace(found, stage="planning", generation=found.generation + 1, token="other")
+    publisher = Publisher(line.config, initial.LANE)
+    publisher.open()
+    publisher.begin()
+    publisher.add(*topic.state_record(line.config, stale))
+    publisher.commit()
+    assert initial.take(line.config, cast("Host", Alone())) == "done"
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (2)")
+    converge(line.config)
+
+
+@pytest.mark.parametrize("place", ["begin", "fence"])
+def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
+    pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The state says `running` still, for a moment: that is no log without its first rows."""
+    line = pipeline(*_TABLE, snapshot=_INITIAL)
+    line.start("before_handover").wait_exit()
+    config, known = line.config, topic.read(line.config)
+    assert known.plan is not None
+    assert known.state is not None
+    if place == "begin":
+        handover.write(config, known.plan, known.plan.token)
+        monkeypatch.setattr(due, "state", lambda _: known.state)
+    else:
+        # Between its first look and its fence, and its own state stands above the hand-over's.
+        def late(config: Config, tasks: int, fence: Any = initial._fence) -> None:  # noqa: ANN401
+            monkeypatch.undo()
+            fresh = topic.read(config)
+            assert fresh.plan is not None
+            handover.write(config, fresh.plan, fresh.plan.token)
+            fence(config, tasks)
+
+        monkeypatch.setattr(initial, "_fence", late)
+    with pytest.raises(FencedError, match="handed the initial snapshot over"):
+        initial.take(config, cast("Host", Alone()))
+    monkeypatch.undo()
+    assert initial.take(config, cast("Host", Alone())) == "done"
+    line.start().wait_ready()
+    line.database.execute("INSERT INTO t VALUES (2)")
+    converge(line.config)
