@@ -261,13 +261,14 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Meta(description="How long data and frontier topics are kept; negative keeps for ever."),
     ] = 168.0
     direct: Annotated[
-        Literal["off", "auto"],
+        Literal["auto", "on", "off"],
         Meta(
             description="Whether small Kafka transactions are written by Lockstep's own client, in "
-            "fewer round trips (`auto`), where the brokers have transactions V2 (Kafka 4.0) and "
-            "`kafka` has nothing that only librdkafka knows; or all by librdkafka (`off`).",
+            "fewer round trips (`on`), where the brokers have transactions V2 (Kafka 4.0) and "
+            "`kafka` has nothing that only librdkafka knows; or all by librdkafka (`off`). "
+            "`auto`: `on` where topics have more than one copy.",
         ),
-    ] = "off"
+    ] = "auto"
     kafka: Annotated[
         dict[str, str | int | float | bool],
         Options(KAFKA),

@@ -50,6 +50,7 @@ def start(
 ) -> dict[str, str]:
     """Ask for a snapshot of each table; return their names by the snapshots' ids."""
     require_secret(config)
+    _expect_initial(config)
     try:
         conditions.parse(where or "true")
     except conditions.ConditionError as error:
@@ -59,6 +60,17 @@ def start(
             connection.execute(_LOCK_TIMEOUT)
         chosen = _chosen(members(connection, config.publication), tables)
         return ask(connection, config, chosen, where=where, keys=keys, anew=anew)
+
+
+def _expect_initial(config: Config) -> None:
+    """Raise ConfigError while the initial snapshot is not taken: the stream begins behind it."""
+    resumed = reader.read_resume(config)
+    if resumed is not None and resumed[0].snapshot == "due":
+        raise ConfigError(
+            "the initial snapshot is not taken yet, and what is asked for before it is not heard",
+            hint="it reads every table; `cdc run`, or `cdc snapshot --initial`, takes it, and"
+            " `cdc status` shows how far it is",
+        )
 
 
 def ask(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from cdc.config import Config
+    from cdc.config.model import Log
     from cdc.control.metrics import Cut
     from cdc.log.records import ResumePosition
     from cdc.worker import Worker
@@ -40,6 +41,15 @@ log = logging.getLogger("cdc.log.lanes")
 # A batch below this is small: round trips are most of its time. A larger one is worth compressing,
 # and librdkafka sends it while it arrives.
 SMALL_BYTES: Final = 24 << 10
+
+
+def wants_direct(log: Log) -> bool:
+    """Return whether small batches are to have writers of their own, where the brokers can.
+
+    Not with one copy by itself: there a broker that dies while it ends a transaction may leave it
+    open (docs/adr/0055), and more transactions a second meet that more often.
+    """
+    return log.direct == "on" or (log.direct == "auto" and log.replication_factor > 1)
 
 
 class Lane:
@@ -130,7 +140,7 @@ class Lanes:
         """Fence every older writer, of small batches too whether we have some or not. Blocks."""
         for lane in self._lanes:
             lane.large.open()
-        if self._config.log.direct == "off" or not self._open_direct():
+        if not wants_direct(self._config.log) or not self._open_direct():
             for name in DIRECT:
                 Publisher(self._config, name).open()
 

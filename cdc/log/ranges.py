@@ -84,6 +84,34 @@ class RangeReader:
                 return None
         return {place: Records(keys[place], values[place], sizes[place]) for place in ranges}
 
+    def firsts(self, ranges: Mapping[Place, Range]) -> dict[Place, bytes]:
+        """Return the first event of each range, where it has one."""
+        left = {place: each.end for place, each in ranges.items()}
+        found: dict[Place, bytes] = {}
+        with translated("assigning partitions"):
+            self._client.assign([TopicPartition(*place, ranges[place].start) for place in left])
+        heard_at = time.monotonic()
+        while left:
+            for message in self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS):
+                heard_at = time.monotonic()
+                place: Any = (message.topic(), message.partition())
+                error, value = message.error(), message.value()
+                offset: Any = message.offset()
+                if place not in left:
+                    self._expect_no_gap(message, place, ranges)
+                elif error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    self._fail(error, place, ranges)
+                elif error is None and value is not None:
+                    found[place] = value
+                    del left[place]
+                    self._client.pause([TopicPartition(*place)])
+                elif error is not None or offset + 1 >= left[place]:
+                    del left[place]
+            if time.monotonic() - heard_at > _SILENCE_SECONDS:
+                raise self._silent(ranges, left)
+        self._client.unassign()
+        return found
+
     def pieces(self, ranges: Mapping[Place, Range]) -> Iterator[tuple[Place, list[Message]]]:
         """Yield records as they come, each partition's in its order, tombstones too."""
         left = {place: each.end for place, each in ranges.items() if each.end > each.start}

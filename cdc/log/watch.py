@@ -381,15 +381,15 @@ def _beginning(topic: str, number: int, span: Span, kept: Kept | None) -> Iterat
         return
     if topic.endswith(_FRONTIERS):
         yield GapError(
-            f"topic {topic} begins at offset {span.first}: frontiers up to offset"
-            f" {kept.offset - 1} are gone, though log.retention_hours promises them",
+            f"topic {topic} begins at offset {span.first}: frontiers from offset"
+            f" {kept.offset - 1} on are gone, though log.retention_hours promises them",
             hint=f"followers can't tell what is whole; {_ANEW}",
         )
         return
     yield EpochError(
-        f"topic {topic}, partition {number}, begins at offset {span.first}: events before"
-        f" it are gone, though log.retention_hours promises them, up to offset"
-        f" {kept.offset - 1}, to followers",
+        f"topic {topic}, partition {number}, begins at offset {span.first}: events from"
+        f" offset {kept.offset - 1} on are gone, though log.retention_hours promises them to"
+        " followers",
         hint="see the topic's retention.ms and retention.bytes, and who deleted records;"
         f" rebuild each follower that was behind; then {ACKNOWLEDGE}",
     )

@@ -3,7 +3,7 @@
 A key is what tells rows apart, so it must compare exactly: also where a value of it does not fit
 its column and stands in `_exact`, and where it is NULL, which a key of the configuration's may be.
 One column without either is compared as it is; all else as one text, whose parts cannot run
-together.
+together. To Postgres 0 and -0 are one key of a float.
 
 Pure.
 """
@@ -16,10 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.delta.lake import looked_up
-from sinks.delta.layout import EXACT
+from sinks.delta.layout import EXACT, SEQ
+from sinks.delta.rows import only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sinks.delta.rows import Batch
 
 _SEPARATOR: Final = b"\x00"  # in no text of Postgres'
 
@@ -64,13 +67,38 @@ def _text(table: pa.Table, name: str) -> pa.Array:
         shown = [None if each is None else repr(each).encode() for each in values.to_pylist()]
         text = pa.array(shown, pa.binary())
     else:
-        text = values.cast(pa.string()).cast(pa.binary())
+        text = unsigned_zero(values).cast(pa.string()).cast(pa.binary())
     marked = pc.binary_join_element_wise(_scalar(b"v"), text, _scalar(b""))
     if not values.null_count:
         return marked
     odd = looked_up(_flat(table[EXACT]), name)
     told = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
     return pc.coalesce(marked, told, _scalar(b"n"))
+
+
+def newest(batch: Batch, key: Sequence[str]) -> Batch:
+    """Return the batch, of rows whose keys are spelled as 0 and as -0 only the newest.
+
+    Each spelling is a key of its own in the log; of the two, one at most is a row.
+    """
+    if not any(has_zero(batch.rows[name]) for name in key):
+        return batch
+    seqs = batch.rows[SEQ].combine_chunks()
+    rows = pa.table({"key": told(batch.rows, key, as_text=True), "seq": seqs})
+    last = rows.group_by("key").aggregate([("seq", "max")])["seq_max"]
+    return only(batch, pc.is_in(seqs, value_set=last.combine_chunks()))
+
+
+def has_zero(values: pa.ChunkedArray) -> bool:
+    """Return whether a float among the values is 0 or -0."""
+    return pa.types.is_floating(values.type) and bool(pc.any(pc.equal(values, 0.0)).as_py())
+
+
+def unsigned_zero(values: pa.Array) -> pa.Array:
+    """Return the values with 0 in the place of -0."""
+    if not pa.types.is_floating(values.type):
+        return values
+    return pc.add(values, pa.scalar(0.0, values.type))
 
 
 def _scalar(text: bytes) -> pa.Scalar:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.delta import history, keyless, lake, layout
+from sinks.delta import history, keyless, keys, lake, layout
 from sinks.delta import work as delta_work
 from sinks.delta.lake import quoted
 
@@ -72,12 +72,12 @@ def _deletes(merge: Any, newer: str, *, soft: bool) -> Any:  # noqa: ANN401 - de
 def _same(rows: pa.Table, name: str) -> str:
     """Return the condition that a key's column is the same: also one that does not fit, or NULL."""
     column = quoted(name)
+    # 0 and -0 are one key: adding 0 takes the sign away.
+    unsigned = " + 0.0" if keys.has_zero(rows[name]) else ""
+    same = f"t.{column}{unsigned} = s.{column}{unsigned}"
     if not rows[name].null_count:
-        return f"t.{column} = s.{column}"
+        return same
     text = "'" + name.replace("'", "''") + "'"
     exact = [f"coalesce(map_extract({each}.{quoted(layout.EXACT)}, {text})[1], '')"
              for each in "ts"]  # fmt: skip
-    return (
-        f"(t.{column} = s.{column} OR (t.{column} IS NULL AND s.{column} IS NULL"
-        f" AND {exact[0]} = {exact[1]}))"
-    )
+    return f"({same} OR (t.{column} IS NULL AND s.{column} IS NULL AND {exact[0]} = {exact[1]}))"

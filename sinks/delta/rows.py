@@ -40,6 +40,15 @@ class Batch(NamedTuple):
     unchanged: Mapping[str, pa.BooleanArray]
 
 
+def only(batch: Batch, rows: pa.BooleanArray) -> Batch:
+    """Return some of the rows."""
+    return Batch(
+        batch.rows.filter(rows),
+        batch.deleted.filter(rows),
+        {name: where.filter(rows) for name, where in batch.unchanged.items()},
+    )
+
+
 def batch(changes: Changes, schema: pa.Schema, readers: dict[int, Reader]) -> Batch:
     """Return the changes with the columns of a mirror's `schema`, in their order."""
     versions = {version.schema_id: version for version in changes.versions}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
-from sinks.delta import evolve, lake, layout
+from sinks.delta import evolve, keys, lake, layout
 from sinks.delta.columns import Reader, wanted
 from sinks.delta.lake import Commit, ConflictError
 from sinks.delta.rows import batch
@@ -211,8 +211,9 @@ class Mirror:
             changes = changes._replace(changes=left, truncated=None)
         if not key and any(change.before for change in changes.changes):
             old = batch(_old(changes), schema, self._readers)
+        new = batch(changes, schema, self._readers)
         return Work(
-            batch=batch(changes, schema, self._readers),
+            batch=new if history else keys.newest(new, key),
             key=key,
             # Above everything that is stored, whoever's it is.
             truncated=_ALL if self.is_stale else changes.truncated,

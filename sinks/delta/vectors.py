@@ -28,8 +28,7 @@ from sinks.delta import work as delta_work
 from sinks.delta.actions import Files
 from sinks.delta.layout import EXACT, SEQ
 from sinks.delta.positions import DataFile, Found, Positions
-from sinks.delta.rows import Batch
-from sinks.delta.work import only
+from sinks.delta.rows import Batch, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

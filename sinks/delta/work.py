@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sinks.delta import keys, lake
 from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.rows import Batch
+from sinks.delta.rows import Batch, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,15 +50,6 @@ class Work(NamedTuple):
             truncated=self.truncated if (self.truncated or 0) > seq else None,
             truncates=tuple(each for each in self.truncates if each.seq > seq),
         )
-
-
-def only(batch: Batch, rows: pa.BooleanArray) -> Batch:
-    """Return some of the rows."""
-    return Batch(
-        batch.rows.filter(rows),
-        batch.deleted.filter(rows),
-        {name: where.filter(rows) for name, where in batch.unchanged.items()},
-    )
 
 
 def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:

@@ -33,7 +33,7 @@ def _wait_for_death(daemon: Daemon, load: Load) -> None:
     assert daemon.process.returncode == -signal.SIGKILL, "it ended by itself"
 
 
-@pytest.mark.parametrize("direct", ["off", "auto"])
+@pytest.mark.parametrize("direct", ["off", "on"])
 @pytest.mark.parametrize("name", failpoints.NAMES)
 def test_killed_there_it_loses_nothing(name: str, direct: str, pipeline: NewPipeline) -> None:
     line = pipeline(*TABLES, batch=_SMALL, log={"direct": direct})

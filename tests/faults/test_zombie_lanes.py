@@ -42,7 +42,7 @@ def failpoints_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
 
 
-@pytest.mark.parametrize("direct", ["off", "auto"])
+@pytest.mark.parametrize("direct", ["off", "on"])
 @pytest.mark.parametrize("failpoint", ["after_flush:9", "in_turn:4"])
 def test_a_zombie_with_both_lanes_on_their_way_commits_neither(
     failpoint: str, direct: str, pipeline: NewPipeline, failpoints_stop: None

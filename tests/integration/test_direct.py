@@ -520,10 +520,10 @@ def test_another_broker_takes_over_in_the_middle_of_a_transaction(
 @pytest.mark.parametrize(
     ("log", "directly"),
     [
-        ({"direct": "auto"}, True),
+        ({"direct": "on"}, True),
         ({"direct": "off"}, False),
         # Of no effect here, but librdkafka's own.
-        ({"direct": "auto", "kafka": {"broker.address.family": "v4"}}, False),
+        ({"direct": "on", "kafka": {"broker.address.family": "v4"}}, False),
     ],
 )
 def test_the_daemon_writes_small_batches_directly_where_it_may(
@@ -540,7 +540,7 @@ def test_the_daemon_writes_small_batches_directly_where_it_may(
     direct = daemon.metric("lockstep_direct_transactions_total")
     assert (direct > written / 2) is directly
     assert ("small batches are left to librdkafka" in daemon.log) is (
-        log["direct"] == "auto" and not directly
+        log["direct"] == "on" and not directly
     )
     # One that is large is not small, and may be followed by small ones at once.
     rows = "INSERT INTO users SELECT n, 1, repeat('x', 500) FROM generate_series({}, {}) n"

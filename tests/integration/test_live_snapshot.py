@@ -374,3 +374,13 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
         wait_state(line, added.snapshot)
         converge(line.config)
         assert line.daemon.term() == 0
+
+
+def test_what_is_asked_for_before_the_initial_snapshot_is_refused(pipeline: NewPipeline) -> None:
+    """The stream begins behind it, so nobody would hear the command."""
+    line = pipeline(TABLES[0], snapshot={"mode": "initial", "runner": "local"}).set_up()
+    with pytest.raises(ConfigError, match="initial snapshot is not taken yet"):
+        snapshots.start(line.config, ["public.users"])
+    line.start().wait_ready()
+    [number] = snapshots.start(line.config, ["public.users"])
+    wait_state(line, number)

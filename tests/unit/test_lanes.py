@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from cdc.config.model import Log
 from cdc.control.metrics import Cut
 from cdc.errors import CDCError, FencedError, InvariantError, UnavailableError
 from cdc.log import lanes as lanes_module
-from cdc.log.lanes import InFlight, Lanes
+from cdc.log.lanes import InFlight, Lanes, wants_direct
 from cdc.log.publisher import DIRECT, LANES
 from cdc.worker import Worker
 from tests.fixtures.daemon import wait_until
@@ -387,3 +388,14 @@ def test_abandoned_lanes_tell_both_writers(world: World) -> None:
     world.lanes.abandon()
     writers: list[Any] = [lane.large for lane in world.lanes._lanes]
     assert [writer.abandoned for writer in writers] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("direct", "copies", "wanted"),
+    [("auto", 1, False), ("auto", 2, True), ("on", 1, True), ("off", 3, False)],
+)
+def test_small_batches_have_writers_of_their_own_where_topics_have_more_than_one_copy(
+    direct: Literal["auto", "on", "off"], copies: int, *, wanted: bool
+) -> None:
+    made = Log(bootstrap_servers="nowhere", direct=direct, replication_factor=copies)
+    assert wants_direct(made) is wanted

@@ -74,7 +74,10 @@ def test_what_a_broker_did_not_tell_is_no_problem() -> None:
         (
             {"spans": {(USERS, 0): Span(20, 41, 41)}},
             EpochError,
-            (f"{USERS}, partition 0, begins at offset 20", "cdc topics acknowledge"),
+            (
+                f"{USERS}, partition 0, begins at offset 20: events from offset 19 on",
+                "cdc topics acknowledge",
+            ),
         ),
     ],
     ids=["gone", "recreated", "own-recreated", "widened", "truncated", "narrowed", "emptied"],
