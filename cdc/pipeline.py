@@ -142,7 +142,7 @@ class Pipeline:
     ) -> None:
         config, self.replay = self.config, replay
         pending = [(topic, number) for topic, number, _ in position.pending]
-        ends = self.aside(lambda: reader.end_offsets(config, pending))
+        ends = self.aside(lambda: reader.written_ends(config, pending))
         schemas = self.aside(lambda: reader.read_schemas(config))
         numbers = self.aside(lambda: reader.read_column_numbers(config))
         self.position = self.written = position  # committed, and handed to a producer

@@ -10,7 +10,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 
 from cdc.errors import CDCError, FencedError, GapError, Policy, UnavailableError
 from cdc.log import absence, names, records
@@ -260,6 +260,16 @@ def _dated(message: Message, topic: str) -> tuple[records.FrontierRecord, float]
 def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return each partition's end: above every record there now, below the next one."""
     return {place: end for place, (_, end) in offsets(config, parts).items()}
+
+
+def written_ends(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return each partition's end as the leaders have it, above what open transactions hide.
+
+    For a frontier's ends: behind a transaction that hangs there may be records that it counts.
+    """
+    ends = end_offsets(config, parts)
+    every = absence.spans(config, parts, IsolationLevel.READ_UNCOMMITTED)
+    return {place: max(end, every[place][1]) for place, end in ends.items()}
 
 
 def offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -118,7 +118,7 @@ def _frontier(
 ) -> topic.Record:
     """Return the frontier record of the consistent point; its events are all committed by now."""
     events = dict(sorted(known.events.items()))
-    ends = reader.end_offsets(config, list(events))
+    ends = reader.written_ends(config, list(events))
     frontier = FrontierRecord(
         pipeline=config.pipeline,
         epoch=plan.epoch,

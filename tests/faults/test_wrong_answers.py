@@ -184,6 +184,10 @@ def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) 
     held.flush(15.0)
     line.database.execute("UPDATE users SET n = 1")
     wait_until(lambda: line.resume()[1].seq == 1_000, "the rows do not arrive")
+    # A frontier that is written now must not end before records that it counts.
+    place = topic_name, 0
+    assert reader.end_offsets(line.config, [place])[place] == end
+    assert reader.written_ends(line.config, [place])[place] > end + 1
     with closing(RangeReader(line.config)) as ranges:
         with pytest.raises(UnavailableError, match=r"held back .* by a transaction that is open"):
             ranges.expect((topic_name, 0), Range(0, end + 3))
