@@ -35,7 +35,10 @@ TABLES: Final = (
     "ALTER TABLE items ADD PRIMARY KEY (order_id, line)",
     "CREATE SEQUENCE moved START 100",
     "CREATE TABLE parts (no serial PRIMARY KEY, order_id bigint, line int, name text)",
+    # Of no document, and not among the mirror's tables.
+    "CREATE TABLE visits (id int PRIMARY KEY)",
 )
+MIRRORED: Final = [f"public.{each}" for each in ("people", "products", "orders", "items", "parts")]
 DOCUMENT: Final = {
     "table": "public.orders",
     "columns": ["id", "note", "total"],
@@ -213,12 +216,13 @@ def shop(
 ) -> Iterator[Shop]:
     documents: dict[str, object] = {"mirror": "lake", "documents": {"order": DOCUMENT}}
     followers: dict[str, object] = {
-        "lake": {"delta": {"path": str(tmp_path / "lake")}},
+        "lake": {"delta": {"path": str(tmp_path / "lake")}, "tables": MIRRORED},
         "cache": {"redis": {"url": redis_url, "prefix": "docs"}, **documents},
         "index": {"opensearch": {"url": opensearch_url}, **documents},
     }
     made = pipeline(*TABLES, followers=followers)
     made.start().wait_ready()
+    made.database.execute("INSERT INTO visits VALUES (1)")
     with OpenSearch(opensearch_url, timeout=60, pool_maxsize=2) as search:
         yield Shop(made, spark, redis_client, search)
         search.indices.delete(index=f"{made.config.prefix}-*", ignore_unavailable=True)
