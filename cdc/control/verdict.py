@@ -33,6 +33,9 @@ STALE_SECONDS: Final = 60.0
 # under it: what is over so soon is its everyday work.
 _WAITS_SECONDS: Final = 10.0
 _AGAIN: Final = "`cdc doctor` says what can be done"
+_RUN: Final = (
+    "cdc run; a daemon that ended by itself says why in its log, and again when it is started"
+)
 
 
 class Level(Enum):
@@ -186,7 +189,7 @@ def _reading(facts: Facts) -> Iterator[Cause]:
     if slot is not None and slot.active_pid is None and not facts.inside and not taken:
         kept = size(slot.retained_bytes or 0)
         what = f"no daemon reads from the slot, which keeps {kept} of WAL"
-        yield _failed("daemon", what, "cdc run", slot.inactive_seconds)
+        yield _failed("daemon", what, _RUN, slot.inactive_seconds)
     elif daemon is not None:
         yield from _daemon(daemon)
     elif facts.lag_bytes and (facts.resume_age_seconds or 0.0) > STALE_SECONDS:
