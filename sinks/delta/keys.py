@@ -44,9 +44,14 @@ def needs_text(rows: pa.Table, key: Sequence[str]) -> bool:
     return any(rows[name].null_count or pa.types.is_list(rows[name].type) for name in key)
 
 
+def always_text(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Return whether a key is compared as text whatever its values are."""
+    return len(key) > 1 or pa.types.is_floating(schema.field(key[0]).type)
+
+
 def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
     """Return what tells rows apart; `as_text` where one of them needs it."""
-    if len(key) > 1 or as_text or pa.types.is_floating(table.schema.field(key[0]).type):
+    if as_text or always_text(table.schema, key):
         return _texts(table, key)
     return _flat(table[key[0]])
 

@@ -120,7 +120,8 @@ class Positions:
         return rows.cast(lake.arrow_schema(table, rows.column_names))
 
     def _read(self, table: DeltaTable, path: str, size: int) -> DataFile:
-        odd = [EXACT] if self._as_text or len(self._key) > 1 else []
+        schema = lake.arrow_schema(table, self._key)
+        odd = [EXACT] if self._as_text or delta_keys.always_text(schema, self._key) else []
         rows = self.read(table, path, [*self._key, SEQ, *odd])
         seqs = rows[SEQ].combine_chunks()
         none = pa.repeat(pa.scalar(value=False), len(seqs))

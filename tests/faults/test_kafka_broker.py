@@ -85,7 +85,7 @@ def test_a_quota_makes_it_slow_and_holds_memory_down(
         guarded_broker.quota(50_000)
         try:
             moves(daemon, 200)
-            assert guarded_line.slot("active_pid") == walsender, "the slot was given up"
+            assert guarded_line.slot("active_pid") == walsender, daemon.log
         finally:
             guarded_broker.quota(None)
         moves(daemon)

@@ -119,8 +119,10 @@ class Play:
 
 
 def seen(path: str, table: str) -> list[str]:
-    """Return what a reader sees, but for files and order."""
+    """Return what a reader sees, but for files and order, which a map has none of either."""
     rows = read_as_of_arrow(path, [f"public.{table}"]).tables[f"public.{table}"].to_pylist()
+    for row in rows:
+        row["_exact"] = sorted(row["_exact"] or ())
     return sorted(repr(sorted(row.items(), key=lambda each: each[0])) for row in rows)
 
 
