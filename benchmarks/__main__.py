@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME...]`: run the named workloads, or all of them.
 
-Progress goes to stderr. Each workload prints its result as one line of JSON on stdout and keeps it
-under `results/`; a try with fewer rows, runs, seconds or megabytes prints its line and keeps
-nothing, unless --save is given. PEER=0 in the environment leaves the peer out.
+Progress goes to stderr. Each workload prints its result as one line of JSON on stdout and saves it
+under `results/`; a run with fewer rows, runs, seconds or megabytes prints its line and saves
+nothing, unless --save is given. PEER=0 in the environment skips the peer.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 class Benchmark(NamedTuple):
-    """What one name runs, and how long that takes as pinned, in minutes with the peer and without.
+    """What one name runs, and how many minutes the pinned run takes with and without the peer.
 
-    Measured on two cores; told before it begins.
+    Measured on two cores; printed before the run starts.
     """
 
     run: Callable[[Options], dict[str, Any]]
@@ -130,6 +130,7 @@ def estimate(names: tuple[str, ...], *, peer: bool) -> str:
 
 
 if __name__ == "__main__":
-    # Ended by a supervisor, leave no subject behind: the blocks that started them end them.
+    # When a supervisor ends this process, leave no subject running: exiting ends the blocks that
+    # started them, and each block stops its subject.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main(prog_name="python -m benchmarks")

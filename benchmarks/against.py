@@ -1,8 +1,8 @@
-"""`python -m benchmarks.against REV NAME`: run a workload here and at another commit, in turns.
+"""`python -m benchmarks.against REV NAME`: run a workload here and at another commit, alternately.
 
-A machine's speed moves by more than a change does. So both commits run beside each other in time,
-the order of each pair turned about, and what is compared is the ratio. The result has every single
-run and is kept as `results/against-NAME.json`. Without the peer; uncommitted changes count as here.
+A machine's speed varies by more than a change does. So the two commits run in pairs, in alternating
+order, and the ratio is compared. The result has every single run and is saved as
+`results/against-NAME.json`. Without the peer; uncommitted changes belong to "here".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT: Final = Path(__file__).parent.parent
-# What is compared, where a result has it.
+# The figures that are compared, where a result has them.
 _FIGURES: Final = ("value", "of_floor", "cpu_s_per_million", "peak_rss_mb", "p50_ms", "p99_ms")
 
 
@@ -55,7 +55,7 @@ def main(rev: str, name: str, *, pairs: int, **given: float | None) -> None:
 
 @contextmanager
 def checked_out(rev: str) -> Iterator[Path]:
-    """Give a folder with the tree of a commit."""
+    """Yield a folder with the tree of a commit."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         subprocess.run(
@@ -84,7 +84,7 @@ def measured(tree: Path, name: str, options: list[str]) -> dict[str, Any]:
 
 
 def compared(name: str, here: list[dict[str, Any]], there: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return both commits' figures, and of each the ratio of the medians, here to there."""
+    """Return both commits' figures, and the ratio of the medians of each, here to there."""
     figures = [f for f in _FIGURES if all(run.get(f) is not None for run in (*here, *there))]
     runs = {
         figure: {"here": [run[figure] for run in here], "there": [run[figure] for run in there]}

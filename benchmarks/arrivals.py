@@ -1,9 +1,10 @@
-"""When each commit could be seen by a reader: the latency that a consumer of the log has.
+"""When a reader could see each commit: the latency that a consumer of the log has.
 
-The commit's time is Postgres' own, from the event; it is taken just before the commit record is
-flushed, so the flush is in the figure. The arrival is this process' clock as the client hands the
-event over, read_committed. Both clocks are the machine's one. Whoever collects must do nothing else
-meanwhile: what comes while nobody asks is late by as much, and `away_ms` tells.
+The commit time is Postgres' own, from the event; Postgres takes it just before it flushes the
+commit record, so the figure includes the flush. The arrival is this process' clock when the client
+returns the event, read_committed. Both are the same machine's clock. The collecting thread must do
+nothing else: an event that arrives between two polls counts as late by that much, and `away_ms`
+reports it.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _STRAGGLER_SECONDS = 30.0
-# Taken at once where more has come: a backlog must not cost the machine a look around for each.
+# How many more messages one poll takes: in a backlog, one call per message would cost too much CPU.
 _BATCH = 1000
-# Slow changes that were committed closer together than this are of one cause.
+# Slow changes committed closer together than this count as one stretch with one cause.
 _APART_US = 100_000
 _COPIED = b'"op":"r"'
-# Narrow where the aims lie, wide where the peer as installed is.
+# Narrow around the target latencies, wide around those of the peer as installed.
 _BOUNDS_MS = (*range(1, 10), *range(10, 20, 2), *range(20, 50, 5), 50, 75, 100, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of the latencies in a window, in milliseconds."""
+    """Percentiles of the latencies in a window, in milliseconds."""
 
     events: int
     p50_ms: float
     p99_ms: float
     p999_ms: float
     max_ms: float
-    histogram: dict[str, int]  # events by the bound in milliseconds that they stay below
+    histogram: dict[str, int]  # events by the bound in milliseconds that they are below
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Changes in a row that were slow: when the first was committed, and for how long others."""
+    """A stretch of slow changes: when its first was committed, and how long it lasted."""
 
     at_s: float
     for_s: float
@@ -59,7 +60,7 @@ class Slow:
 
 
 class Journey(NamedTuple):
-    """One change on its way: microseconds since 1970."""
+    """One change from commit to arrival: microseconds since 1970."""
 
     seq: int
     committed_us: int
@@ -67,14 +68,14 @@ class Journey(NamedTuple):
 
 
 class Arrivals:
-    """A read_committed consumer of one topic that notes when what arrived."""
+    """A read_committed consumer of one topic that records when each event arrived."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: list[int]) -> None:
         self._seen: set[int] = set()
-        self.copied = 0  # rows of a snapshot, which are no change
+        self.copied = 0  # rows of a snapshot, which are not changes
         self._committed_us = array("q")
         self._arrived_us = array("q")
-        self._seqs = array("q")  # 0 for events that carry none
+        self._seqs = array("q")  # 0 for events without one
         self._away_ns = self._asked_ns = 0
         self._topic = topic
         self._consumer = Consumer(
@@ -83,8 +84,9 @@ class Arrivals:
                 "group.id": "benchmarks-arrivals",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-                # Answered as soon as a byte may be read, and asked again at once. How long an empty
-                # answer may take plays no part: 1 to 500 ms gave the same latencies.
+                # The broker answers as soon as one byte can be read, and the client fetches again
+                # at once. The longest wait for an empty answer does not matter: 1 to 500 ms gave
+                # the same latencies.
                 "fetch.min.bytes": 1,
                 "fetch.wait.max.ms": 100,
                 "fetch.queue.backoff.ms": 1,
@@ -100,7 +102,7 @@ class Arrivals:
         return len(self._seen)
 
     def collect(self, go_on: Callable[[], bool]) -> None:
-        """Note arrivals for as long as `go_on` says."""
+        """Record arrivals while `go_on` returns true."""
         while go_on():
             if self._asked_ns:
                 self._away_ns = max(self._away_ns, time.monotonic_ns() - self._asked_ns)
@@ -132,12 +134,12 @@ class Arrivals:
         self._seqs.append(int(source.get("seq", 0)))
 
     def away_ms(self) -> float:
-        """Return the longest time for which nobody asked for arrivals, since the last call."""
+        """Return the longest time between two polls since the last call."""
         away_ns, self._away_ns = self._away_ns, 0
         return round(away_ns / 1e6, 1)
 
     def collect_all(self, rows: int) -> None:
-        """Note arrivals until all rows are here."""
+        """Record arrivals until all rows have arrived."""
         deadline = time.monotonic() + _STRAGGLER_SECONDS
         self.collect(lambda: len(self._seen) < rows and time.monotonic() < deadline)
         if len(self._seen) < rows:
@@ -153,7 +155,7 @@ class Arrivals:
         )
 
     def slowest(self, from_us: int, to_us: int, over_ms: float) -> list[Slow]:
-        """Return when changes of the window took longer than that."""
+        """Return the stretches of the window in which changes took longer than `over_ms`."""
         return slowest(self._within(from_us, to_us), from_us, over_ms)
 
     def journeys(self, from_us: int, to_us: int) -> list[Journey]:
@@ -168,7 +170,7 @@ class Arrivals:
 
 
 def slowest(pairs: Iterable[tuple[int, int]], from_us: int, over_ms: float) -> list[Slow]:
-    """Return the stretches in which changes, by commit and arrival, took longer than `over_ms`."""
+    """Return the stretches in which changes took longer than `over_ms` from commit to arrival."""
     late = sorted(pair for pair in pairs if pair[1] - pair[0] > over_ms * 1000)
     stretches: list[list[tuple[int, int]]] = []
     for pair in late:
@@ -209,7 +211,7 @@ def percentiles(latencies_ms: list[float]) -> Percentiles:
 
 
 def _histogram(ordered: list[float]) -> dict[str, int]:
-    """Return how many lie in each bucket, the empty ones left out."""
+    """Return how many are in each bucket, without the empty ones."""
     counts, below = {}, 0
     for bound in _BOUNDS_MS:
         reached = bisect_left(ordered, bound)

@@ -1,4 +1,4 @@
-"""A backlog: a workload's changes in the WAL behind a base slot, for every subject alike."""
+"""A backlog: a workload's changes in the WAL after a base slot, the same for every subject."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE_SLOT = "base"
 
 @dataclass(frozen=True)
 class Backlog:
-    """What lies behind the base slot."""
+    """The changes in the WAL after the base slot."""
 
     rows: int
     end_lsn: str
@@ -24,7 +24,7 @@ class Backlog:
 
 
 def create(connection: psycopg.Connection, workload: Workload, rows: int) -> None:
-    """Create tables and publication: both before any slot, or decoding cannot see them."""
+    """Create tables and publication, before any slot: otherwise decoding cannot see them."""
     workload.create(connection, rows)
     publish(connection, workload.tables)
 
@@ -34,7 +34,7 @@ def publish(connection: psycopg.Connection, tables: tuple[str, ...]) -> None:
 
 
 def preload(connection: psycopg.Connection, workload: Workload, rows: int) -> Backlog:
-    """Fill the WAL behind a new base slot."""
+    """Create the base slot, then fill the WAL after it."""
     connection.execute("CHECKPOINT")
     connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [BASE_SLOT])
     first_lsn = insert_lsn(connection)
@@ -50,7 +50,7 @@ def preload(connection: psycopg.Connection, workload: Workload, rows: int) -> Ba
 
 
 def insert_lsn(connection: psycopg.Connection) -> str:
-    """Return where the WAL ends so far."""
+    """Return the LSN at which the WAL currently ends."""
     row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return str(row[0])

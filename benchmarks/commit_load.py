@@ -1,11 +1,11 @@
-"""Commit single rows at a steady rate, whatever becomes of them downstream.
+"""Commit single rows at a steady rate, independent of everything downstream.
 
-A program of its own: `python -m benchmarks.commit_load PORT RATE SECONDS`; prints one JSON object
-with the rows committed and how far behind its schedule the worst commit started.
+A separate program: `python -m benchmarks.commit_load PORT RATE SECONDS`; prints one JSON object
+with the rows committed and how late the worst commit started.
 
-An open loop: a row is due when its time has come, not when the row before is done, so a stall of
-the database shows as late commits and not as fewer of them. Latencies are counted from Postgres'
-own commit time, so lateness here does not hide in them. Ids count from 1.
+An open loop: a row is due at its scheduled time, not when the row before is done, so a stall of the
+database shows as late commits and not as fewer commits. Latencies are counted from Postgres' own
+commit time, so lateness here does not hide in them. Ids count from 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INSERT: LiteralString = f"INSERT INTO bench VALUES ({VALUES.replace('{i}', '%(i
 
 
 class Load:
-    """Connections that commit in turns: each the rows of its own remainder."""
+    """Connections that share the rows: each commits every `CONNECTIONS`th row."""
 
     def __init__(self, port: int, rate: int, seconds: float) -> None:
         self._port = port
@@ -35,7 +35,7 @@ class Load:
         self._failures: list[Exception] = []
 
     def run(self) -> dict[str, float]:
-        started = time.monotonic() + 0.2  # all connections stand by then
+        started = time.monotonic() + 0.2  # all connections are open by then
         threads = [
             threading.Thread(target=self._commit, args=(turn, started))
             for turn in range(CONNECTIONS)

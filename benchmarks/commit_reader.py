@@ -1,8 +1,8 @@
 """The floor of the latency: when a commit reaches a reader that does nothing with it.
 
-A program of its own: `python -m benchmarks.commit_reader PORT SLOT SKIP ROWS`; reads so many
-transactions off the slot as eagerly as it can, looks at nothing but their commit times, and prints
-the percentiles in milliseconds, without the first SKIP, as one JSON object.
+A separate program: `python -m benchmarks.commit_reader PORT SLOT SKIP ROWS`; reads ROWS
+transactions from the slot as eagerly as it can, decodes only their commit times, and prints the
+percentiles in milliseconds, without the first SKIP, as one JSON object.
 
 Reference: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

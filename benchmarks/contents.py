@@ -1,8 +1,8 @@
-"""What must have arrived: each change exactly once, whoever carried it.
+"""What must have arrived: each change exactly once, from any subject.
 
-A content is fed a topic's events in the order of each partition, and raises at the first that
-cannot be; `complete` raises if any is missing. Both sides of an error are counted against the
-source: ids that were inserted, balances that only grow, rows as the table holds them.
+A content takes a topic's events in the order of each partition, and raises at the first that is
+impossible; `complete` raises if any is missing. Both are checked against the source: ids that were
+inserted, balances that only grow, rows as the table holds them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class EachIdOnce:
 class GrowingBalances:
     """Updates, each of which raises its row's balance, up to the balances that the table holds.
 
-    So every event of a row differs from every other and their order is known: balances that grow,
-    as many as there were updates, are each update exactly once and in order.
+    So every event of a row differs from every other and their order is known: growing balances, one
+    for each update, prove each update exactly once and in order.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class GrowingBalances:
 
 
 class TheseRows:
-    """A create of each of these rows, given by some of their columns; for a table without a key."""
+    """A create of each of these rows, identified by some of their columns.
+
+    For a table without a key.
+    """
 
     def __init__(
         self, table: str, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]

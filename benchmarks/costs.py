@@ -1,8 +1,9 @@
 """costs: where each microsecond of the row path goes.
 
 The stages of the path, each timed alone on recorded frames of drain-inserts (`benchmarks.stages`),
-beside a whole drain of the same frames; what a value of each kind costs, what a source transaction
-costs, and how long a Kafka transaction takes. The page docs/COSTS.md is written from the result.
+and a complete drain of the same frames; the cost of a value of each kind, the cost of a source
+transaction, and the duration of a Kafka transaction. The page docs/COSTS.md is generated from the
+result.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _KIND_ROWS: Final = 20_000
 
 @dataclass(frozen=True)
 class Path:
-    """CPU microseconds a row of drain-inserts, by stage."""
+    """CPU microseconds per row of drain-inserts, by stage."""
 
     receive: float
     walk: float
     encode: float
-    key: float  # within encode
+    key: float  # part of encode
     partition: float
     hand_over: float
     send: float
@@ -55,7 +56,7 @@ class Path:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Time stages and whole drains, and return the result."""
+    """Time stages and complete drains, and return the result."""
     rows = options.rows or _ROWS
     workload = Inserts()
     with (
@@ -106,14 +107,14 @@ def _path(
 
 
 def _kinds(up: Servers, connection: psycopg.Connection, rows: int) -> dict[str, float]:
-    """Return nanoseconds a value of each kind."""
+    """Return nanoseconds per value of each kind."""
     kinds.create(connection)
     with _recorded(up, connection, "kinds", lambda: kinds.load(connection, rows)) as recording:
         return stages.columns(recording)
 
 
 def _transaction(up: Servers, connection: psycopg.Connection, rows: int) -> float:
-    """Return microseconds a source transaction: rows in one each, less the rows in one."""
+    """Return microseconds per source transaction: a transaction per row, minus all rows in one."""
     together = lambda: bench.insert_at_once(connection, kinds.BARE, "{i} + 1000000", rows)  # noqa: E731
     apart = lambda: kinds.load_apart(connection, rows)  # noqa: E731
     spent = []
@@ -127,7 +128,7 @@ def _transaction(up: Servers, connection: psycopg.Connection, rows: int) -> floa
 def _recorded(
     up: Servers, connection: psycopg.Connection, name: str, load_rows: Callable[[], None]
 ) -> Iterator[Recording]:
-    """Record what `load_rows` writes."""
+    """Yield a recording of what `load_rows` writes."""
     with slots.created(connection, name):
         load_rows()
         connection.execute("CHECKPOINT")

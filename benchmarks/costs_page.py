@@ -1,4 +1,4 @@
-"""docs/COSTS.md, written from the result of `costs` and from nothing else."""
+"""docs/COSTS.md, generated only from the result of `costs`."""
 
 from __future__ import annotations
 

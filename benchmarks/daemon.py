@@ -1,4 +1,4 @@
-"""Ours: `cdc setup`, then `cdc run`, as a person starts them, exactly-once on as always."""
+"""Ours: `cdc setup`, then `cdc run`, as a user starts them, always with exactly-once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 _SETUP_SECONDS = 600.0  # thousands of tables take minutes
-# The console script's own entry point, with this interpreter whatever is on PATH.
+# The console script's own entry point, with this interpreter regardless of PATH.
 CDC = (sys.executable, "-c", "from cdc.cli.main import main; main()")
 TRACED = (sys.executable, "-m", "benchmarks.traced_daemon")
 
 
 def trace_path(place: Place, run: str) -> Path:
-    """Return where a traced daemon leaves its trace as it ends."""
+    """Return where a traced daemon writes its trace when it ends."""
     return place.folder / run / "trace.json"
 
 
 def config_path(place: Place, run: str) -> Path:
-    """Return where a run's configuration lies once it is prepared."""
+    """Return where a run's configuration is once it is prepared."""
     return place.folder / run / "lockstep.yaml"
 
 
@@ -47,7 +47,7 @@ def write_config(
     partitions: int = PARTITIONS,
     log: Mapping[str, str | int] | None = None,
 ) -> Path:
-    """Write the configuration of a run into its folder; without `snapshot` it takes none."""
+    """Write the configuration of a run into its folder; without `snapshot` the run takes none."""
     path = config_path(place, run)
     config = {
         "pipeline": run,
@@ -64,7 +64,7 @@ def write_config(
             "kafka": dict(kafka or {}),
             **(log or {}),
         },
-        # Nobody asks for its health here, and a fixed port may be taken.
+        # Nothing queries its health here, and a fixed port may be in use.
         "http": {"listen": ""},
         "snapshot": snapshot or {"mode": "never"},
     }
@@ -74,14 +74,14 @@ def write_config(
 
 @dataclass(frozen=True)
 class Daemon:
-    """The daemon with its defaults but for settings of `source`, `log` and `log.kafka`."""
+    """The daemon with its defaults, except for settings of `source`, `log` and `log.kafka`."""
 
     name: str = "lockstep"
     source: Mapping[str, str] = field(default_factory=dict)
     kafka: Mapping[str, str | int] = field(default_factory=dict)
     partitions: int = PARTITIONS
     log: Mapping[str, str | int] = field(default_factory=dict)
-    traced: bool = False  # whether it leaves what its batches passed when in `trace_path`
+    traced: bool = False  # whether it writes the times of its batches' stages to `trace_path`
 
     @property
     def settings(self) -> Mapping[str, str | int]:
@@ -94,7 +94,7 @@ class Daemon:
         return f"{run}.public.{table}"
 
     def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
-        """Create the topics and take the slot that stands at the backlog's start."""
+        """Create the topics and take the slot at the backlog's start."""
         folder = place.folder / run
         folder.mkdir()
         config = write_config(
@@ -129,6 +129,6 @@ class Daemon:
             self.name,
             [*program, "run", "--config", str(config_path(place, run))],
             folder / "log",
-            # What it sets aside on disk lies where it is measured.
+            # Put what it spills to disk into the folder that is measured.
             environment={**os.environ, "TMPDIR": str(folder)},
         )

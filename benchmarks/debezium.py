@@ -1,8 +1,8 @@
 """The peer: Debezium's Postgres connector in Kafka Connect standalone, at its best settings.
 
 Its exactly-once needs distributed Connect, so it runs at-least-once here, which favours it. Its
-topics have one partition, as it likes best: one task writes in one order either way.
-Three settings:
+topics have one partition, which suits it best: one task writes in one order either way. Three
+settings:
 
 - `default`: as installed.
 - `best`: for drains. Large batches and queue, a 50 ms poll, no extra headers, no statistics

@@ -1,10 +1,10 @@
 """One drain: a subject carries a backlog from the WAL into its topics, watched and checked.
 
-The drain's time runs from where the workload's clock starts (the broker's stamp on the first
+The drain's time runs from where the workload's clock starts (the broker's timestamp of the first
 record, or the moment at which a walsender streams) to the moment at which a read_committed reader
-may see the last event, found by asking for end offsets every 25 ms. Start-up is not in it but
-stated beside it: `total_s` runs from the start of the process. CPU time is split at the first
-record. What arrived is checked before the figure is given.
+can see the last event, found by polling end offsets every 25 ms. It excludes start-up, which is
+reported separately: `total_s` runs from the start of the process. CPU time is split where the clock
+starts. What arrived is checked before the figure is reported.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.025
 _TIMEOUT_SECONDS = 900.0
-# Transactions' control records are offsets too, so the offsets alone do not tell the last event.
-# This long without any movement does; the check then counts.
+# The control records of transactions take offsets too, so the offsets alone do not identify the
+# last event. The last event is assumed after this many seconds without change; the check then
+# counts the events.
 _STILL_SECONDS = 2.0
 _SETTLE_SECONDS = 20.0
 
@@ -46,12 +47,12 @@ class Drain:
     rows_per_second: float
     drain_s: float
     total_s: float
-    slot_taken_s: float  # from the start of the process, as are the next
+    slot_taken_s: float  # from the start of the process, as are the next fields
     first_record_s: float
     cpu_s: float
     cpu_start_up_s: float
     peak_rss_mb: float
-    peak_files_mb: float  # in its folder, its log not counted
+    peak_files_mb: float  # in its folder, without its log
     broker_cpu_s: float
     postgres_cpu_s: float
     foreign_cores: float
@@ -107,7 +108,7 @@ def measure_drain(
 
 
 class _Watch:
-    """Looks at a running subject's topics until all of the backlog is visible."""
+    """Polls a running subject's topics until all of the backlog is visible."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class _Watch:
         self._first = self._moment()
 
     def until_visible(self, rows: int) -> None:
-        """Return when a read_committed reader may see all rows and nothing moves any more."""
+        """Return when a read_committed reader can see all rows and no offset changes."""
         progress = Every(5.0)
         end = 0
         while True:
@@ -158,9 +159,10 @@ class _Watch:
     def drain(
         self, rows: int, first_record_at: float, value_bytes_mean: float, clock: Clock
     ) -> Drain:
-        """Return the figures; `first_record_at` is the broker's stamp on the first record."""
+        """Return the figures; `first_record_at` is the broker's timestamp of the first record."""
         began = first_record_at if clock is Clock.FIRST_RECORD else self._taken.at
-        # A subject that works before its first record is not to have that called a start-up.
+        # Where the clock starts at the slot, work before the first record does not count as
+        # start-up.
         before = self._first if clock is Clock.FIRST_RECORD else self._taken
         seconds = self._last.at - began
         return Drain(

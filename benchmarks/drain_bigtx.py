@@ -1,8 +1,8 @@
 """drain-bigtx: the rows of drain-inserts in one transaction.
 
-The server decodes and sets aside the whole transaction before it sends a byte, unless it streams
-it while it is open (protocol 2); floor and limit are read both ways. So the clock starts when a
-walsender streams from the slot, for ours and the peer as for the floor.
+The server decodes and buffers the complete transaction before it sends a byte, unless it streams it
+while it is open (protocol 2); floor and limit are read both ways. So the clock starts when a
+walsender streams from the slot, for ours, the peer and the floor alike.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Inserts:
-    """What an application that writes row by row leaves in the WAL."""
+    """What an application that writes row by row puts into the WAL."""
 
     name = "drain-inserts"
     tables = (bench.TABLE,)

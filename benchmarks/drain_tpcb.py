@@ -1,9 +1,9 @@
-"""drain-tpcb: pgbench's mix, four changes a transaction from four clients at once.
+"""drain-tpcb: pgbench's mix, four changes per transaction from four concurrent clients.
 
-Its own tables at scale 10 and its own five statements without the SELECT, which leaves nothing in
-the WAL; run inside the server, because the embedded Postgres brings no pgbench. One thing is not
-pgbench's: a delta is never below 1, so that balances only grow and every update can be told from
-every other (`benchmarks.contents`).
+Its own tables at scale 10 and its own five statements without the SELECT, which writes nothing to
+the WAL; run inside the server, because the embedded Postgres has no pgbench. One thing differs from
+pgbench: a delta is never below 1, so that balances only grow and every update can be distinguished
+from every other (`benchmarks.contents`).
 
 Reference: https://www.postgresql.org/docs/current/pgbench.html (the `tpcb-like` script)
 """
@@ -60,7 +60,7 @@ _TRANSACTIONS: Final = f"""
             COMMIT;
         END LOOP;
     END $$"""
-# Of history there is no key, so its rows are told apart by all that is in them.
+# The history table has no key, so all its columns identify a row.
 _HISTORY: Final = (
     "SELECT tid, bid, aid, delta, (extract(epoch FROM mtime) * 1000000)::bigint"
     " FROM pgbench_history"
@@ -120,5 +120,5 @@ class TpcB:
 
 
 def _accounts(rows: int) -> int:
-    """Return scale 10's accounts; fewer in a quick try, whose time they would be most of."""
+    """Return scale 10's accounts; fewer in a quick run, where they would take most of the time."""
     return min(_ACCOUNTS, rows)

@@ -1,7 +1,7 @@
 """drain-wide: rows of 30 columns of mixed types, in transactions of 100.
 
-What a grown table of an application looks like; of the columns, a few are NULL in some rows and
-two in most. Where a drain of narrow rows measures the cost of a row, this measures that of values.
+What a mature application's table looks like; a few of the columns are NULL in some rows, and two in
+most rows. A drain of narrow rows measures the cost of a row; this one measures the cost of values.
 """
 
 from __future__ import annotations

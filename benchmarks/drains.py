@@ -1,7 +1,8 @@
-"""A drain workload: ours beside the floor, the limit and the peer, in turns, in one run.
+"""A drain workload: ours, the floor, the limit and the peer, alternately, in one run.
 
-The backlog lies behind one slot; each subject drains a copy of it: floor and limit to nowhere,
-ours and the peer into the same broker. The figure is the median of our runs.
+The backlog is in the WAL after one slot; each subject drains a copy of the slot: floor and limit
+discard what they read, ours and the peer write to the same broker. The figure is the median of our
+runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.subject import Subject
     from benchmarks.workload import Workload
 
-# The client is to be measured and not the disk: nothing waits for it, and no checkpoint comes.
+# The client is measured and not the disk: nothing waits for the disk, and no checkpoint runs.
 POSTGRES = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -35,13 +36,13 @@ POSTGRES = {
 }
 
 
-# Ours with open transactions as they go: set aside on our disk until their commit.
+# Ours with open transactions streamed: spilled to our disk until their commit.
 STREAMED = Daemon("lockstep-streamed", {"streaming": "on"})
 
 
 @dataclass
 class Runs:
-    """The figures of all runs so far; what is read to nowhere in rows per second."""
+    """The figures of all runs so far; floor and limit in rows per second."""
 
     nowhere: dict[str, list[float]] = field(default_factory=dict)
     ours: list[Drain] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Runs:
 
 
 class Drains:
-    """One workload's runs, on servers of its own."""
+    """One workload's runs, on their own servers."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
@@ -163,7 +164,7 @@ class Drains:
         )
 
     def _in_progress(self, value: float, nowhere: dict[str, float | None]) -> dict[str, Any]:
-        """Return what was read with open transactions as they go, where that was."""
+        """Return the figures with open transactions streamed, where they were measured."""
         if not self._workload.in_progress:
             return {}
         read = nowhere["floor_in_progress"], nowhere["limit_in_progress"]

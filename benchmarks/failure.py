@@ -1,4 +1,4 @@
-"""What a benchmark refuses to give a figure for."""
+"""The error for which a benchmark reports no figure."""
 
 from __future__ import annotations
 

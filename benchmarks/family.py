@@ -1,8 +1,8 @@
-"""A program with all its children, theirs, and those that have ended: CPU time, peak memory.
+"""CPU time and peak memory of a program and all its descendants, ended ones included.
 
-Looked at now and then, since an ended process tells nothing: what it used after the last look is
-missing, and peaks are the kernel's own. A task of Spark's is a fork of its Python daemon, so what
-one of those shares with its parent counts for both.
+Sampled, because an ended process reports nothing: what it used after the last sample is missing.
+Peaks are the kernel's own. A Spark task is a fork of Spark's Python daemon, so memory that it
+shares with its parent counts for both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 
 class Family:
-    """The processes below one, by id."""
+    """The descendants of a process, by id."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -24,7 +24,7 @@ class Family:
         self._peaks: dict[int, tuple[str, float]] = {}
 
     def look(self) -> None:
-        """Take note of everybody who lives."""
+        """Sample every living process."""
         for pid in _below(self._pid):
             self._cpu[pid] = max(self._cpu.get(pid, 0.0), measure.cpu_seconds(pid))
             peak = measure.peak_rss_mb(pid)
@@ -33,12 +33,12 @@ class Family:
 
     @property
     def cpu_seconds(self) -> float:
-        """What all of them have used, as far as was seen."""
+        """The CPU seconds that all of them have used, as of the last sample."""
         return sum(self._cpu.values())
 
     @property
     def peaks_mb(self) -> dict[str, float]:
-        """The most memory that a process of each kind has held; the program itself is `main`."""
+        """The peak memory in MB of each kind of process; the program itself is `main`."""
         found: dict[str, float] = {}
         for pid, (kind, peak) in self._peaks.items():
             name = "main" if pid == self._pid else kind

@@ -1,9 +1,9 @@
-"""The floor and the limit of a drain: the same WAL read to nowhere.
+"""The floor and the limit of a drain: the same WAL, read and discarded.
 
-The floor is `pg_recvlogical` to /dev/null, what everybody has at hand. The embedded Postgres
-brings no client programs, so it is taken from PATH or from where Debian puts it; where there is
-none, our own eager reader stands in, and the result says so. The limit is our own lazy reader:
-what the walsender gives when it is not woken for every row.
+The floor is `pg_recvlogical` to /dev/null, which anyone can run. The embedded Postgres has no
+client programs, so it is taken from PATH or from where Debian installs it; where there is none, our
+own eager reader replaces it, and the result shows that. The limit is our own lazy reader: what the
+walsender can send when it is not woken for every row.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.failure import BenchmarkError
 if TYPE_CHECKING:
     from benchmarks.backlog import Backlog
 
-# Long enough that the socket's window closes meanwhile: only then does the walsender find its
-# rows gathered into large segments instead of pushing each one (4 instead of 8 CPU-us a row).
+# Milliseconds. Long enough that the socket's window closes: only then are the walsender's rows sent
+# in large segments instead of one by one (4 instead of 8 CPU-us per row).
 NAP_MS = 20
 _TIMEOUT_SECONDS = 900.0
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -33,14 +33,14 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 @dataclass(frozen=True)
 class Read:
-    """One drain to nowhere."""
+    """One drain whose data is discarded."""
 
     seconds: float
     rows_per_second: float
 
 
 def pg_recvlogical() -> str | None:
-    """Return the newest pg_recvlogical at hand."""
+    """Return the newest pg_recvlogical that is installed."""
     found = sorted(
         _DEBIAN.glob("*/bin/pg_recvlogical"),
         key=lambda path: int(re.sub(r"\D", "", path.parts[-3]) or 0),
@@ -49,7 +49,7 @@ def pg_recvlogical() -> str | None:
 
 
 def describe(program: str | None) -> str:
-    """Return what the floor is measured with, for the result."""
+    """Return which program measures the floor, for the result."""
     if program is None:
         return "own eager reader (no pg_recvlogical on this machine)"
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
@@ -59,7 +59,7 @@ def describe(program: str | None) -> str:
 def read_floor(
     program: str | None, port: int, slot: str, backlog: Backlog, *, in_progress: bool = False
 ) -> Read:
-    """Read the backlog as eagerly as it comes; `in_progress`: open transactions as they go."""
+    """Read the backlog eagerly; `in_progress`: with open transactions streamed."""
     if program is None:
         return _read_raw(port, slot, backlog, nap_ms=0, in_progress=in_progress)
     command = [program, "--host=127.0.0.1", f"--port={port}", "--username=postgres"]
@@ -74,7 +74,7 @@ def read_floor(
 
 
 def read_limit(port: int, slot: str, backlog: Backlog, *, in_progress: bool = False) -> Read:
-    """Read the backlog as lazily as it takes for the walsender to run free."""
+    """Read the backlog so lazily that the walsender is not woken for every row."""
     return _read_raw(port, slot, backlog, nap_ms=NAP_MS, in_progress=in_progress)
 
 

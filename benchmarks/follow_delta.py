@@ -1,11 +1,11 @@
 """follow-delta: random updates of the log into one large mirror, and commit to readable.
 
-The mirror has five million rows before the follower starts, as a direct snapshot leaves them. Then
-it catches up with a backlog of updates of random rows, and follows 500 single-row commits a second.
-The figure is updates a second of the backlog. The floor is the same rows appended to a Delta table,
-with no log and nothing to find. The peer, in the same run and on a copy of the same mirror, is the
-job of Delta's documentation: Structured Streaming, and in each batch the newest change of each key
-by MERGE.
+The mirror has five million rows before the follower starts, written by a direct snapshot. The
+follower then catches up with a backlog of updates of random rows, and follows 500 single-row
+commits a second. The figure is updates per second of the backlog. The floor is the same rows
+appended to a Delta table, with no log and no lookup. The peer, in the same run and on a copy of the
+same mirror, is the job from Delta's documentation: Structured Streaming, with a MERGE of the newest
+change of each key in each batch.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 
 NAME: Final = "follow-delta"
 LIMIT_ROWS_PER_SECOND: Final = 40_000.0
-# A reader's own limit here: a mirror is not a cache.
+# Milliseconds. Higher than for other stores: a mirror is not a cache.
 LIMIT_P50_MS: Final = 3_000.0
 MIRROR_ROWS: Final = 5_000_000
 _UPDATES: Final = 1_500_000
 _RUN: Final = "mirrored"
 _TRANSACTION_ROWS: Final = 10_000
 _FLOOR_ROWS: Final = 300_000
-# Odd and no multiple of five, so that each row of a round number of rows comes once.
+# Odd and not a multiple of five, so that each row of a round number of rows occurs once.
 _STEP: Final = 2_654_435_761
 _PEER_SECONDS: Final = 900.0
 
 
 class DeltaStore:
-    """A lake, whose readers go by the newest frontier."""
+    """A lake, whose readers read at the newest frontier."""
 
     pids: tuple[int, ...] = ()
 
     def __init__(self, path: Path, more: int) -> None:
-        """`more` rows are there that the run does not count."""
+        """`more`: how many rows of the mirror the run does not count."""
         self._path, self._more = path, more
         self.section: dict[str, Any] = {"delta": {"path": str(path)}}
 
@@ -100,7 +100,7 @@ def run(options: Options) -> dict[str, Any]:
         shutil.copytree(mirror, copy)
         floor = _floor(mirror, up.place.folder / "floor")
         backlog.publish(connection, (rows.TABLE,))
-        # Of the rows that the run counts all but the load's are updates: none is new.
+        # The backlog's changes are updates and add no row: only the load inserts rows.
         store = DeltaStore(lake, whole - count)
         with slots.created(connection, _RUN):
             update = _Updates(whole)
@@ -118,7 +118,7 @@ def _fill(connection: psycopg.Connection, count: int) -> None:
 
 
 class _Updates:
-    """Updates random rows, each at most once, in transactions of some thousand."""
+    """Updates random rows, each at most once, in transactions of a few thousand."""
 
     def __init__(self, whole: int) -> None:
         self._whole = whole
@@ -135,7 +135,7 @@ class _Updates:
 
 
 def _mirror(connection: psycopg.Connection, folder: Path, path: Path) -> None:
-    """Write the table's rows into its mirror, as a direct snapshot leaves them."""
+    """Write the table's rows into its mirror, as a direct snapshot does."""
     file = folder / "rows.csv"
     query = (
         "COPY (SELECT id, k, payload, amount, to_char(created_at AT TIME ZONE 'UTC',"
@@ -176,7 +176,7 @@ def _mirror(connection: psycopg.Connection, folder: Path, path: Path) -> None:
 
 
 def _floor(mirror: Path, path: Path) -> float:
-    """Return the rows a second of plain appends of the mirror's own rows."""
+    """Return the rows per second of plain appends of the mirror's own rows."""
     query = f"SELECT * FROM t LIMIT {_FLOOR_ROWS}"
     found = pa.table(QueryBuilder().register("t", DeltaTable(mirror)).execute(query).read_all())
     began = time.monotonic()
@@ -186,7 +186,7 @@ def _floor(mirror: Path, path: Path) -> float:
 
 
 def _peer(up: Servers, copy: Path, count: int) -> dict[str, float]:
-    """Return what the documented job does with the same topic and a copy of the mirror."""
+    """Return the figures of the documented job with the same topic and a copy of the mirror."""
     topic = f"{_RUN}.public.{rows.TABLE}"
     command = [sys.executable, "-m", "benchmarks.merge_job"]
     command += [up.bootstrap, topic, str(copy), str(count)]

@@ -1,8 +1,8 @@
-"""follow-many: a hundred small tables that change a little, all the time, each into its mirror.
+"""follow-many: a hundred small tables with few but steady changes, each into its mirror.
 
-Every second a transaction in each table. A change can be read when a frontier of the lake was first
-seen whose commit time is not before it: then all mirrors stand there. The figure is the slowest
-table's worst change, in seconds; the limit is twenty.
+One transaction per second in each table. A change is readable once a frontier of the lake is seen
+whose commit time is not before the change's: all mirrors are then at that frontier. The figure is
+the slowest table's worst change, in seconds; the limit is twenty.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 class _Many(FollowRun):
-    """The run, of many tables."""
+    """The run over many tables."""
 
     def result(self, names: tuple[str, ...], lake: Path) -> dict[str, Any]:
         subject = Daemon()
@@ -102,7 +102,7 @@ class _Many(FollowRun):
             used, began = self._cpu(daemon, family), time.monotonic()
             changes = _load(self._connection, names, self._options.seconds)
             busy, lasted = self._cpu(daemon, family), time.monotonic() - began
-            # What stands behind the last one ends its wait.
+            # A later commit ends the wait for the last change.
             self._connection.execute(f"UPDATE {names[0]} SET k = k + 1 WHERE id = 1".encode())
             watching.until(changes[-1][0], follower)
         _check(names, lake)
@@ -133,13 +133,13 @@ class _Many(FollowRun):
 
 
 class _Watching:
-    """Asks the lake for its newest frontier, again and again, in a thread."""
+    """Polls the lake for its newest frontier, in a thread."""
 
     def __init__(self, lake: Path) -> None:
         self._store, self._path = DeltaStore(lake, 0), str(lake)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look)
-        # Commit times of frontiers and when they were first seen, in microseconds.
+        # Commit times of frontiers and when each was first seen, in microseconds.
         self.frontiers: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
@@ -160,7 +160,7 @@ class _Watching:
                 self.frontiers.append((applied.committed_at_us, at_us))
 
     def until(self, at_us: int, follower: Program) -> None:
-        """Wait until a frontier of that commit time, or a later one, was seen."""
+        """Wait until a frontier with that commit time, or a later one, was seen."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while not self.frontiers or self.frontiers[-1][0] < at_us:
             follower.check()
@@ -183,7 +183,7 @@ def _check(names: tuple[str, ...], lake: Path) -> None:
 def _load(
     connection: psycopg.Connection, names: tuple[str, ...], seconds: float
 ) -> list[tuple[int, str]]:
-    """Change each table once a second; return when, in microseconds, and which."""
+    """Change each table once a second; return each change's time in microseconds and its table."""
     found, began = [], time.monotonic()
     for second in range(max(int(seconds), 1)):
         for place, name in enumerate(names):

@@ -1,9 +1,9 @@
-"""follow-redis: the log into Redis: keys a second when catching up, and commit to visible.
+"""follow-redis: the log into Redis: keys per second when catching up, and commit to visible.
 
-The figure is keys a second of a backlog, each with its version, exactly once; beside it the time
-from a commit to the frontier that shows it, at 500 single-row commits a second. The floor is the
-same rows into the same Redis by pipelined SET, without a version and without a log. There is no
-peer in the run.
+The figure is keys per second of a backlog, each with its version, exactly once; the result also has
+the time from a commit to the frontier that shows it, at 500 single-row commits a second. The floor
+is the same rows written to the same Redis by pipelined SET, without a version and without a log.
+The run has no peer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RedisStore:
         return self._floor(keys), self._sink_alone(keys)
 
     def _floor(self, keys: int) -> float:
-        """Return the keys a second of plain SETs of rows of the workload's size."""
+        """Return the keys per second of plain SETs of rows of the workload's size."""
         began = time.monotonic()
         for first in range(0, keys, _FLOOR_PIPELINE):
             with self._client.pipeline(transaction=False) as pipe:
@@ -92,7 +92,7 @@ class RedisStore:
 
 @contextmanager
 def running(folder: Path) -> Iterator[RedisStore]:
-    """Run a Redis for the length of the block."""
+    """Run a Redis for the duration of the block."""
     stack = LocalStack(folder, tied=True)
     try:
         url = stack.up(["redis"]).redis_url

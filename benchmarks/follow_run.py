@@ -1,10 +1,10 @@
-"""One follower under measurement: how fast it catches up, and how long from commit to visible.
+"""One follower under measurement: how fast it catches up, and the time from commit to visible.
 
-What every store's benchmark shares. The daemon has put a backlog of rows into the log before the
-follower starts; then single rows are committed at a steady rate while the store is asked, again and
-again and as any reader would, at which frontier it stands. A change is visible when the store was
-first seen at a frontier with its `seq` or a later one; its commit time is Postgres' own, from the
-event. So half the pause between two looks is in every latency.
+Shared by every store's benchmark. The daemon has put a backlog of rows into the log before the
+follower starts; then single rows are committed at a steady rate while the store is polled, as any
+reader would, for its frontier. A change is visible when the store is first seen at a frontier with
+its `seq` or a later one; its commit time is Postgres' own, from the event. So every latency
+includes, on average, half the pause between two polls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from benchmarks.servers import Servers
 
 RATE: Final = 500
-# The limits that a follower's latency is held to.
+# The limits for a follower's latency, in milliseconds.
 P50_LIMIT_MS: Final = 1_000.0
 P99_LIMIT_MS: Final = 3_000.0
 
@@ -57,17 +57,17 @@ _LOAD_GRACE_SECONDS: Final = 300.0
 
 
 class Store(Protocol):
-    """A store that is followed into, and how its readers look at it."""
+    """A store that a follower writes, and how its readers read it."""
 
     section: dict[str, Any]  # the follower's section of the configuration
-    pids: tuple[int, ...]  # of its servers
+    pids: tuple[int, ...]  # process ids of its servers
 
     def seq(self) -> int:
-        """Return the seq of the frontier that a reader finds; 0 where it finds none."""
+        """Return the seq of the frontier that a reader finds; 0 if it finds none."""
         ...
 
     def check(self, count: int) -> None:
-        """Raise BenchmarkError unless there are exactly so many rows."""
+        """Raise BenchmarkError unless there are exactly `count` rows."""
         ...
 
 
@@ -76,9 +76,9 @@ class CatchUp:
     """A backlog applied."""
 
     rows: int
-    rows_per_second: float  # between the first frontier that was seen and the last
+    rows_per_second: float  # between the first and the last frontier seen
     seconds: float
-    start_up_s: float  # from the start of the process to the first frontier, whose cut is in it
+    start_up_s: float  # from the start of the process to the first frontier, its cut included
     total_s: float
     cpu_s: dict[str, float]  # by process, start-up included
     peak_rss_mb: dict[str, float]
@@ -90,10 +90,10 @@ class Latency:
     """Commit to visible, at a steady rate."""
 
     percentiles: Percentiles
-    frontiers: int  # that were seen in the window
-    between_ms: float  # two frontiers that were seen, half of the time
-    batch_ms: float  # inside a batch, as the follower says, half of the time
-    in_log_ms: float  # commit to a frontier record in the log, half of the time
+    frontiers: int  # seen in the window
+    between_ms: float  # median time between two frontiers seen
+    batch_ms: float  # median time in a batch, as the follower reports it
+    in_log_ms: float  # median, commit to a frontier record in the log
     cores: dict[str, float]
     late_ms_max: float
     foreign_cores: float
@@ -101,13 +101,13 @@ class Latency:
 
 @dataclass(frozen=True)
 class Followed:
-    """What one run showed."""
+    """The figures of one run."""
 
     catch_up: CatchUp
     latency: Latency
 
     def details(self) -> dict[str, Any]:
-        """Return it as the result has it."""
+        """Return the figures in the form that the result has."""
         catch_up, latency = asdict(self.catch_up), asdict(self.latency)
         latency = {**latency.pop("percentiles"), **latency}
         return {"catch_up": _rounded(catch_up), "latency": _rounded(latency)}
@@ -122,7 +122,7 @@ def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(connection: psycopg.Connection, count: int) -> None:
-    """Insert the backlog's rows, in transactions of some thousand."""
+    """Insert the backlog's rows, in transactions of a few thousand."""
     values = rows.VALUES.format(i="i")
     for first in range(0, count, _TRANSACTION_ROWS):
         last = min(first + _TRANSACTION_ROWS, count) - 1
@@ -133,7 +133,7 @@ def fill(connection: psycopg.Connection, count: int) -> None:
 
 
 class FollowRun:
-    """A run's processes and what is watched of them."""
+    """A run's processes and what is measured of them."""
 
     def __init__(
         self,
@@ -145,16 +145,16 @@ class FollowRun:
         *,
         fill: Callable[[psycopg.Connection, int], None] = fill,
     ) -> None:
-        """`fill` commits a backlog of so many changes."""
+        """`fill` commits a backlog of the given number of changes."""
         self._fill = fill
         self._run, self._store, self._up = run, store, up
         self._connection, self._options = connection, options
         self._topics = Topics(up.bootstrap)
         self._topic = f"{run}.public.{rows.TABLE}"
-        self._seen: list[tuple[float, int]] = []  # when, and at which seq the store stood
+        self._seen: list[tuple[float, int]] = []  # when, and at which seq the store was
 
     def measure(self, count: int) -> Followed:
-        """Catch up with `count` rows that are inserted first, then follow the load."""
+        """Catch up with `count` rows, inserted first, then follow the load."""
         subject, place = Daemon(), self._up.place
         subject.prepare(place, self._run, (rows.TABLE,))
         self._configure()
@@ -190,7 +190,7 @@ class FollowRun:
     def _until_in_log(self, daemon: Program, count: int) -> None:
         places = [(self._topic, number) for number in range(PARTITIONS)]
         deadline, progress = time.monotonic() + _TIMEOUT_SECONDS, Every(10.0)
-        # End offsets count records and the marks of transactions: at least the rows.
+        # End offsets count records and transactions' control records: at least the number of rows.
         while sum(self._topics.ends(places, committed=True)) < count:
             daemon.check()
             progress.say("waiting until the daemon has put them into the log")
@@ -218,7 +218,7 @@ class FollowRun:
                 raise BenchmarkError("the follower does not catch up", hint="see its log")
             time.sleep(_LOOK_SECONDS)
         (first_at, first), (last_at, last) = seen[0], seen[-1]
-        # One cut may have taken all of it: then its own time counts, start-up included.
+        # If one cut took the complete backlog, its own time counts, start-up included.
         seconds = last_at - first_at if last > first else last_at - began
         many = last - first if last > first else count
         used = self._cpu(daemon, family)
@@ -285,7 +285,7 @@ class FollowRun:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Look at the store for the length of the block, in a thread."""
+        """Poll the store for the duration of the block, in a thread."""
         done, failed = threading.Event(), list[Exception]()
 
         def look() -> None:
@@ -320,11 +320,11 @@ class FollowRun:
             time.sleep(_LOOK_SECONDS)
 
     def _waited(self, events: list[tuple[int, int]]) -> list[float]:
-        """Return how long each event took from its commit to a look that found it."""
+        """Return how long each event took from its commit to the poll that found it."""
         seqs = [seq for _, seq in self._seen]
         return [(self._seen[bisect_left(seqs, seq)][0] - at) / 1_000 for seq, at in events]
 
-    # --- what the log says ---
+    # --- what the log shows ---
 
     def _ends(self) -> list[TopicPartition]:
         places = [(self._topic, number) for number in range(PARTITIONS)]
@@ -332,7 +332,7 @@ class FollowRun:
         return [TopicPartition(*place, end) for place, end in zip(places, found, strict=True)]
 
     def _events(self, begin: list[TopicPartition], count: int) -> list[tuple[int, int]]:
-        """Return the seq and the commit time of each event behind these offsets."""
+        """Return the seq and the commit time of each event from these offsets on."""
         reader = Consumer(
             {
                 "bootstrap.servers": self._up.bootstrap,
@@ -354,7 +354,7 @@ class FollowRun:
         return found
 
     def _batch_ms(self, from_us: int, to_us: int) -> float:
-        """Return what the follower says of its batches, of reports within the window."""
+        """Return the median batch time that the follower's reports within the window give."""
         reports = (
             orjson.loads(message.value() or b"{}")
             for message in self._topics.read(f"{self._run}.cdc.followers")
@@ -364,7 +364,7 @@ class FollowRun:
         )
 
     def _in_log_ms(self, from_us: int, to_us: int) -> float:
-        """Return the age of the newest change of each frontier as its record was written."""
+        """Return the median age of a frontier's newest change when its record was written."""
         found = []
         for message in self._topics.read(f"{self._run}.cdc.frontier"):
             at_us = orjson.loads(message.value() or b"{}")["committed_at_us"]

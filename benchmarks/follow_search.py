@@ -1,9 +1,9 @@
-"""follow-search: the log into OpenSearch: documents a second when catching up, commit to visible.
+"""follow-search: the log into OpenSearch: documents per second in a backlog, commit to visible.
 
-The figure is documents a second of a backlog, each under its seq as version, exactly once; beside
-it the time from a commit to the frontier that a search finds, at 500 single-row commits a second.
-The floor is the same rows into the same node by bulk requests of opensearch-py's own helper,
-without a version, a frontier or a log. There is no peer in the run.
+The figure is documents per second of a backlog, each with its seq as version, exactly once; the
+result also has the time from a commit to the frontier that a search finds, at 500 single-row
+commits a second. The floor is the same rows written to the same node by bulk requests of
+opensearch-py's own helper, without a version, a frontier or a log. The run has no peer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAME: Final = "follow-search"
 _ALONE: Final = 50_000
 _WRITTEN_AT_ONCE: Final = 10_000
-# A text of its own for each row, as long as the workload's.
+# A different text for each row, as long as the workload's.
 _ROW: Final = b'{"id":%d,"k":0,"payload":"%0150x","amount":"0.00"}'
 _COLUMNS: Final = (
     Column("id", "int8", 20, -1, nullable=False),
@@ -49,7 +49,7 @@ _COLUMNS: Final = (
 )
 _VERSION: Final = Version(1, "public", "bench", "bench", ("id",), _COLUMNS, {})
 _SETTINGS: Final = {"number_of_replicas": 0}
-# The heap of OpenSearch's own start scripts; the embedded stack's, for demo and tests, is 256 MB.
+# The heap of OpenSearch's own start scripts. The embedded stack's, for demo and tests, is 256 MB.
 _HEAP: Final = ("-Xms1g", "-Xmx1g")
 
 
@@ -72,7 +72,7 @@ class SearchStore:
         self.pids: tuple[int, ...] = (pid,)
 
     def seq(self) -> int:
-        # 404 before there is a record, 503 while its index has only just been made, 429 when busy.
+        # 404 before there is a record, 503 just after its index was created, 429 when busy.
         how = {"_source_includes": "seq,applying", "ignore": (404, 429, 503)}
         said = self._client.get(index=f"{RUN}-followers", id=FOLLOWER, params=how)
         found = said.get("_source", {})
@@ -90,13 +90,13 @@ class SearchStore:
         return str(self._client.info()["version"]["number"])
 
     def alone(self, _: int) -> tuple[float, dict[str, float]]:
-        # The first to come finds a server that has compiled nothing yet: it is nobody's figure.
+        # The first run meets a server that has compiled nothing yet, so it does not count.
         self._floor()
         alone = self._sink_alone()
         return self._floor(), alone
 
     def _floor(self) -> float:
-        """Return the documents a second of the library's helper into the same fields."""
+        """Return the documents per second of the library's helper into the same fields."""
         self._client.indices.create(
             index="floor",
             body={
@@ -135,10 +135,10 @@ class SearchStore:
 
 @contextmanager
 def running(folder: Path) -> Iterator[SearchStore]:
-    """Run an OpenSearch for the length of the block."""
+    """Run an OpenSearch for the duration of the block."""
     stack = LocalStack(folder, tied=True)
     try:
-        stack.up([])  # tied: what runs in its home ends with this process
+        stack.up([])  # tied: its servers end with this process
         node = StockNode(stack.home, ArtifactCache(default_cache(), Terminal()), Terminal())
         with stack.home.lock():
             node.start()

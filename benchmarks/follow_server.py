@@ -1,7 +1,7 @@
-"""A follower into a store's server: the floor, the sink by itself, and then the whole of it.
+"""A follower into a store's server: the floor, the sink alone, then the complete follower.
 
-What a cache and an index have in common: a server of their own, filled by the same rows, whose
-figure is rows a second of a backlog.
+Shared by the cache and the index: each has its own server, is filled with the same rows, and its
+figure is rows per second of a backlog.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ if TYPE_CHECKING:
     from benchmarks.options import Options
     from sinks.contract import Change, Sink, Version
 
-# Of the replication slot and everything below its prefix.
+# The name of the replication slot and the prefix of everything else in the run.
 RUN: Final = "followed"
 
 
 class Server(Store, Protocol):
-    """A store that runs as a server of the workload's own."""
+    """A store that runs as the workload's own server."""
 
     def version(self) -> str:
         """Return the server's version."""
         ...
 
     def alone(self, count: int) -> tuple[float, dict[str, float]]:
-        """Return the floor, and what the sink does by itself; leave nothing behind.
+        """Return the floor, and the sink's figures alone; leave no data in the store.
 
-        Of so many rows at most: the floor by the store's own client library, rows a second.
+        With at most `count` rows. The floor uses the store's own client library, in rows per
+        second.
         """
         ...
 
 
 class Workload(NamedTuple):
-    """What is followed into, and what that is held to."""
+    """The store that is followed into, and its limit."""
 
     name: str
-    server: str  # as versions name it
-    each: str  # what a row is there
-    limit: float  # of them a second
+    server: str  # its name among the versions
+    each: str  # what the store calls a row
+    limit: float  # rows per second
     rows: int
     floor_by: str
-    running: Callable[[Path], AbstractContextManager[Server]]  # in a folder, for a block's length
+    running: Callable[[Path], AbstractContextManager[Server]]  # runs it in a folder, for a block
 
 
 def sink_alone(
     sink: Sink, version: Version, changes: Sequence[Change], at_once: int, store: Store, each: str
 ) -> dict[str, float]:
-    """Return what a sink does in one process, with no log and no Spark, `at_once` in a write.
+    """Return a sink's figures in one process, with no log and no Spark, `at_once` rows per write.
 
     `each` is what a row is called in the store.
     """

@@ -1,7 +1,7 @@
-"""One table a kind of column, to tell what a value of each costs.
+"""One table per kind of column, to measure the cost of a value of each.
 
-Each has an id and eight columns of its kind, beside one table that has the id alone: the difference
-between two rows is the cost of eight values.
+Each has an id and eight columns of its kind; one more table has only the id. The difference between
+their rows is the cost of eight values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TABLES: Final = (BARE, *(table(kind) for kind, _, _ in KINDS))
 
 
 def create(connection: psycopg.Connection) -> None:
-    """Create the tables, in the publication in place of whatever it had."""
+    """Create the tables, and make them the publication's only tables."""
     connection.execute(f"CREATE TABLE {BARE} (id bigint PRIMARY KEY)".encode())
     for kind, sql_type, _ in KINDS:
         columns = ", ".join(f"c{number} {sql_type}" for number in range(COLUMNS))
@@ -67,7 +67,7 @@ def create(connection: psycopg.Connection) -> None:
 
 
 def load(connection: psycopg.Connection, rows: int) -> None:
-    """Insert so many rows into every table, a transaction each table."""
+    """Insert `rows` rows into every table, one transaction per table."""
     bench.insert_at_once(connection, BARE, "{i}", rows)
     for kind, _, value in KINDS:
         values = ", ".join(["{i}", *[value] * COLUMNS])
@@ -75,5 +75,5 @@ def load(connection: psycopg.Connection, rows: int) -> None:
 
 
 def load_apart(connection: psycopg.Connection, rows: int) -> None:
-    """Insert so many rows into the bare table, a transaction each row."""
+    """Insert `rows` rows into the bare table, one transaction per row."""
     connection.execute(_APART.format(rows=rows, table=BARE).encode())

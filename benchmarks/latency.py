@@ -1,13 +1,14 @@
-"""latency: how long after its commit a row can be seen by a read_committed reader of the log.
+"""latency: how long after its commit a read_committed reader of the log can see a row.
 
-Single-row commits at 1,000 a second, first to warm up and then measured; ours as it is with more
-than one copy of each topic (`log.direct`), ours by librdkafka, then the peer as installed and at
-its quickest, read by the same consumer. The floor
-is a reader of the slot that does nothing. The figure is our p50; here less is better, so `of_floor`
-is how many times the floor it is, and `of_peer` what part of the peer's quickest.
+Single-row commits at 1,000 a second, first to warm up and then measured; ours as it runs with more
+than one replica of each topic (`log.direct`), ours by librdkafka, then the peer as installed and
+with its fastest settings, read by the same consumer. The floor is a reader of the slot that does
+nothing. The figure is our p50. Less is better, so `of_floor` is the multiple of the floor, and
+`of_peer` the fraction of the peer's fastest.
 
-With `--stages` the daemon also runs traced, and each change's latency is cut into stages
-(`benchmarks.latency_stages`); once more with librdkafka's requests logged, which slows it down.
+With `--stages` the daemon also runs traced, and each change's latency is split into stages
+(`benchmarks.latency_stages`); then once more with librdkafka's requests logged, which slows it
+down.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ NAME = "latency"
 STAGES_NAME = "latency-stages"
 
 # As installed, fsync on. synchronous_commit is the default too, and is named because it matters:
-# off, a commit is flushed, and so sent, only when the WAL writer comes by.
+# with `off`, a commit is flushed, and so sent, only when the WAL writer runs.
 POSTGRES = {"synchronous_commit": "on", "fsync": "on", "max_slot_wal_keep_size": "-1"}
 
-# As with more than one copy of each topic, which one broker does not have.
+# As with more than one replica of each topic, which a single broker cannot have.
 _DIRECT = {"direct": "on"}
 _SETTLE_SECONDS = 20.0
 _FLOOR_WARM_UP_SECONDS = 3.0
@@ -66,7 +67,7 @@ _LOAD_GRACE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Latency:
-    """What one subject's run showed."""
+    """The figures of one subject's run."""
 
     subject: str
     percentiles: Percentiles
@@ -156,7 +157,7 @@ def _measure(
 def _under_load(
     subject: Subject, program: Program, arrivals: Arrivals, up: Servers, options: Options
 ) -> tuple[Latency, tuple[int, int]]:
-    """Put the load on, let it warm up, measure the rest of it, and require every row.
+    """Start the load, warm up, measure the rest of it, and require every row.
 
     Returns the measured window too: microseconds since 1970.
     """
@@ -194,7 +195,7 @@ def _under_load(
 
 
 def _scheduling(program: Program, up: Servers, run_name: str) -> Program:
-    """Start noting for how long whose threads wait for a core."""
+    """Start recording how long the threads of each process wait for a core."""
     pids = {"subject": f"{program.pid}", "reader": f"{os.getpid()}", "broker": f"{up.kafka_pid}"}
     pids |= {"postgres": f"{up.postgres_pid}+"}
     command = [sys.executable, "-m", "benchmarks.scheduling", str(_waits_path(up, run_name))]
@@ -209,7 +210,7 @@ def _waits_path(up: Servers, run_name: str) -> Path:
 def _stages(
     arrivals: Arrivals, window_us: tuple[int, int], up: Servers, run_name: str
 ) -> dict[str, Any]:
-    """Return where the latency of a traced daemon's changes came from."""
+    """Return the latency of a traced daemon's changes by stage, and its causes."""
     trace = json.loads(trace_path(up.place, run_name).read_text())
     lines = _waits_path(up, run_name).read_text().splitlines()
     waits = latency_stages.windows([json.loads(line) for line in lines])
@@ -234,7 +235,7 @@ def _own_seconds(program: Program, load: Program, up: Servers) -> float:
 
 
 def _commits(rate: int) -> str:
-    """Return how the load commits: what the latency is counted from hangs on it."""
+    """Return how the load commits, because the start of the latency depends on it."""
     durable = ", ".join(f"{name}={POSTGRES[name]}" for name in ("fsync", "synchronous_commit"))
     return (
         f"one INSERT of one row a transaction, {CONNECTIONS} connections in turns, an open loop of"

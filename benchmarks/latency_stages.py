@@ -2,7 +2,7 @@
 
 Computed from the trace of a daemon (benchmarks.traced_daemon) and from the changes as a reader of
 the log saw them. Pure: a trace and journeys in, tables out. The stages of a change add up to its
-latency, because each begins where the one before ends; the last one ends with the reader.
+latency, because each starts where the previous one ends; the last one ends at the reader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from benchmarks.arrivals import Journey
 
-# In the order of the way; each is the time until its end.
+# In order; each is the time from the end of the previous stage to its own end.
 STAGES: Final = {
     "received": "committed (before the flush) until the loop reads it off the socket",
     "sequenced": "until it is sequenced and encoded",
@@ -30,16 +30,16 @@ STAGES: Final = {
     "committed": "until its EndTxn is answered",
     "visible": "markers written, fetched, handed to the reader",
 }
-# The slow ones, and those in the middle that they are compared with.
+# The quantiles of the slow changes, and of the middle ones that they are compared with.
 _SLOW: Final = 0.99
 _MIDDLE: Final = (0.4, 0.6)
 _US_PER_MS: Final = 1e3
-# Of a batch's moments, by their place.
+# Indexes into a batch's moments.
 _HANDED_OVER, _ACKNOWLEDGED, _IN_TURN, _ANSWERED = 1, 2, 3, 4
 
 
 class Staged(NamedTuple):
-    """One change: its stages in microseconds, when it began and ended, and its batch."""
+    """One change: its stages in microseconds, when it started and ended, and its batch."""
 
     latency_us: int
     stages_us: tuple[int, ...]
@@ -50,7 +50,7 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """What the threads of each process did in a tenth of a second, in milliseconds."""
+    """Milliseconds that the threads of each process ran and waited in a tenth of a second."""
 
     from_us: int
     to_us: int
@@ -59,7 +59,7 @@ class Window:
 
 
 def staged(journeys: Sequence[Journey], trace: dict[str, Any]) -> list[Staged]:
-    """Return the stages of each change; the trace must know all of them."""
+    """Return the stages of each change; the trace must contain all of them."""
     received, batches = trace["received"], trace["batches"]
     read_seqs = [seq for seq, _, _ in received]
     batch_seqs = [batch["seq"] for batch in batches]
@@ -70,7 +70,7 @@ def staged(journeys: Sequence[Journey], trace: dict[str, Any]) -> list[Staged]:
         batch = batches[at]
         moments = batch["moments_us"]
         before_us = batches[at - 1]["moments_us"][_ACKNOWLEDGED] if at else 0
-        # The worker may have written the moment just after the loop has acted on it.
+        # The worker may have recorded the moment just after the loop acted on it.
         free_us = min(max(ended_us, before_us), moments[_HANDED_OVER])
         passed = (
             *(journey.committed_us, began_us, ended_us, free_us),
@@ -84,7 +84,7 @@ def staged(journeys: Sequence[Journey], trace: dict[str, Any]) -> list[Staged]:
 
 
 def table(changes: Sequence[Staged]) -> dict[str, dict[str, Any]]:
-    """Return each stage's percentiles, its histogram, and what it adds to the slow changes."""
+    """Return each stage's percentiles, histogram, and share of the slow changes' extra time."""
     ordered = sorted(changes)
     slow = ordered[int(len(ordered) * _SLOW) :]
     middle = ordered[int(len(ordered) * _MIDDLE[0]) : int(len(ordered) * _MIDDLE[1]) + 1]
@@ -108,9 +108,10 @@ def table(changes: Sequence[Staged]) -> dict[str, dict[str, Any]]:
 def causes(
     changes: Sequence[Staged], trace: dict[str, Any], windows: Sequence[Window]
 ) -> dict[str, dict[str, float]]:
-    """Return what happened during the slow changes and during all: a cause is where these differ.
+    """Return what happened during the slow changes and during all; a cause shows as a difference.
 
-    Times are milliseconds between commit and arrival; waits are those of all threads of a process.
+    Times are milliseconds between commit and arrival; waits are summed over all threads of a
+    process.
     """
     ordered = sorted(changes)
     slow = ordered[int(len(ordered) * _SLOW) :]

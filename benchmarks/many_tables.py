@@ -1,11 +1,11 @@
 """many-tables: what thousands of tables cost the daemon.
 
-One transaction touches every one of 3,000 tables that the daemon has not met yet; the figure is the
-time from its commit until a read_committed reader may see the last of its events. Beside it: how
-long `cdc setup` took, how much memory the daemon held, and the CPU of an event where transactions
-of 20 rows touch 20 of 500 tables, compared with transactions of 20 rows of one table. These tables
-have been described before, so that only what each transaction takes is counted. All events must
-arrive, each exactly once.
+One transaction touches every one of 3,000 tables that the daemon has not seen yet; the figure is
+the time from its commit until a read_committed reader can see the last of its events. The result
+also has: how long `cdc setup` took, how much memory the daemon held, and the CPU per event where
+transactions of 20 rows touch 20 of 500 tables, compared with transactions of 20 rows of one table.
+Those tables were described before, so that only the cost of each transaction is counted. All events
+must arrive, each exactly once.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _TRANSACTIONS: Final = 8_000
 _LAPS: Final = 3
 _LOOK_SECONDS: Final = 0.1
 _TIMEOUT_SECONDS: Final = 900.0
-# A broker preallocates so much for each of two indexes of a partition. With the default of 10 MB
-# thousands of partitions fill the page cache where the disk reads ahead by megabytes.
+# How many bytes a broker preallocates for each of the two indexes of a partition. With the default
+# of 10 MB, thousands of partitions fill the page cache where the disk reads ahead by megabytes.
 _BROKER: Final = {"log.index.size.max.bytes": "65536"}
-# Locks of one transaction: each table, its key's index and the rows' own.
+# The locks of one transaction: each table, its key's index and its rows.
 _SETTINGS: Final = {**drains.POSTGRES, "max_locks_per_transaction": "1024"}
 _CREATE: Final = """
     DO $$ BEGIN FOR i IN {first}..{last} LOOP
@@ -135,13 +135,13 @@ def _create(connection: psycopg.Connection, prefix: str, count: int) -> None:
 
 
 def _commit(connection: psycopg.Connection, statement: str) -> float:
-    """Run the statement, a transaction of its own; return when it had committed."""
+    """Run the statement in its own transaction; return the time after its commit."""
     connection.execute(statement.encode())
     return time.monotonic()
 
 
 class _Seen:
-    """Up to which event the log can be read."""
+    """Polls which events of the log can be read."""
 
     def __init__(self, config: Config, program: Program) -> None:
         self._config = config
@@ -154,7 +154,7 @@ class _Seen:
         return self._program.pid
 
     def until(self, seq: int) -> float:
-        """Return when all events up to `seq` could be read, in every partition."""
+        """Return the time at which all events up to `seq` could be read, in every partition."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         progress = Every(5.0)
         while True:
@@ -176,7 +176,7 @@ class _Seen:
         return found[0], found[1].seq
 
     def _all_stable(self) -> bool:
-        """Whether no partition holds a read_committed reader back any more."""
+        """Whether the last stable offset of every partition has reached its end."""
         standing = Question(self._admin, self.identity.partitions).answer()
         return not standing.untold and all(
             span.stable == span.end for span in standing.spans.values()
@@ -186,16 +186,17 @@ class _Seen:
 def _compare(
     connection: psycopg.Connection, seen: _Seen, seq: int, transactions: int
 ) -> dict[str, dict[str, float]]:
-    """Return what an event costs in transactions over one table, and over 20 of 500."""
+    """Return the CPU cost of an event in transactions over one table, and over 20 of 500."""
     shapes = {"one": "1", "many": f"1 + (t * 37 + k * 23) % {_SPREAD}"}
     found: dict[str, dict[str, float]] = {}
     events = transactions * _ROWS_IN_TRANSACTION
-    # In turns. The first of each warm up and do not count: four writers meet their partitions.
+    # The shapes alternate. The first lap of each warms up and does not count: four writers see
+    # their partitions for the first time.
     for lap, (shape, table) in enumerate([*shapes.items()] * _LAPS, start=1):
         statement = _LOAD.format(
             transactions=transactions, last=_ROWS_IN_TRANSACTION - 1, table=table, lap=lap
         )
-        with _paused(seen.pid):  # so that it meets all of it as a backlog, of either shape
+        with _paused(seen.pid):  # so that it reads either shape as a backlog
             _commit(connection, statement)
             before, threads = measure.cpu_seconds(seen.pid), measure.thread_cpu_seconds(seen.pid)
             began_at = time.monotonic()
@@ -227,7 +228,7 @@ def _paused(pid: int) -> Iterator[None]:
 
 
 def _check(config: Config, identity: ResumeIdentity) -> int:
-    """Return how many events there are; raise where one is missing or there twice."""
+    """Return how many events there are; raise if one is missing or duplicated."""
     seqs: list[int] = []
     for message in reader.read_to_end(config, identity.partitions):
         value = message.value() or b""

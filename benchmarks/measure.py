@@ -1,8 +1,8 @@
-"""CPU time and memory of processes, and how busy the machine is besides, from /proc.
+"""CPU time and memory of processes, and the machine's other load, from /proc.
 
-A process' CPU time is user plus system time of all its threads, ended ones included; its children
-are not in it. Peak memory is the kernel's own high-water mark of the resident set (VmHWM), so no
-peak between two looks is missed. Reference: proc(5).
+A process' CPU time is user plus system time of all its threads, ended ones included, without its
+children. Peak memory is the kernel's own high-water mark of the resident set (VmHWM), so no peak
+between two samples is missed. Reference: proc(5).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from benchmarks.progress import say
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
-# What a machine at rest still does: timers, the page writer, this process' own looking.
+# The cores that an idle machine still uses: timers, the page writer, this process' own sampling.
 QUIET_CORES = 0.15
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that the process has used so far; 0 when it is gone."""
+    """Return the CPU seconds that the process has used so far; 0 if it has ended."""
     try:
         line = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -32,7 +32,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def parse_cpu_seconds(line: str) -> float:
-    # The second field is the command in parentheses and may hold blanks and parentheses itself.
+    # The second field is the command in parentheses, which may contain blanks and parentheses.
     fields = line.rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
@@ -52,7 +52,7 @@ def thread_cpu_seconds(pid: int) -> dict[str, float]:
     """Return the CPU seconds of a daemon's loop, of librdkafka's threads, and of all others."""
     seconds = {"loop": 0.0, "librdkafka": 0.0, "workers": 0.0}
     for task in (_PROC / str(pid) / "task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # gone between two looks
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended between two samples
             line = (task / "stat").read_text()
             is_kafka = line.split("(", 1)[1].startswith("rdk:")
             name = "loop" if task.name == str(pid) else "librdkafka" if is_kafka else "workers"
@@ -77,18 +77,18 @@ def parse_peak_rss_mb(status: str) -> float:
 
 
 def folder_mb(folder: Path, *, without: str) -> float:
-    """Return the size of the files below the folder, in MB; one of that name is left out."""
+    """Return the size of the files below the folder, in MB; a file named `without` is left out."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             if name != without:
-                with suppress(FileNotFoundError):  # gone between two looks
+                with suppress(FileNotFoundError):  # it has ended between two samples
                     total += (Path(parent) / name).stat().st_size
     return total / 1e6
 
 
 def machine_busy_seconds() -> float:
-    """Return the CPU seconds of everything on the machine, and what its host gave to others."""
+    """Return the CPU seconds of everything on the machine, and those stolen by its host."""
     with (_PROC / "stat").open() as file:
         fields = [int(field) for field in file.readline().split()[1:9]]
     user, nice, system, _idle, _iowait, irq, softirq, steal = fields
@@ -96,7 +96,7 @@ def machine_busy_seconds() -> float:
 
 
 class Foreign:
-    """How many cores others took while something was measured: the doubt on a figure."""
+    """How many cores other processes used during a measurement: a figure's uncertainty."""
 
     def __init__(self, own: Callable[[], float]) -> None:
         """Start measuring; `own` returns the CPU seconds of all that belongs to the run."""
@@ -111,10 +111,10 @@ class Foreign:
 
 
 def settle(seconds_max: float) -> float:
-    """Wait until the machine is quiet, at most so long; return the cores busy at the end.
+    """Wait until the machine is quiet, at most `seconds_max`; return the cores busy at the end.
 
-    What the run before left behind (the broker deleting, pages being written) is not to be billed
-    to the next. On a machine that others use it gives up and measures all the same.
+    Work left by the previous run (the broker deleting, pages being written) must not count for the
+    next. On a machine that others use it gives up, and the measurement starts anyway.
     """
     deadline = time.monotonic() + seconds_max
     while True:

@@ -1,10 +1,10 @@
 """memory-bigtx: how much memory and disk a transaction of 2 GB takes.
 
-Twice, in two shapes that hurt in different places: many small rows (objects and headers a row) and
-fewer rows of 8 kB that do not compress (bytes waiting for the broker). These come a second time
-streamed while the transaction is open, so that the daemon sets them aside on disk. The figure is
-the highest peak of its resident memory; what lay on disk stands beside it. All rows must arrive
-exactly once, as in a drain.
+Two shapes that cost memory in different places: many small rows (objects and headers per row) and
+fewer rows of 8 kB that do not compress (bytes waiting for the broker). The large rows run a second
+time streamed while the transaction is open, so that the daemon spills them to disk. The figure is
+the highest peak of its resident memory; the result also has the peak size on disk. All rows must
+arrive exactly once, as in a drain.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 NAME: Final = "memory-bigtx"
 
 _TABLE: Final = "large"
-# Two halves of hex digits from a pool in the server's memory, so that making a row costs little
-# and no row is like one near it: lz4 finds nothing to take away but a digit's spare bits.
+# The size of a pool, in the server's memory, of half rows of hex digits. A row is two of them, so
+# that it is cheap to make and differs from the rows near it: lz4 can remove only a digit's spare
+# bits.
 _HALVES: Final = 512
 _INSERT: Final = f"""
     DO $$
@@ -56,7 +57,7 @@ class SmallRows(BigTransaction):
 
 
 class LargeRows:
-    """Rows of 8 kB, which Postgres keeps out of line and uncompressed."""
+    """Rows of 8 kB, which Postgres stores out of line and uncompressed."""
 
     name = f"{NAME}-large"
     tables = (_TABLE,)

@@ -1,8 +1,9 @@
-"""The job of Delta's documentation: a stream's changes into a table, a MERGE in each batch.
+"""The job from Delta's documentation: a stream's changes into a table, one MERGE per batch.
 
-A program of its own: `python -m benchmarks.merge_job BROKERS TOPIC PATH COUNT`; prints one JSON
-object. Of each batch the newest change of each key, then MERGE, with deletion vectors on. From the
-end of the first batch to that of the last, so that what a JVM does once does not count.
+A separate program: `python -m benchmarks.merge_job BROKERS TOPIC PATH COUNT`; prints one JSON
+object. Each batch takes the newest change of each key, then runs MERGE, with deletion vectors on.
+The time runs from the end of the first batch to the end of the last, so that the JVM's start-up
+work does not count.
 
 https://docs.delta.io/delta-update/#upsert-from-streaming-queries-using-foreachbatch
 """
@@ -86,7 +87,7 @@ def main() -> None:
             if each["numInputRows"]]  # fmt: skip
     (first_at, first), (last_at, _) = done[0], done[-1]
     rows = sum(many for _, many in done)
-    # A batch may read its rows more than once: what is known is how many there are in all.
+    # A batch may read its rows more than once, so only the total number of rows is exact.
     seconds, counted = last_at - first_at, int(count) * (rows - first) / rows
     if not seconds:
         seconds, counted = last_at - began, float(count)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """The defaults are the pinned workloads; less is for a quick try, and the result says so."""
+    """The defaults are the pinned workloads; smaller values are for a quick run."""
 
-    rows: int | None = None  # each workload's own
+    rows: int | None = None  # None: each workload's default
     runs: int = 3
     peer_runs: int = 2
     peer: bool = True
@@ -18,4 +18,4 @@ class Options:
     seconds: float = 60.0
     megabytes: int = 2000
     keep: bool = False
-    stages: bool = False  # of latency: where it comes from
+    stages: bool = False  # latency: also measure its stages

@@ -1,7 +1,7 @@
-"""What the peer runs on: its jars, fetched and checked against our lock, and a Java for it.
+"""The files that the peer needs: its jars, fetched and checked against our lock, and a Java.
 
-The newest Java at hand, because it is the quickest for the peer: PEER_JAVA if set, else the newest
-of those below /usr/lib/jvm and of the one that the embedded stack runs on.
+The newest Java found, because it is the fastest for the peer: PEER_JAVA if set, else the newest of
+those below /usr/lib/jvm and the embedded stack's own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PeerCache(ArtifactCache):
     def fetch(self, section: str) -> Path:
         """Return the folder that holds exactly the section's files."""
         artifacts = lock()[section]
-        # The plugin's folder is a plugin path: Connect takes each folder below it for a plugin.
+        # The plugin's folder is a plugin path: Connect treats each folder below it as a plugin.
         folder = self.root / "debezium" / f"{section}-{versions()['debezium']}"
         folder.mkdir(parents=True, exist_ok=True)
         with self._held(f"debezium-{section}"):
@@ -72,7 +72,7 @@ def lock() -> dict[str, tuple[Artifact, ...]]:
 
 
 def fetch() -> Peer:
-    """Return the peer's files, fetched where they are not there yet."""
+    """Return the peer's files; fetch the missing ones."""
     store = PeerCache(default_cache(), Terminal())
     connect, plugin = store.fetch("connect"), store.fetch("debezium")
     return Peer(java=str(newest_java()), class_path=class_path(connect), plugins=str(plugin.parent))
@@ -97,7 +97,7 @@ def newest_java() -> Path:
 
 
 def _release(program: Path) -> str:
-    """Return the version in the file that every Java runtime has beside its programs."""
+    """Return the version in the `release` file that every Java runtime has."""
     try:
         text = (program.resolve().parent.parent / "release").read_text(encoding="utf-8")
     except OSError:

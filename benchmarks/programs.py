@@ -1,4 +1,4 @@
-"""Programs under measurement: started with their output in a file, ended by their process id."""
+"""Programs under measurement: started with output to a file, ended by their process id."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Program:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raise if the program has ended: whoever measures it waits for something else."""
+        """Raise if the program has ended, so that a measurement does not wait for it forever."""
         code = self._process.poll()
         if code is not None:
             raise self._ended(code)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the program to end well."""
+        """Wait for the program to exit with 0."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -63,7 +63,7 @@ class Program:
             raise self._ended(code)
 
     def stop(self) -> None:
-        """Ask the program to stop, and kill it if it will not."""
+        """Ask the program to stop, and kill it if it does not."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Say what goes on, on stderr: stdout carries nothing but the results."""
+"""Report progress on stderr: stdout carries only the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def say(text: str) -> None:
 
 
 class Every:
-    """Says something at most once in so many seconds, however often it is asked to."""
+    """Reports at most once per interval in seconds, however often it is called."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

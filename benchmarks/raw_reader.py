@@ -1,14 +1,14 @@
-"""Read a slot's stream off the socket and throw it away: what the walsender itself can give.
+"""Read a slot's stream from the socket and discard it: the rate of the walsender itself.
 
-A program of its own: `python -m benchmarks.raw_reader PORT SLOT END_LSN NAP_MS on|off`; prints
-one JSON object with the seconds from START_REPLICATION to the end, the bytes, and the reads. The
-last argument says whether open transactions are streamed as they go (protocol 2).
+A separate program: `python -m benchmarks.raw_reader PORT SLOT END_LSN NAP_MS on|off`; prints one
+JSON object with the seconds from START_REPLICATION to the end, the bytes, and the reads. With `on`,
+open transactions are streamed (protocol 2).
 
-libpq opens the connection and starts the stream; from there this reads the socket past libpq,
-and nothing is parsed, so that no client cost is in the figure. With a nap between two reads the
-socket's buffer fills and the walsender is not woken for every row: the limit. Without one it is
-an eager reader, what `pg_recvlogical` does. The end is the keepalive which says that the WAL was
-sent to END_LSN. Nothing is confirmed.
+libpq opens the connection and starts the stream; then this program reads the socket directly and
+parses nothing, so that the figure has no client cost. With a nap between two reads the socket's
+buffer fills and the walsender is not woken for every row: the limit. Without one it is an eager
+reader, like `pg_recvlogical`. The end is the keepalive that reports that the WAL was sent up to
+END_LSN. Nothing is confirmed.
 
 Reference: https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -44,7 +44,7 @@ class Drained:
 
 
 def options(*, in_progress: bool) -> dict[str, str]:
-    """Return pgoutput's options: with or without open transactions as they go."""
+    """Return pgoutput's options, with or without streaming of open transactions."""
     plain = {"proto_version": "2" if in_progress else "1", "publication_names": PUBLICATION}
     return {**plain, "streaming": "on"} if in_progress else plain
 
@@ -71,7 +71,7 @@ def start(port: int, slot: str, *, in_progress: bool = False) -> psycopg.Connect
 
 
 def caught_up(tail: bytes, end_lsn: int) -> bool:
-    """Tell whether the stream's last bytes are a keepalive at or past `end_lsn`."""
+    """Return whether the stream's last bytes are a keepalive at or past `end_lsn`."""
     if len(tail) < _KEEPALIVE.size:
         return False
     kind, length, message, wal_end, _clock, _reply = _KEEPALIVE.unpack(tail[-_KEEPALIVE.size :])
@@ -81,7 +81,7 @@ def caught_up(tail: bytes, end_lsn: int) -> bool:
 
 
 def drain(stream: socket.socket, end_lsn: int, nap_seconds: float) -> Drained:
-    """Read until the walsender says that it has sent all."""
+    """Read until the walsender reports that it has sent everything."""
     buffer = bytearray(_READ_BYTES)
     view = memoryview(buffer)
     tail = b""
@@ -95,7 +95,7 @@ def drain(stream: socket.socket, end_lsn: int, nap_seconds: float) -> Drained:
             raise SystemExit("the server closed the connection")
         total += count
         reads += 1
-        # A keepalive may come in two reads.
+        # A keepalive may be split over two reads.
         tail = (tail + bytes(view[max(0, count - _KEEPALIVE.size) : count]))[-_KEEPALIVE.size :]
     return Drained(seconds=time.perf_counter() - started, bytes=total, reads=reads)
 
@@ -107,7 +107,7 @@ def parse_lsn(text: str) -> int:
 
 def main(port: str, slot: str, end_lsn: str, nap_ms: str, in_progress: str) -> None:
     connection = start(int(port), slot, in_progress=in_progress == "on")
-    # A second descriptor of the same socket: libpq keeps its own and reads no more.
+    # A second descriptor of the same socket: libpq keeps its own and does not read any further.
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as stream:
         stream.settimeout(_SILENCE_SECONDS)
         drained = drain(stream, parse_lsn(end_lsn), float(nap_ms) / 1000)

@@ -1,7 +1,7 @@
-"""Real frames of a slot, kept in memory, and the row path's parts made ready for them.
+"""Real frames of a slot, kept in memory, and the parts of the row path set up for them.
 
-What the stages of `benchmarks.costs` are timed on. Frames are read with the daemon's own `Stream`
-and walked once, here, to find every inserted row; what is timed later is the daemon's code alone.
+The stages of `benchmarks.costs` are timed on it. Frames are read with the daemon's own `Stream` and
+walked once, here, to find every inserted row; only the daemon's code is timed later.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 PARTITIONS: Final = 4
 _DATABASE: Final = "bench"
 _INSERT, _RELATION = b"IR"
-# Behind the tag of an insert: relation id, kind of tuple, column count; then the first column.
+# After the tag of an insert: relation id, kind of tuple, column count; then the first column.
 _FIRST_COLUMN: Final = PAYLOAD + 1 + 4 + 1 + 2
-# As lazily as the daemon reads a backlog.
+# As long as the daemon's own pause when it reads a backlog.
 _NAP_SECONDS: Final = 0.001
 
 
 class Row(NamedTuple):
-    """Where an inserted row lies: the arguments of `Encoder.new` that the frame gives."""
+    """Where an inserted row is: the arguments of `Encoder.new` that the frame provides."""
 
     chunk: bytes
     first_column: int
@@ -62,9 +62,9 @@ class Recording:
         return sum(len(rows) for rows in self.rows.values())
 
     def take(self, chunk: bytes, other: Callable[[bytes, int], int]) -> int:
-        """Note the chunk's relations and rows; return how far whole frames go.
+        """Record the chunk's relations and rows; return where its last complete frame ends.
 
-        `other` takes what is no frame, and returns where the next begins.
+        `other` takes bytes that are not a frame, and returns where the next frame starts.
         """
         at, end = 0, whole(chunk)
         while at + HEADER_SIZE <= end:
@@ -93,7 +93,7 @@ class Recording:
         return _encoder(relation, **changed)
 
     def sequencer(self, batch: Batch) -> Sequencer:
-        """Return a sequencer at the recording's beginning, which fills the batch."""
+        """Return a sequencer at the start of the recording, which fills the batch."""
         position = ResumePosition(
             end_lsn=LSN(0),
             commit_lsn=LSN(0),
@@ -110,7 +110,7 @@ class Recording:
         return Sequencer(position, 1, batch, 1 << 62, logical)
 
     def feed(self, sequencer: Sequencer, batch: Batch, chunk: bytes, topic: str) -> None:
-        """Sequence a chunk, doing what the pipeline does when asked."""
+        """Sequence a chunk, and answer the sequencer's requests as the pipeline does."""
         at, step = 0, None
         while step is not Pause.MORE:
             at, step = sequencer.feed(chunk, at)

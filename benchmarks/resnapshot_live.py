@@ -1,10 +1,10 @@
-"""resnapshot-live: a table is read again while it changes, and what that does to the stream.
+"""resnapshot-live: an incremental snapshot of a changing table, and its effect on the stream.
 
-A million rows, of before the log; single-row commits into the same table at 1,000 a second, first
-alone, then beside `cdc snapshot`. The figure is rows of the snapshot a second, in the log, as a
-read_committed consumer gets them; beside it the stream's latency before and meanwhile, when it was
-worst, and who used the CPU. The floor is the server's own COPY of the same rows, in the key's
-order, to nowhere. There is no peer in the run.
+A million rows, older than the log; single-row commits into the same table at 1,000 a second, first
+alone, then during `cdc snapshot`. The figure is snapshot rows per second in the log, as a
+read_committed consumer gets them; the result also has the stream's latency before and during the
+snapshot, when it was worst, and which process used the CPU. The floor is the server's own COPY of
+the same rows, in key order, discarded. The run has no peer.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from benchmarks.servers import Servers
 
 NAME = "resnapshot-live"
-# The limit that the latency is held to, in milliseconds.
+# The limit for the latency, in milliseconds.
 P99_LIMIT_MS = 200.0
 
 _ROWS = 1_000_000
-# Ids of what is there before; the load's count from 1.
+# First id of the rows that exist before the load; the load's ids count from 1.
 _FIRST_ID = 100_000_000
 _RUN = "resnapshot"
 _SETTLE_SECONDS = 20.0
 _LOAD_GRACE_SECONDS = 60.0
-# When changes were slower than this is told, of the worst stretches.
+# The result lists the worst stretches of changes slower than this.
 _SLOW_MS = 100.0
 _SLOWEST = 5
 
@@ -95,7 +95,7 @@ def _floor(connection: psycopg.Connection, count: int) -> float:
 def _measured(
     program: Program, arrivals: Arrivals, up: Servers, options: Options, count: int
 ) -> dict[str, Any]:
-    """Put the load on, then ask for the snapshot; return what was seen of both."""
+    """Start the load, then request the snapshot; return the figures of both."""
     load_seconds = options.warm_up_seconds + options.seconds
     command = [sys.executable, "-m", "benchmarks.commit_load"]
     command += [str(up.postgres_port), str(options.rate), str(load_seconds)]
@@ -144,9 +144,9 @@ def _measured(
 def _read_again(
     arrivals: Arrivals, up: Servers, count: int, go_on: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Ask as a person does, and note arrivals until all rows are here; return when what happened.
+    """Run `cdc snapshot` and record arrivals until all rows have arrived; return the times.
 
-    The rows of the load are left out, for each may arrive but once.
+    The rows of the load are excluded, because each may arrive only once.
     """
     config = str(config_path(up.place, _RUN))
     command = [*CDC, "snapshot", "public.bench", "--where", f"id >= {_FIRST_ID}", "-c", config]
@@ -177,7 +177,7 @@ def _read_again(
 
 
 class _Cpu:
-    """CPU seconds of all that takes part, from now on: two cores are soon shared out."""
+    """CPU seconds of every process that takes part: two cores are quickly used up."""
 
     def __init__(self, program: Program, load: Program, up: Servers) -> None:
         self._program, self._load, self._up = program, load, up
@@ -196,7 +196,7 @@ class _Cpu:
         }
 
     def shown(self, events: float) -> dict[str, Any]:
-        """Return what was used, by whom; the daemon's also by so many events."""
+        """Return the CPU used by each process; the daemon's also per event."""
         seconds = time.monotonic() - self._began_at
         used = {name: cpu - self._before[name] for name, cpu in self._now().items()}
         ours = sum(cpu for name, cpu in used.items() if name.startswith("daemon_"))

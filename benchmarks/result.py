@@ -1,7 +1,7 @@
-"""The result of a benchmark: one JSON object, printed as one line and kept in a file.
+"""The result of a benchmark: one JSON object, printed as one line and saved in a file.
 
-Everything needed to judge a figure later is in it: what it was compared with in the same run,
-each single run, the machine's kind, the versions, the commit. No host name, no path.
+It has everything needed to judge a figure later: what it was compared with in the same run, each
+single run, the kind of machine, the versions, the commit. No host name, no path.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def build(  # noqa: PLR0913 - the line's fields, by name
 
 
 def keep(result: Mapping[str, Any], folder: Path = RESULTS) -> None:
-    """Write the result under its name, over the one before."""
+    """Write the result under its name, over the previous one."""
     folder.mkdir(exist_ok=True)
     text = json.dumps(result, indent=2, ensure_ascii=False)
     (folder / f"{result['name']}.json").write_text(text + "\n")
@@ -96,10 +96,10 @@ def client_versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit measured, marked where the code measured is not all in it."""
+    """Return the commit measured, marked if the measured code has uncommitted changes."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        # The results themselves change with every benchmark.
+        # The result files are left out: every benchmark changes them.
         changed = _git("status", "--porcelain", "--", "cdc", "benchmarks/*.py")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -118,7 +118,7 @@ def _git(*arguments: str) -> str:
 
 
 def _round(value: float | None) -> float | None:
-    """Round to what the figure can carry: whole rows per second, tenths of a millisecond."""
+    """Round to the figure's precision: integers for rows per second, tenths for milliseconds."""
     if value is None:
         return None
     return round(value) if value >= 1000 else round(value, 2)

@@ -1,8 +1,8 @@
 """The table that most workloads fill, and how its rows get into the WAL.
 
-About 240 bytes a row in the pgoutput stream, about 715 as a JSON event without its schema: five
-columns of the usual kinds, a text of 100 to 200 characters that does not compress to nothing.
-The row of an id is always the same but for `created_at`.
+About 240 bytes per row in the pgoutput stream, about 715 as a JSON event without its schema: five
+columns of common types, and a text of 100 to 200 characters that does not compress to nothing. The
+row of an id is always the same except for `created_at`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CREATE_TABLE: LiteralString = """
         created_at timestamptz
     )"""
 
-# One row's values, from its id; `{i}` stands for the expression that gives the id. No percent
-# sign: where the id is a parameter, that is the mark of one.
+# One row's values, from its id; `{i}` stands for the expression that gives the id. No percent sign:
+# where the id is a parameter, it marks a placeholder.
 VALUES: LiteralString = """
     {i}, mod({i}, 1000)::int,
     substr(md5({i}::text) || md5(({i} + 1)::text) || md5(({i} + 2)::text) || md5(({i} + 3)::text)
@@ -38,7 +38,7 @@ VALUES: LiteralString = """
     (mod({i}, 1000000) / 100.0)::numeric(12,2),
     clock_timestamp()"""
 
-# Single-row INSERT statements on purpose: what an application's statements leave in the WAL.
+# Single-row INSERT statements on purpose: they write the same WAL as an application's.
 _SINGLY = """
     DO $$
     DECLARE i bigint := {first} - 1;
@@ -56,7 +56,7 @@ _CHUNK_ROWS = 100_000
 
 
 def insert_singly(connection: psycopg.Connection, table: str, values: str, rows: int) -> None:
-    """Insert the rows 1 to `rows`, a statement each, in transactions of 100."""
+    """Insert the rows 1 to `rows`, one statement per row, in transactions of 100."""
     for first in range(1, rows + 1, _CHUNK_ROWS):
         chunk = min(_CHUNK_ROWS, rows - first + 1)
         connection.execute(_singly(table, values, first, chunk).encode())

@@ -1,9 +1,10 @@
-"""For how long a program's threads were ready to run and had no core, moment by moment.
+"""How long a program's threads were ready to run but had no core, sampled over time.
 
-A program of its own: `python -m benchmarks.scheduling FILE NAME=PID...` appends a line of JSON to
-FILE every tenth of a second until it is ended: the time, and for each name the CPU time and the
-waiting time of all the process' threads since the line before, in milliseconds; with `NAME=PID+` of
-its children's too. The kernel's own count (schedstat, proc(5)); where it keeps none, waits are 0.
+A separate program: `python -m benchmarks.scheduling FILE NAME=PID...` appends a line of JSON to
+FILE every tenth of a second until it is stopped: the time, and for each name the CPU time and the
+waiting time of all the process' threads since the previous line, in milliseconds; with `NAME=PID+`
+also of its children. The times are the kernel's (schedstat, proc(5)); where the kernel records
+none, waits are 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main(file: str, *named: str) -> None:
 
 
 def _since(pid: str, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return for how long the threads ran and waited since the last look, in nanoseconds."""
+    """Return how long the threads ran and waited since the last sample, in nanoseconds."""
     ran_ns = waited_ns = 0
     for task in _tasks(pid):
         with suppress(OSError):  # it has ended

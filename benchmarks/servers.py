@@ -1,9 +1,9 @@
-"""The servers of one benchmark: an embedded stack of its own, made for it and gone after it.
+"""The servers of one benchmark: its own embedded stack, deleted afterwards.
 
 Postgres runs with the settings that the workload names. The broker is the embedded one with Kafka's
-default threads and the Java settings that its documentation recommends; the stack's own broker is
-kept small for demos, which would hold back whoever is measured. It is warmed up before anything is
-measured, so that the first subject does not pay for its compilers.
+default threads and the Java settings that its documentation recommends; the stack's own broker
+settings are small, for demos, and would slow the measured subject down. The broker is warmed up
+before anything is measured, so that the first subject does not pay for its JIT compilation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _POSTGRES_MAJOR: Final = 17
-# https://kafka.apache.org/41/operations/java-version: "typical arguments". In the start scripts'
-# 1 GB the collector keeps 50 MB for what is new and stops the broker for 10 to 20 ms in every
-# second, whoever writes; here it does once in ten.
+# https://kafka.apache.org/41/operations/java-version: "typical arguments". With the start scripts'
+# 1 GB the collector keeps 50 MB for new objects and pauses the broker for 10 to 20 ms every second,
+# with any subject; with this heap, once in ten seconds.
 _BROKER_HEAP: Final = ("-Xms6G", "-Xmx6G")
 _BROKER_JVM: Final = (
     "-XX:MetaspaceSize=96m",
@@ -48,7 +48,7 @@ _BROKER_JVM: Final = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-# Kafka's defaults, where the embedded broker is set smaller.
+# Kafka's defaults for settings that the embedded broker has smaller.
 _BROKER_SETTINGS: Final = {
     "num.network.threads": "3",
     "num.io.threads": "8",
@@ -56,13 +56,14 @@ _BROKER_SETTINGS: Final = {
     "log.cleaner.dedupe.buffer.size": "134217728",
     "log.cleaner.io.buffer.size": "524288",
     "log.index.size.max.bytes": "10485760",
-    # Deleted topics leave at once, not during the next run.
+    # Delete topics' files at once, not during the next run.
     "log.segment.delete.delay.ms": "1000",
 }
-_WARM_UP_BYTES: Final = 700  # about an event's size
+_WARM_UP_BYTES: Final = 700  # about the size of an event
 _WARM_UP_PARTITIONS: Final = 4
 _WARM_UP_TRANSACTION: Final = 50_000
-# Every way that a subject writes: plainly, and in transactions of compressed batches.
+# Every way in which a subject writes: without transactions, and in transactions of compressed
+# batches.
 _WARM_UPS: Final[tuple[tuple[int, dict[str, str | int]], ...]] = (
     (200_000, {"linger.ms": 5}),
     (200_000, {"linger.ms": 20, "compression.type": "lz4", "batch.size": 1_000_000}),
@@ -79,10 +80,10 @@ _WARM_UPS: Final[tuple[tuple[int, dict[str, str | int]], ...]] = (
 
 
 class StockBroker(Kafka):
-    """The embedded broker in the shape that Kafka's own start scripts give it."""
+    """The embedded broker with the settings of Kafka's own start scripts."""
 
     def _java(self, main_class: str) -> list[str]:
-        # The stack's flags configure logging too, and that is wanted here as well.
+        # The stack's flags also configure logging, which is needed here too.
         logging = f"-Dlog4j2.configurationFile={self.home.run / 'log4j2.xml'}"
         path = class_path(self.cache.fetch("kafka"))
         program = str(find_java().program)
@@ -115,12 +116,12 @@ class Servers:
 def running(
     name: str, postgres: Mapping[str, str], *, keep: bool, broker: Mapping[str, str] | None = None
 ) -> Iterator[Servers]:
-    """Run Postgres and a broker for the length of the block, in a folder of their own.
+    """Run Postgres and a broker for the duration of the block, in their own folder.
 
-    `broker` are settings in place of Kafka's defaults.
+    `broker` has settings that override Kafka's defaults.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-"))
-    # Where Postgres runs as another user, that user has to get through.
+    # If Postgres runs as another user, that user must be able to enter the folder.
     folder.chmod(0o755)
     # Tied: if this process is killed, the servers go too.
     stack = LocalStack(folder / "stack", progress=Terminal(), tied=True)
@@ -167,7 +168,7 @@ def _connect(port: int, database: str) -> psycopg.Connection:
 
 
 def _warm_up(bootstrap: str) -> None:
-    """Have the broker's compilers see many records, written and read in every way that is."""
+    """Write and read many records in every way, so that the broker's JIT compiles its code."""
     topics = Topics(bootstrap)
     topics.create("warm.up", partitions=_WARM_UP_PARTITIONS)
     for records, settings in _WARM_UPS:
@@ -190,7 +191,7 @@ def _warm_up(bootstrap: str) -> None:
 
 
 def _produce(producer: Producer, number: int) -> None:
-    # Hex digits, of which a codec makes about as much as of rows.
+    # Hex digits, which a codec compresses about as well as rows.
     value = hashlib.sha256(b"%d" % number).hexdigest() * (_WARM_UP_BYTES // 64)
     while True:
         try:

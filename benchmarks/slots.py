@@ -22,7 +22,7 @@ _ATTACH_SECONDS = 90.0
 
 @contextmanager
 def copied(connection: psycopg.Connection, name: str) -> Iterator[str]:
-    """Make a slot that stands where the base slot stands: the same WAL once more."""
+    """Create a slot at the base slot's position, which sends the same WAL again."""
     connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [BASE_SLOT, name])
     with dropped(connection, name) as slot:
         yield slot
@@ -30,7 +30,7 @@ def copied(connection: psycopg.Connection, name: str) -> Iterator[str]:
 
 @contextmanager
 def created(connection: psycopg.Connection, name: str) -> Iterator[str]:
-    """Make a slot that stands at the end of the WAL: only what comes."""
+    """Create a slot at the end of the WAL, which sends only later changes."""
     connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
     with dropped(connection, name) as slot:
         yield slot
@@ -38,7 +38,7 @@ def created(connection: psycopg.Connection, name: str) -> Iterator[str]:
 
 @contextmanager
 def dropped(connection: psycopg.Connection, name: str) -> Iterator[str]:
-    """Drop the slot at the end: a forgotten one would keep every later run's WAL."""
+    """Drop the slot at the end of the block: a forgotten one would retain every later run's WAL."""
     try:
         yield name
     finally:
@@ -46,7 +46,7 @@ def dropped(connection: psycopg.Connection, name: str) -> Iterator[str]:
 
 
 def drop(connection: psycopg.Connection, name: str) -> None:
-    """Drop the slot; a walsender whose client has just gone may still hold it for a moment."""
+    """Drop the slot; a walsender whose client has just disconnected may still hold it briefly."""
     deadline = time.monotonic() + _RELEASE_SECONDS
     while True:
         try:
@@ -64,7 +64,7 @@ def drop(connection: psycopg.Connection, name: str) -> None:
 
 
 def is_taken(connection: psycopg.Connection, slot: str) -> bool:
-    """Tell whether a walsender streams from the slot."""
+    """Return whether a walsender streams from the slot."""
     row = connection.execute(
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [slot]
     ).fetchone()

@@ -1,14 +1,14 @@
-"""snapshot-delta: a table straight into its Delta mirror, against its rows read into nothing.
+"""snapshot-delta: a table directly into its Delta mirror, compared with reading its rows.
 
-Both read the same ranges in the same Spark session with the same data source, in turns; the floor
-ends in Spark's `noop` sink, ours in a mirror, with its commit and the record of its ranges in the
-log. The reader is also tried over few large ranges and many small ones. A mirror's rows are counted
-and summed afterwards.
+Both read the same ranges in the same Spark session with the same data source, alternately; the
+floor writes to Spark's `noop` sink, ours to a mirror, with its commit and the record of its ranges
+in the log. The reader is also run over few large ranges and many small ones. A mirror's rows are
+counted and summed afterwards.
 
-What Spark takes to start is in no figure: the first run of each warms it up and is left out. Memory
-is the JVM's, which is driver and executor here, and the largest Python worker's: an executor has
-one of these a core. CPU seconds of either, by kind of process, say more than rows a second where
-the machine is not quiet.
+No figure includes Spark's start-up: the first run of each warms it up and does not count. Memory is
+the JVM's, which is driver and executor here, and the largest Python worker's: an executor has one
+worker per core. On a machine that is not quiet, the CPU seconds by kind of process are more
+reliable than rows per second.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ALL: Final = (*_OURS, "postgres")
 
 @dataclass
 class Runs:
-    """Rows a second of each run, by what was read into what."""
+    """Rows per second of each run, by what was measured."""
 
     rates: dict[str, list[float]] = field(default_factory=dict)
     cpu_s: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Runs:
 
     @contextmanager
     def timed(self, up: Servers, what: str, count: int) -> Iterator[None]:
-        """Note how long the block takes for so many rows, and whose CPU."""
+        """Record how long the block takes for `count` rows, and the CPU by kind of process."""
         began, cpu = time.monotonic(), _cpu_seconds(up)
         yield
         rate = count / (time.monotonic() - began)
@@ -83,20 +83,20 @@ class Runs:
         say(f"{what}: {rate:,.0f} rows/s, CPU seconds {used}")
 
     def cpu(self, what: str, *kinds: str) -> float:
-        """Return the median CPU seconds of some kinds of processes without what warmed up."""
+        """Return the median CPU seconds of some kinds of processes, without the warm-up run."""
         used = self.cpu_s[what][_WARM_UPS:]
         found = result.median([sum(each[kind] for kind in kinds) for each in used])
         assert found is not None
         return found
 
     def median(self, what: str) -> float:
-        """Return the median without what warmed up."""
+        """Return the median without the warm-up run."""
         found = result.median(self.rates[what][_WARM_UPS:])
         assert found is not None
         return found
 
     def look(self) -> None:
-        """Take the peaks of memory so far."""
+        """Record the peaks of memory so far."""
         for process in psutil.Process().children(recursive=True):
             peak = measure.peak_rss_mb(process.pid)
             if _is_spark(process):
@@ -151,7 +151,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def _turn(spark: SparkSession, up: Servers, runs: Runs, count: int, turn: int) -> None:
-    """Take a snapshot of its own; measure where it would be copied."""
+    """Take a separate snapshot; measure at the point where a runner would copy it."""
     folder = up.place.folder / f"turn_{turn}"
     folder.mkdir()
     path = folder / "lockstep.yaml"
@@ -219,9 +219,9 @@ def _read(
     runs: Runs,
     count: int,
 ) -> None:
-    """Read the plan's rows into nothing: in few and in many ranges, and last as they are cut.
+    """Read the plan's rows and discard them: in few ranges, in many, and last in the plan's own.
 
-    Last, so that the floor is as warm as what is held against it.
+    The plan's own come last, so that the floor is as warm as the runs compared with it.
     """
     spark.dataSource.register(SnapshotSource)
     table = table_of(plan, "public.bench")
@@ -238,7 +238,7 @@ def _read(
 
 
 def _cut(table: Table, ranges: int) -> Table:
-    """Return the table in about so many ranges."""
+    """Return the table in about `ranges` ranges."""
     [(index, planned)] = table.tables.items()
     assert planned.pages is not None
     planned = changed(planned, pages_per_range=-(-planned.pages // ranges))
@@ -246,7 +246,7 @@ def _cut(table: Table, ranges: int) -> Table:
 
 
 def _check(spark: SparkSession, mirror: Path, count: int) -> None:
-    """Fail unless the mirror holds every row once."""
+    """Raise unless the mirror holds every row once."""
     found = spark.read.format("delta").load(str(mirror))
     [row] = found.selectExpr("count(*)", "sum(id)", "count(DISTINCT _seq)").collect()
     if tuple(row) != (count, count * (count + 1) // 2, count):
@@ -259,14 +259,14 @@ def _check(spark: SparkSession, mirror: Path, count: int) -> None:
 def _cpu_seconds(up: Servers) -> dict[tuple[str, int], float]:
     """Return CPU seconds by kind of process and process.
 
-    Spark ends workers that are idle for a minute, and nobody waits for them: their seconds are
-    gone with them.
+    Spark ends workers that are idle for a minute and does not wait for them, so their seconds are
+    lost.
     """
     used = {("driver", 0): sum(psutil.Process().cpu_times()[:2])}
     for process in psutil.Process().children(recursive=True):
         kind = "jvm" if _is_spark(process) else "workers" if _is_worker(process) else None
         if kind is not None:
-            with suppress(psutil.Error):  # ended meanwhile
+            with suppress(psutil.Error):  # the process has ended
                 used[kind, process.pid] = sum(process.cpu_times()[:2])
     return used | {("postgres", 0): measure.family_cpu_seconds(up.postgres_pid)}
 

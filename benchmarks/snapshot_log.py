@@ -1,7 +1,7 @@
-"""snapshot-log: the rows that a table has already, into the log: an initial snapshot.
+"""snapshot-log: an initial snapshot: a table's existing rows into the log.
 
-One table of 5 million rows of about 240 bytes. The floor is its COPY in binary to nowhere; ours is
-`cdc run` on a new pipeline, exactly-once as always, by the Spark runner (the figure) and by the
+One table of 5 million rows of about 240 bytes. The floor is its binary COPY, discarded; ours is
+`cdc run` on a new pipeline, always with exactly-once, by the Spark runner (the figure) and by the
 local one; the peer is Debezium's initial snapshot at its best settings, at-least-once.
 """
 
@@ -33,7 +33,7 @@ _ROWS: Final = 5_000_000
 _COPY: Final = b"COPY (SELECT * FROM bench) TO STDOUT (FORMAT binary)\0"
 _READ_BYTES: Final = 256 << 10
 _READY: Final = b"Z\0\0\0\x05"
-# What an initial snapshot is tuned with beside what every drain is.
+# Settings for an initial snapshot, in addition to those of every drain.
 _PEER: Final[dict[str, str | int]] = {
     "snapshot.mode": "initial",
     "snapshot.fetch.size": 20_000,
@@ -47,7 +47,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 class _Snapshots:
-    """The workload's runs, on servers of its own."""
+    """The workload's runs, on their own servers."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -67,14 +67,15 @@ class _Snapshots:
         with servers.running(NAME, POSTGRES, keep=options.keep) as up, up.connect() as connection:
             connection.execute(bench.CREATE_TABLE)
             bench.insert_at_once(connection, bench.TABLE, bench.VALUES, self._rows)
-            # Who reads a row first writes down that its transaction has committed: nobody here.
+            # The first reader of a row sets its hint bits, which would cost one subject more: set
+            # them here.
             connection.execute("VACUUM (FREEZE, ANALYZE) bench")
             connection.execute("CHECKPOINT")
             backlog.publish(connection, (bench.TABLE,))
             for turn in range(1, options.runs + 1):
                 self._floor.append(copy_to_nowhere(connection, self._rows))
                 say(f"floor, run {turn}: {self._floor[-1]:,.0f} rows/s")
-                # The figure is the first one's; the other stands beside it, once.
+                # The figure is the first subject's; the other runs once, for comparison.
                 for subject in self._ours if turn == 1 else self._ours[:1]:
                     self._snapshot(subject, up, connection, f"{subject.runner}_{turn}")
                 if self._peer is not None and turn <= options.peer_runs:
@@ -139,7 +140,7 @@ class _Snapshots:
 
 
 def copy_to_nowhere(connection: psycopg.Connection, rows: int) -> float:
-    """Return the rows a second of one COPY whose bytes are read and dropped."""
+    """Return the rows per second of one COPY whose bytes are read and discarded."""
     measure.settle(5.0)
     started = time.perf_counter()
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as raw:

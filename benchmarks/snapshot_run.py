@@ -1,8 +1,8 @@
 """One initial snapshot: a subject carries a table's rows into its topic, watched and checked.
 
-The time runs from the broker's stamp on the first record to the moment at which a read_committed
-reader may see the last, for every subject alike; start-up stands beside it. What arrived is checked
-before the figure is given: every key, once.
+The time runs from the broker's timestamp of the first record to the moment at which a
+read_committed reader can see the last, for every subject alike; start-up is reported separately.
+What arrived is checked before the figure is reported: every key, once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ours:
-    """`cdc run` on a new pipeline, whose rows one of the runners copies."""
+    """`cdc run` on a new pipeline, with one of the snapshot runners."""
 
     runner: str
     snapshot: Mapping[str, str | int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Ours:
 def measure_snapshot(
     subject: Subject, servers: Servers, connection: psycopg.Connection, rows: int, run: str
 ) -> Snapshot:
-    """Have the subject copy the table, and check what arrived."""
+    """Let the subject copy the table, and check what arrived."""
     topics, topic = Topics(servers.bootstrap), subject.topic(run, TABLE)
     with slots.dropped(connection, run):
         subject.prepare(servers.place, run, (TABLE,))
@@ -151,7 +151,7 @@ class _Moment:
 
 
 class _Watch:
-    """Looks at a running subject until all rows are visible."""
+    """Polls a running subject until all rows are visible."""
 
     def __init__(self, program: Program, servers: Servers, topics: Topics, topic: str) -> None:
         self._program, self._servers, self._topics = program, servers, topics
@@ -162,7 +162,7 @@ class _Watch:
         self.began = self.last = self._moment()
 
     def until_visible(self, rows: int) -> None:
-        """Return when a read_committed reader may see all rows and nothing moves any more."""
+        """Return when a read_committed reader can see all rows and no offset changes."""
         progress, end = Every(5.0), 0
         while True:
             seen = sum(self._topics.ends(self._places, committed=True))

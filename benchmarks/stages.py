@@ -1,8 +1,8 @@
-"""The row path's stages, each timed alone on recorded frames, in CPU microseconds a row.
+"""The row path's stages, each timed alone on recorded frames, in CPU microseconds per row.
 
-CPU time of this thread, the best of several passes: what else the machine does is not in it. Where
-a stage is a function called for each row, the same loop without the call is timed too and taken
-off.
+CPU time of this thread, the best of several passes, so that other load on the machine does not
+count. Where a stage is a function called for each row, the same loop without the call is timed too
+and subtracted.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 
 _PASSES: Final = 3
 _OP: Final = b"c"
-# What a transaction's begin message makes of itself, as long as the real ones.
+# A transaction's fields in an event, as long as real ones.
 _TX: Final = (
     b'"ts_ms":1767323045123,"ts_us":1767323045123456,"ts_ns":1767323045123456000,"txId":771,'
     b'"epoch":1,"commit_lsn":"0/16E9058"'
 )
 _TIMES: Final = b'"ts_ms":1767323045123,"ts_us":1767323045123456,"ts_ns":1767323045123456000'
-# Of one Kafka transaction, as the daemon's default.
+# Events in one Kafka transaction, as in the daemon's default.
 _BATCH_EVENTS: Final = 50_000
 _COMMITS: Final = 300
 
 
 class Handed(NamedTuple):
-    """What handing events to the producer and sending them costs."""
+    """The cost of handing events to the producer and of sending them."""
 
     hand_over_us: float  # the calling thread's
     send_us: float  # of the producer's own threads: compression, protocol, socket
 
 
 class CommitCycle(NamedTuple):
-    """A Kafka transaction of one event, from its begin to the end of its commit."""
+    """A Kafka transaction of one event, from its start to the end of its commit."""
 
     p50_ms: float
     p99_ms: float
-    acknowledged_p50_ms: float  # from the begin until the broker has acknowledged the records
+    acknowledged_p50_ms: float  # from the start until the broker has acknowledged the records
     cpu_us: float
 
 
 def feed(recording: Recording, topic: str) -> float:
-    """Time `Sequencer.feed` whole: frames, transactions, encoding, partition, batch."""
+    """Time all of `Sequencer.feed`: frames, transactions, encoding, partition, batch."""
 
     def once() -> float:
         batch = Batch()
@@ -90,7 +90,7 @@ def encode(new: New, rows: list[Row]) -> float:
 
 
 def columns(recording: Recording) -> dict[str, float]:
-    """Return nanoseconds a value of each kind, from rows of many against rows of none."""
+    """Return nanoseconds per value of each kind: rows with many values minus rows with none."""
     bare = encode(recording.encoder(kinds.BARE).new, recording.rows[kinds.BARE])
     found = {}
     for kind, _, _ in kinds.KINDS:
@@ -120,7 +120,7 @@ def partition(new: New, rows: list[Row]) -> float:
 
 
 def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
-    """Time `Publisher.produce`, and what the producer's threads do with it, on a real broker."""
+    """Time `Publisher.produce` and the producer's threads, with a real broker."""
     publisher = Publisher(config)
     publisher.open()
     batch = Batch()
@@ -146,7 +146,7 @@ def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
 
 
 def commit_cycle(config: Config, topic: str) -> CommitCycle:
-    """Time Kafka transactions of one event, one after another, by the producers in turn."""
+    """Time Kafka transactions of one event, one after another, on alternating producers."""
     publishers = [Publisher(config, lane) for lane in range(LANES)]
     for publisher in publishers:
         publisher.open()
@@ -176,7 +176,7 @@ def commit_cycle(config: Config, topic: str) -> CommitCycle:
 
 
 def _best(once: Callable[[], float]) -> float:
-    # What lies in memory for the measuring is not the daemon's to look through.
+    # Collect before timing, so that the garbage collector does not scan the benchmark's own data.
     gc.collect()
     gc.freeze()
     return min(once() for _ in range(_PASSES))

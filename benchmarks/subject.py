@@ -1,4 +1,4 @@
-"""What is measured: a process that carries the changes behind a slot into a topic.
+"""What is measured: a process that carries the changes after a slot's position into a topic.
 
 Ours and the peer are started differently and then measured by the same code.
 """
@@ -26,14 +26,14 @@ class Place:
 
 
 class Subject(Protocol):
-    """Something that captures."""
+    """A capture process."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def settings(self) -> Mapping[str, str | int]:
-        """The settings that are not its defaults, for the result."""
+        """The settings that differ from its defaults, for the result."""
         ...
 
     def topic(self, run: str, table: str) -> str:
@@ -41,9 +41,9 @@ class Subject(Protocol):
         ...
 
     def prepare(self, place: Place, run: str, tables: tuple[str, ...]) -> None:
-        """Do what is done once before a start, such as creating the topics. Not measured."""
+        """Prepare once before a start, for example create the topics. Not measured."""
         ...
 
     def start(self, place: Place, run: str) -> AbstractContextManager[Program]:
-        """Start on the slot named `run`, which exists; stopped at the end of the block."""
+        """Start on the existing slot named `run`; stop at the end of the block."""
         ...

@@ -1,9 +1,9 @@
-"""The topics that subjects fill: made, watched while they fill, and checked at the end.
+"""The topics that subjects fill: created, watched while they fill, and checked at the end.
 
-Watching asks the broker for end offsets and reads no data, so it costs the measured next to
-nothing. Two ends are told apart: what is written, and what a read_committed reader may see; a
-drain ends with the second. Checking reads everything read_committed, into the contents that must
-be there.
+Watching polls the broker for end offsets and reads no data, so it costs the subject almost nothing.
+There are two ends: the high watermark, and the last stable offset, up to which a read_committed
+reader can see; a drain ends with the second. Checking reads everything read_committed and compares
+it with the expected contents.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True)
 class Checked:
-    """What lies in the topics for a read_committed reader, each event exactly once."""
+    """What a read_committed reader finds in the topics, each event exactly once."""
 
     events: int
     value_bytes_mean: float
@@ -58,7 +58,7 @@ class Topics:
             made.result(_REQUEST_SECONDS)
 
     def stamp_appends(self, topic: str) -> None:
-        """Have the broker stamp each record with its own clock as it appends it."""
+        """Let the broker stamp each record with its own clock when it appends it."""
         stamp = ConfigEntry(
             "message.timestamp.type",
             "LogAppendTime",
@@ -69,7 +69,7 @@ class Topics:
             altered.result(_REQUEST_SECONDS)
 
     def delete_prefix(self, prefix: str) -> None:
-        """Delete a subject's topics: the next is to find the disk and the page cache as it did."""
+        """Delete a subject's topics, so that the next starts with the same disk and page cache."""
         names = self._admin.list_topics(timeout=_REQUEST_SECONDS).topics
         mine = [name for name in names if name.startswith(f"{prefix}.")]
         if mine:
@@ -81,7 +81,7 @@ class Topics:
         return sorted(described.partitions)
 
     def ends(self, places: list[tuple[str, int]], *, committed: bool) -> list[int]:
-        """Return the partitions' end offsets: of what is written, or of what may be read."""
+        """Return the partitions' last stable offsets if `committed`, else their high watermarks."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = {TopicPartition(*place): latest for place in places}
@@ -91,7 +91,7 @@ class Topics:
         return [answer.result(_REQUEST_SECONDS).offset for answer in answers.values()]
 
     def check(self, contents: Mapping[str, Content]) -> Checked:
-        """Read these topics whole and require of each its content, no more and no less."""
+        """Read all of these topics and require exactly the given content of each."""
         events = size = 0
         first_ms, last_ms = 1 << 62, 0
         for topic, content in contents.items():
@@ -112,7 +112,7 @@ class Topics:
         )
 
     def read(self, topic: str) -> Iterator[Message]:
-        """Return what a read_committed reader finds in the topic, to its present end."""
+        """Yield what a read_committed reader finds in the topic, up to its current end."""
         numbers = self.partitions(topic)
         consumer = Consumer(
             {
@@ -122,7 +122,7 @@ class Topics:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
-                # The default of a second stalls a reader that is quicker than the fetches.
+                # The default of a second stalls a reader that is faster than the fetches.
                 "fetch.queue.backoff.ms": 5,
             }
         )

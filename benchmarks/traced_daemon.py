@@ -1,9 +1,9 @@
-"""`cdc` with a record of the moments of its batches: what `latency --stages` runs as ours.
+"""`cdc` with a trace of its batches' times: what `latency --stages` runs as ours.
 
-A program of its own: `python -m benchmarks.traced_daemon TRACE ARGUMENTS...` runs `cdc ARGUMENTS`
-and writes TRACE, a JSON object, as it ends. All times in it are microseconds since 1970. It costs
-the daemon an append to a list for each event; requests to the broker are in it where the
-configuration has librdkafka log them (`log.kafka.debug: protocol`), which costs more.
+A separate program: `python -m benchmarks.traced_daemon TRACE ARGUMENTS...` runs `cdc ARGUMENTS` and
+writes TRACE, a JSON object, when it ends. All times in it are microseconds since 1970. It costs the
+daemon an append to a list for each event. It has the requests to the broker if the configuration
+lets librdkafka log them (`log.kafka.debug: protocol`), which costs more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.trace import Moments
 
 _TASKS = Path("/proc/self/task")
-# librdkafka's own measure of a request: from its being written to its answer.
+# librdkafka's own measurement of a request: from the write to the answer.
 _ANSWER = re.compile(r"Received (\w+)Response .* rtt ([\d.]+)ms\)")
 
 
@@ -96,7 +96,7 @@ class Recorder:
 
 
 def threads() -> list[dict[str, Any]]:
-    """Return of each thread how long it ran, and how long it was ready to run without a core."""
+    """Return how long each thread ran, and how long it was ready to run without a core."""
     names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     found = []
     for task in _TASKS.iterdir():

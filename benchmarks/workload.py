@@ -1,7 +1,7 @@
-"""What a drain carries: tables, the changes that lie in the WAL, and what must arrive of them.
+"""What a drain carries: tables, their changes in the WAL, and what must arrive of them.
 
-A workload is described here and run by `benchmarks.drains` (ours beside floor, limit and peer) or
-by `benchmarks.memory_bigtx`; it starts nothing itself.
+A workload is described here and run by `benchmarks.drains` (ours with floor, limit and peer) or by
+`benchmarks.memory_bigtx`; it starts nothing itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Clock(Enum):
-    """When a drain's time begins; it ends when a read_committed reader may see the last event."""
+    """When a drain's time starts; it ends when a read_committed reader can see the last event."""
 
     FIRST_RECORD = "the broker's stamp on the first record"
-    # One transaction comes only after the server has decoded all of it, or is set aside until its
-    # commit: from its first record on, most of the work would be outside the time.
+    # The server sends a single transaction only after it has decoded all of it, or the daemon
+    # spills it until its commit: a clock from the first record on would miss most of the work.
     SLOT_TAKEN = "the moment at which a walsender streams from the slot"
 
 
@@ -34,7 +34,7 @@ class Workload(Protocol):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables of schema public whose changes arrive; the publication names them."""
+        """The tables of schema public that the publication names."""
         ...
 
     @property
@@ -51,13 +51,13 @@ class Workload(Protocol):
         ...
 
     def create(self, connection: psycopg.Connection, rows: int) -> None:
-        """Create the tables with the rows they begin with, which are not in the backlog."""
+        """Create the tables with their initial rows, which are not in the backlog."""
         ...
 
     def load(self, connection: psycopg.Connection, rows: int) -> None:
-        """Make so many changes."""
+        """Make `rows` changes."""
         ...
 
     def contents(self, connection: psycopg.Connection, rows: int) -> Mapping[str, Content]:
-        """Return, fresh for one check, what must arrive of each table."""
+        """Return new contents for one check: what must arrive of each table."""
         ...

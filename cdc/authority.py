@@ -1,18 +1,17 @@
-"""Who wrote a message in the stream: signing, and checking what was signed.
+"""Authenticate messages in the stream: sign them, and verify what was signed.
 
 Every role of a database may call `pg_logical_emit_message` with any prefix and any bytes, so a
-message proves nothing by itself. Two kinds of proof exist, and nothing is believed without one:
+message proves nothing by itself. Two kinds of proof exist, and no message is accepted without one:
 
 - What `cdc` and the daemon write carries an HMAC-SHA256 by a key derived from `control.secret`, one
-  key a purpose, over the purpose, the pipeline, the server's system identifier, an id, the time and
-  the body. So a message of one purpose, pipeline or server is none of another.
-- What the triggers of `migrations/` write carries a MAC by a key that lies in a table which only
-  its owner and those whom the owner has let may read (`cdc.source.signing_keys`), over the purpose,
-  the transaction's xid, the time, a nonce and the body. So it is worth nothing in another
-  transaction.
+  key per purpose, over the purpose, the pipeline, the server's system identifier, an id, the time
+  and the body. So a message for one purpose, pipeline or server is not valid for another.
+- What the triggers of `migrations/` write carries a MAC by a key from a table that only its owner
+  and the roles that the owner allows may read (`cdc.source.signing_keys`), over the purpose, the
+  transaction's xid, the time, a nonce and the body. So it is not valid in another transaction.
 
-Nothing here raises anything but `UnprovenError`, whatever bytes it is given, and no reason names
-any part of a message.
+The functions raise only `UnprovenError`, whatever bytes they are given, and no reason contains any
+part of a message.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ CANARY_PURPOSE: Final = "canary"
 DDL_PURPOSE: Final = "ddl"
 SIGNAL_PURPOSE: Final = "signal"
 
-# A signed message is at most so long: far above what a command with many keys needs, and the most
-# that a DDL record takes.
+# Largest signed message, in bytes: far above what a command with many keys needs, and the most that
+# a DDL record takes.
 MAX_BYTES: Final = 1 << 20
-# From signing to the commit, by the server's own clock both times: a round trip, and much patience.
+# Longest time from signing to commit, both by the server's clock: a round trip with a wide margin.
 MAX_AGE_US: Final = 300_000_000
-# Of what a trigger signed: a transaction may be open for long, and its xid is what counts. The
-# bound is for a 32-bit xid that comes round again.
+# The same for what a trigger signed: a transaction may stay open for long, and its xid is the real
+# check. The limit guards against a 32-bit xid that has wrapped around.
 MAX_OPEN_US: Final = 30 * 86_400 * 1_000_000
-# A clock that is stepped back, or another server's after a promotion.
+# Tolerated clock difference: a clock that is stepped back, or another server's after a promotion.
 CLOCK_US: Final = 60_000_000
 _XIDS: Final = 1 << 32
 
-# Where no secret is configured the daemon still knows its own canaries, while this process runs.
+# Without a configured secret the daemon still recognizes its own canaries while this process runs.
 _PROCESS_SECRET: Final = secrets.token_bytes(32)
 _LOG_SECONDS: Final = 60.0
 
 
 class UnprovenError(Exception):
-    """A message does not prove who wrote it. `reason` is a fixed phrase, never of the message."""
+    """A message does not prove who wrote it. `reason` is a fixed phrase, no text of the message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -64,7 +63,7 @@ class UnprovenError(Exception):
 
 
 class OtherPipelineError(UnprovenError):
-    """A message says that it is for another pipeline of the same database."""
+    """A message names another pipeline of the same database."""
 
 
 class UnknownKeyError(UnprovenError):
@@ -82,7 +81,7 @@ class Signed(msgspec.Struct, frozen=True):
 
 
 class Scope(NamedTuple):
-    """Whom a signature is for."""
+    """The pipeline and server that a signature is valid for."""
 
     pipeline: str
     system_identifier: str
@@ -96,20 +95,20 @@ class TriggerKey(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a trigger's message holds, once it is proven."""
+    """The content of a trigger's message, once it is proven."""
 
     id: str
     body: bytes
 
 
 def secret_of(config: Config) -> bytes | None:
-    """Return the secret that commands are signed with; None where none is configured."""
+    """Return the secret that commands are signed with; None if none is configured."""
     given = config.control.secret
     return given.encode() if given else None
 
 
 def canary_secret(config: Config) -> bytes:
-    """Return the secret that canaries are signed with: there always is one."""
+    """Return the secret that canaries are signed with: there is always one."""
     return secret_of(config) or _PROCESS_SECRET
 
 
@@ -121,7 +120,7 @@ def sign(secret: bytes, purpose: str, scope: Scope, at_us: int, body: bytes) -> 
 
 
 def proven(secret: bytes | None, purpose: str, scope: Scope, content: bytes) -> Signed:
-    """Return what was signed; UnprovenError where that can't be shown."""
+    """Return what was signed; raise UnprovenError if the signature can't be verified."""
     if len(content) > MAX_BYTES:
         raise UnprovenError("too large")
     try:
@@ -148,7 +147,7 @@ def _mac(secret: bytes, purpose: str, scope: Scope, number: str, at_us: int, bod
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:
-    """Return the parts, each behind its length, so that no two lists of them are the same bytes."""
+    """Return the parts, each after its length, so that different lists give different bytes."""
     return b"".join(len(each).to_bytes(8, "big") + each for each in parts)
 
 
@@ -165,7 +164,7 @@ def is_timely(at_us: int, committed_at_us: int) -> bool:
 def told_by_trigger(
     keys: dict[str, TriggerKey], purpose: str, content: bytes, *, xid: int, committed_at_us: int
 ) -> Told:
-    """Return what a trigger of ours wrote; UnprovenError where that can't be shown.
+    """Return what a trigger of ours wrote; raise UnprovenError if it can't be verified.
 
     The content is `1 KEY XID MICROSECONDS NONCE MAC`, a line feed, and the body.
     """
@@ -184,7 +183,7 @@ def told_by_trigger(
     expected = hashlib.sha256(key.outer + inner).hexdigest().encode()
     if not hmac.compare_digest(expected, mac):
         raise UnprovenError("wrong signature")
-    # Proven: these are what the function wrote.
+    # Proven: the trigger's function wrote these fields.
     if int(signed_xid) % _XIDS != xid:
         raise UnprovenError("of another transaction")
     if not -CLOCK_US <= committed_at_us - int(at_us) <= MAX_OPEN_US:
@@ -193,9 +192,9 @@ def told_by_trigger(
 
 
 class Refusals:
-    """Counts the messages that were not believed, and logs them now and then.
+    """Counts the rejected messages, and logs each kind and reason at most once a minute.
 
-    Kinds and reasons are fixed words, so that neither log nor metrics carry what a stranger wrote.
+    Kinds and reasons are fixed words, so that no text of a forged message gets into log or metrics.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -204,7 +203,7 @@ class Refusals:
         self._logged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def refuse(self, kind: str, reason: str, lsn: str, *, quiet: bool = False) -> None:
-        """Count one; log it unless that was done lately, or it is of no account."""
+        """Count one; log it unless that was done within the last minute or `quiet` is set."""
         what = kind, reason
         count = self.counts[what] = self.counts.get(what, 0) + 1
         at, logged = self._logged.get(what, (float("-inf"), 0))

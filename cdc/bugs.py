@@ -1,8 +1,8 @@
-"""Where a bug is, without its words.
+"""Report where a bug is, without the exception's message.
 
-An exception that nobody foresaw may quote what it was working on: Arrow's, json's and Python's own
-name values, and logs and terminals travel further than rows may. So of a bug is told its type, and
-file, line and function of each call; of another process' output only the lines that say such.
+An unexpected exception may quote the data it was working on: those of Arrow, json and Python do,
+and logs and terminals travel further than rows may. So a bug is reported as its type and the file,
+line and function of each call; of another process's output only lines of that kind are kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
-# Python's and Java's lines of a stack, and their first lines: a type, then its words.
+# Stack lines of Python and Java, and their first lines: a type, then its message.
 _PLACE: Final = re.compile(
     r"^\s*(?:File \"[^\"]*\", line \d+(?:, in \S+)?|at [\w.$<>/]+\([\w.: ]*\))"
 )
 _KIND: Final = re.compile(
     r"^\s*(?:Caused by: )?((?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception|Exit))\b"
 )
-# Of these the words name a module, a class, a file or a host, never what was worked on.
+# The messages of these types name a module, a class, a file or a host, never data.
 _PLAIN: Final = re.compile(
     r"\b(?:ModuleNotFoundError|ImportError|FileNotFoundError|PermissionError|UnknownHostException"
     r"|ConnectException|ClassNotFoundException|NoClassDefFoundError|OutOfMemoryError"
@@ -33,7 +33,7 @@ _LEFT_OUT: Final = "what else it said is left out, since it may hold rows' value
 
 
 def where(error: BaseException | None) -> str:
-    """Return where an error comes from, and its type and those of its causes."""
+    """Return an error's stack, with its type and the types of its causes."""
     lines: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -44,7 +44,7 @@ def where(error: BaseException | None) -> str:
 
 
 def places(said: str) -> str:
-    """Return of another process' output what says where it failed, and by which types."""
+    """Return the lines of another process's output that show where it failed, and the types."""
     kept, left_out = [], False
     for line in said.splitlines():
         if place := _PLACE.match(line):
@@ -59,7 +59,7 @@ def places(said: str) -> str:
 
 
 def install() -> None:
-    """Let what ends this process or one of its threads be told so on stderr."""
+    """Report an exception that ends this process or one of its threads in this form on stderr."""
     sys.excepthook = ended
     threading.excepthook = lambda args: ended(
         args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def ended(kind: type[BaseException], error: BaseException, _: TracebackType | None = None) -> None:
-    """Say where what ended the process, or a thread, is."""
+    """Print where the exception that ended the process or a thread was raised."""
     if issubclass(kind, KeyboardInterrupt):
         return
     thread = threading.current_thread().name

@@ -1,19 +1,19 @@
-"""Read what was written: wait until followers have applied a commit, from an application.
+"""Read your own writes: wait, from an application, until followers have applied a commit.
 
 ```python
 from cdc.client import Client
 
-client = Client("lockstep.yaml")            # once in a process; threads may share it
+client = Client("lockstep.yaml")            # one per process; threads may share it
 with psycopg.connect(...) as connection:
     connection.execute("INSERT ...")
     connection.commit()
-    token = client.token(connection)        # what was committed by now; str(token) travels
-client.wait(token, ["cache"], timeout=2.0)  # from here on the cache has it
+    token = client.token(connection)        # covers every commit so far; str(token) as text
+client.wait(token, ["cache"], timeout=2.0)  # after this the cache has it
 ```
 
-It asks the followers' own reports in the log, and no store. One consumer stays open, so that a wait
-that has nothing to wait for costs a question to the broker, and another ends as soon as the report
-is there.
+It reads the followers' reports in the log and queries no store. One consumer stays open: a wait
+that is already satisfied costs one request to the broker, and any other ends as soon as the report
+arrives.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Behind", "BehindError", "Client", "Token"]
 
-# A thread that reads gives way to others so often; a report ends its turn at once.
+# How often a reading thread yields to other threads; a report ends its turn at once.
 _TURN_SECONDS: Final = 0.1
-# Who does not want to wait at all still asks the broker, and connects to it the first time.
+# The least that even a call with timeout 0 waits: for an answer of the broker, and on the first
+# call for the connection.
 _ASK_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5.0
 _APPLIED_SECONDS: Final = 15.0
@@ -57,12 +58,12 @@ class Behind(NamedTuple):
     why: str
     hint: str
     exit_code: Exit
-    hopeless: bool  # only a person can change it
+    hopeless: bool  # only a person can fix it
     record: FollowerRecord | None
 
 
 class Client:
-    """Knows how far the followers of one pipeline are. Close it, or use it in a `with`."""
+    """Reads how far the followers of one pipeline are. Close it, or use it in a `with`."""
 
     def __init__(self, config: Config | str | Path = "lockstep.yaml") -> None:
         self._config = config if isinstance(config, Config) else load(config)
@@ -72,14 +73,14 @@ class Client:
         self._ours: tuple[str, str] | None = None  # system identifier and database
 
     def token(self, connection: psycopg.Connection[Any]) -> Token:
-        """Return the token of all that is committed; call it behind your commit, on its connection.
+        """Return a token of everything committed; call it after your commit, on its connection.
 
-        Where there is no psycopg, `SELECT pg_current_wal_insert_lsn()` gives an LSN that will do.
+        Without psycopg, use the LSN that `SELECT pg_current_wal_insert_lsn()` returns.
         """
         return tokens.take(connection)
 
     def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
-        """Return the newest reports, of all followers or of these; who never ran has none."""
+        """Return the newest reports, of all followers or of these; one that never ran has none."""
         names = named(self._config.followers, followers)
         newest = self._refreshed(_APPLIED_SECONDS)
         return {name: newest[name] for name in names if name in newest}
@@ -90,15 +91,15 @@ class Client:
         followers: Iterable[str] | None = None,
         timeout: float = 10.0,
     ) -> dict[str, FollowerRecord]:
-        """Return when every follower named (default: all) has applied all up to `lsn`.
+        """Return when every follower named (default: all) has applied everything up to `lsn`.
 
-        A text may be a token or an LSN. Raises BehindError, which is a TimeoutError too, when one
-        has not in time, and at once where one has halted that far from it; UnavailableError when
-        the brokers do not answer in time.
+        A text may be a token or an LSN. Raises BehindError, which is also a TimeoutError, if one
+        has not in time, and at once if one has halted below `lsn`; UnavailableError if the brokers
+        do not answer in time.
         """
         given, names = _given(lsn), named(self._config.followers, followers)
         began = time.monotonic()
-        # First, since this keeps to the timeout where no broker answers.
+        # First, because this call keeps to the timeout even if no broker answers.
         newest = self._refreshed(timeout)
         wanted = given if isinstance(given, LSN) else self._lsn(given)
         while late := behind(wanted, names, newest):
@@ -114,7 +115,7 @@ class Client:
         return {name: newest[name] for name in names}
 
     def close(self) -> None:
-        """Let go of the connection to the broker."""
+        """Close the connection to the broker."""
         with self._turn:
             self._readings.close()
 
@@ -125,9 +126,9 @@ class Client:
         self.close()
 
     def _refreshed(self, seconds: float) -> dict[str, FollowerRecord]:
-        """Return the newest reports, within so long, whoever else is asking for them.
+        """Return the newest reports within `seconds`; threads take turns.
 
-        Raises UnavailableError where the brokers do not tell in time.
+        Raises UnavailableError if the brokers do not answer in time.
         """
         seconds = max(seconds, _ASK_SECONDS if self._connected else _CONNECT_SECONDS)
         deadline = time.monotonic() + seconds
@@ -145,7 +146,7 @@ class Client:
         return newest
 
     def _lsn(self, given: Token) -> LSN:
-        """Return a token's LSN; ConfigError where it is not of the database that is followed."""
+        """Return a token's LSN; raise ConfigError if it is of another database than the log."""
         if self._ours is None:
             resume = reader.read_resume(self._config)
             if resume is None:
@@ -166,7 +167,7 @@ class Client:
 def behind(
     lsn: LSN, names: Sequence[str], newest: Mapping[str, FollowerRecord]
 ) -> tuple[Behind, ...]:
-    """Return who has not applied everything up to `lsn`, by the newest reports, and why."""
+    """Return which followers have not applied everything up to `lsn`, by `newest`, and why."""
     found = []
     for name in names:
         record = newest.get(name)
@@ -174,7 +175,7 @@ def behind(
             why, hint = "has never run", f"cdc follow --followers {name}"
             found.append(Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=None))
         elif record.lsn < lsn or record.state == "rebuilding":
-            # What it had applied is what its store has lost.
+            # A rebuilding follower's store has lost what it had applied.
             found.append(_why(lsn, record))
     return tuple(found)
 

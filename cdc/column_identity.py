@@ -1,15 +1,16 @@
-"""Which column of a table each column of a relation message is. Pure.
+"""Identify which column of a table each column of a relation message is. Pure.
 
-A relation message names columns and gives no numbers (attnum). A name can pass to another column:
-by a rename, or by DROP, RENAME and ADD, after which the message reads as before. A number is never
-used twice, so what a configuration hides by name is followed by number (`Hidden`).
+A relation message has the columns' names but not their numbers (attnum). A name can move to another
+column: by a rename, or by DROP, RENAME and ADD, after which the message looks the same as before. A
+number is never used twice, so a column that the configuration hides by name is tracked by number
+(`hidden`).
 
-Three things are known of a message at some LSN: the columns' numbers as the catalog had them at an
-earlier LSN (`before`), as it has them later (`today`), and the message's own order, which is that
-of the numbers. A column whose catalog row is the same in both had this name in between too. Any
-other one lies between two such, as many places on as there are columns that were there all the time
-and columns that may have been. `places` returns every position that is possible: one that is not
-unique is not a guess.
+Three things are known about a message at some LSN: the columns' numbers as the catalog had them at
+an earlier LSN (`before`), as it has them later (`today`), and the message's order, which is that of
+the numbers. A column whose catalog row is the same in both had this name in between too. Any other
+column lies between two such columns; its distance from them is bounded by the number of columns
+that existed all the time and of those that may have existed. `places` returns every possible
+position and never guesses between them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.decode.messages import Column
     from cdc.log.records import ColumnNumbers, NumberedColumn
 
-# By a column's number, the positions in a relation message where it may be.
+# The positions in a relation message where a column may be, by the column's number.
 Places: TypeAlias = dict[int, frozenset[int]]
 
 
@@ -34,7 +35,7 @@ class Shown(NamedTuple):
 
     attnum: int
     hidden_as: str  # its name when it was hidden
-    name: str  # the message's name of the column that it is, or may be
+    name: str  # its name, or possible name, in the message
     certain: bool
 
 
@@ -46,14 +47,14 @@ def places(
 ) -> Places:
     """Return where each column may be in a message that came after `before`, and before `today`.
 
-    Without `before` the message is taken for one of `alike` if it lists the same columns: nobody
-    has known the table at an earlier time.
+    Without `before`, the table was not known at an earlier time: then the message is matched with
+    the one of `alike` that lists the same columns.
     """
     every = frozenset(range(len(columns)))
     if columns and all(column.attnum for column in columns):
         return {column.attnum: frozenset({at}) for at, column in enumerate(columns)}
     if not today.columns:
-        # The table is dropped, and its catalog rows with it: any column may be any.
+        # The table was dropped, and its catalog rows with it: any column may be at any position.
         return {c.attnum: every for c in before.columns if not c.dropped} if before else {}
     if before is None:
         listed = [(c.name, c.type_id, c.type_modifier) for c in columns]
@@ -65,7 +66,7 @@ def places(
 
 
 class _Placing:
-    """The places of one message's columns."""
+    """Computes the possible positions of one message's columns."""
 
     def __init__(
         self, columns: Sequence[Column], before: ColumnNumbers | None, today: ColumnNumbers
@@ -87,13 +88,13 @@ class _Placing:
         found = {attnum: self._of(attnum) for attnum in sorted(self._possible)}
         lost = [a for a in self._steady if self._before is not None and not found[a]]
         if fixed != sorted(set(fixed)) or lost:
-            # Not what a catalog and a stream of one table say: nothing is certain.
+            # Catalog and stream contradict each other: nothing is certain.
             every = frozenset(range(self._count))
             return dict.fromkeys(self._possible, every)
         return found
 
     def _unchanged(self, now: NumberedColumn) -> bool:
-        """Whether the column's row in the catalog is the one that it was."""
+        """Whether the column's catalog row is the same as before."""
         then = (self._before or {}).get(now.attnum)
         return then is not None and not now.dropped and not then.dropped and then.xmin == now.xmin
 
@@ -140,7 +141,7 @@ class _Placing:
 
 
 def attnums(columns: Sequence[Column], found: Places) -> tuple[int | None, ...]:
-    """Return each column's number; None where more than one is possible."""
+    """Return each column's number; None if more than one is possible."""
     possible: list[list[int]] = [[] for _ in columns]
     for attnum, positions in found.items():
         for at in positions:
@@ -163,9 +164,9 @@ def hidden(
 ) -> dict[int, str]:
     """Return the hidden columns by number, with the name that each was hidden by.
 
-    To `so_far` come those that the configuration hides by their names in `numbers`. One leaves
-    when `keep` is said of the name that it was hidden by; none when it is dropped, since the
-    stream may come from before that.
+    Adds to `so_far` the columns that the configuration hides by their names in `numbers`. Removes a
+    column if `keep` is configured for the name it was hidden by, but not if it was dropped: the
+    stream may be from before the drop.
     """
     found = dict(so_far)
     for column in numbers.columns:
@@ -181,13 +182,13 @@ def hidden(
 def shown(
     selection: TableSelection, columns: Sequence[Column], found: Places, hidden: dict[int, str]
 ) -> list[Shown]:
-    """Return each hidden column that stands, or may stand, under a name that is not hidden."""
+    """Return each hidden column that has, or may have, a name that is not hidden."""
     bare = []
     for attnum, was in sorted(hidden.items()):
         positions = found.get(attnum, frozenset())
         for at in sorted(positions):
             name = columns[at].name
-            # `keep` speaks of a name: of the hidden column only if that is still its name.
+            # `keep` applies to a name: to the hidden column only if that is still its name.
             if hides(selection, name) or (name == was and _kept(selection, name)):
                 continue
             bare.append(Shown(attnum, was, name, len(positions) == 1))

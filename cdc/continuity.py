@@ -1,7 +1,7 @@
-"""Prove at the start that slot, log and source meet; name the gap where they do not.
+"""Prove at the start that slot, log and source fit together; name the gap if they do not.
 
-Pure. Going on in spite of any of these would lose changes or mix two databases, so each raises with
-what differs and the remedy, and exits with a code on which no supervisor restarts.
+Pure. Continuing in spite of a mismatch would lose changes or mix two databases, so each one raises
+an error with the difference and the remedy, and an exit code on which no supervisor restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc.source.timelines import System
 
 _ANEW: Final = "`cdc teardown --topics`, then `cdc setup` and a snapshot, begin anew"
-# pg_replication_slots.invalidation_reason, in words that say what to change.
+# The cause behind each pg_replication_slots.invalidation_reason.
 _INVALIDATED: Final = {
     "wal_removed": "it kept more WAL than max_slot_wal_keep_size allows, and that is gone",
     "rows_removed": "rows of the catalog that it needs were vacuumed away",
@@ -32,7 +32,7 @@ _INVALIDATED: Final = {
 
 
 class Found(NamedTuple):
-    """What stands on both sides now."""
+    """The server and the source database as they are now."""
 
     system: System
     source: Source
@@ -41,10 +41,10 @@ class Found(NamedTuple):
 def check(
     config: Config, identity: ResumeIdentity, position: ResumePosition, found: Found
 ) -> ResumeIdentity:
-    """Return the identity to go on with; raise where the stream does not continue the log.
+    """Return the identity to continue with; raise if the stream does not continue the log.
 
-    It has the timeline of a server that was promoted and has all that the log holds, and the
-    publication with tables that are new in it.
+    It has the server's timeline, which is another one after a promotion, and the publication with
+    the tables that were added to it.
     """
     same_writer(config, identity)
     publishes = same_source(config, identity, position, found.system, found.source)
@@ -52,14 +52,14 @@ def check(
 
 
 def begins_at(found: Found) -> LSN:
-    """Return where the slot begins to send, before anything is confirmed to it."""
+    """Return the LSN from which the slot sends, before anything is confirmed to it."""
     slot = found.source.slot
     assert slot is not None
     return slot.confirmed_flush_lsn or LSN(0)
 
 
 def same_writer(config: Config, identity: ResumeIdentity) -> None:
-    """Raise ConfigError where the log belongs to another slot, and so to another pipeline."""
+    """Raise ConfigError if the log belongs to another slot, and so to another pipeline."""
     if identity.slot != config.slot:
         raise ConfigError(
             f'the log under "{config.prefix}" is written from slot "{identity.slot}", the'
@@ -75,9 +75,9 @@ def same_source(
     system: System,
     source: Source,
 ) -> Publication:
-    """Return the publication to go on with.
+    """Return the publication to continue with.
 
-    Raises where the source is not the one the log comes from, or has lost what must follow.
+    Raises if the source is not the one the log comes from, or has lost what must follow.
     """
     same_stream(config, identity, position, system, source)
     if source.publication is None:
@@ -100,7 +100,7 @@ def same_stream(
     system: System,
     source: Source,
 ) -> None:
-    """Raise where server, database or slot do not continue the log, whatever is published."""
+    """Raise if server, database or slot do not continue the log; ignores the publication."""
     if identity.system_identifier != system.identifier:
         raise GapError(
             f"the log comes from system {identity.system_identifier}, this is {system.identifier}:"
@@ -137,7 +137,7 @@ def _whereabouts(identity: ResumeIdentity, source: Source) -> str:
 def _same_history(
     identity: ResumeIdentity, position: ResumePosition, system: System, wal_end: LSN
 ) -> None:
-    """Raise GapError where the server never had some of what the log holds, or lost it."""
+    """Raise GapError if the server never had some of what the log holds, or lost it."""
     old, now = identity.timeline, system.timeline
     if old > now:
         raise GapError(
@@ -174,7 +174,7 @@ def _same_history(
 def _usable_slot(
     config: Config, identity: ResumeIdentity, system: System, slot: Slot | None
 ) -> None:
-    """Raise where the slot is missing, lost, or of a kind that would lose changes."""
+    """Raise if the slot is missing, lost, or of a kind that would lose changes."""
     if slot is None:
         promoted = identity.timeline != system.timeline
         raise GapError(
@@ -201,7 +201,7 @@ def _usable_slot(
 
 
 def one_phase(config: Config, slot: Slot) -> None:
-    """Raise ConfigError where the slot sends prepared transactions before they are decided."""
+    """Raise ConfigError if the slot sends prepared transactions before they commit."""
     if slot.two_phase:
         raise ConfigError(
             f'slot "{config.slot}" decodes prepared transactions before they are decided'
@@ -212,7 +212,7 @@ def one_phase(config: Config, slot: Slot) -> None:
 
 
 def same_plugin(config: Config, slot: Slot) -> None:
-    """Raise ConfigError where the slot speaks another language than ours."""
+    """Raise ConfigError if the slot has another output plugin than pgoutput."""
     if slot.plugin != "pgoutput":
         raise ConfigError(
             f'slot "{config.slot}" uses the plugin {slot.plugin}',

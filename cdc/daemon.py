@@ -1,7 +1,7 @@
-"""The process around the pipeline: signals, health and metrics over HTTP, and starting over.
+"""The process around the pipeline: signals, health and metrics over HTTP, and restarting sessions.
 
-A session that fails is thrown away whole and the next one begins from the resume record. Whether
-there is a next one is the error's policy, and nothing else's, to say.
+A session that fails is discarded completely and the next one starts from the resume record. The
+error's policy decides whether there is a next one.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.daemon")
 
-# Doubling from the first to the second; jitter keeps daemons of one outage from coming back as one.
+# Doubles from the first to the second; jitter spreads the reconnects of daemons after one outage.
 _BACKOFF_SECONDS: Final = (0.2, 10.0)
 # How often a standby asks for the slot: a takeover takes about that long.
 _STANDBY_SECONDS: Final = 0.5
-# A server that refuses us is asked so often: some lock a role after a few failures.
+# How often a server that refuses us is retried: some lock a role after a few failures.
 SLOW_SECONDS: Final = 10.0
-# For a rotated password or certificate to arrive here too; then a person is needed.
+# How long a rotated password or certificate may take to arrive here; then a person is needed.
 PATIENCE_SECONDS: Final = 900.0
-# With the default timeout of a minute, a connection that is dead is noticed after eight at most.
+# In timeouts of the walsender: with the default of a minute, a dead connection is noticed after
+# eight minutes at most.
 _MOST_PATIENCE: Final = 8
-# A stop that takes longer ends the process: below the ten seconds that supervisors give.
+# A stop that takes longer ends the process: below the ten seconds that supervisors allow.
 _LATE_SECONDS: Final = pace.STOP_SECONDS + 1.0
-# transaction.max.timeout.ms of brokers, unless it was set: they refuse more.
+# The default of the brokers' transaction.max.timeout.ms, in seconds: they refuse more.
 LONGEST_TRANSACTION_SECONDS: Final = 900
-# So many sessions must find another history than the log's; the first of them may be wrong.
+# How many sessions in a row must find another history than the log's: the first may be wrong.
 _PROOFS: Final = 2
-# A session that lasted so long ends the doubling.
+# A session that lasted this long resets the backoff.
 _HEALTHY_SECONDS: Final = 10.0
 
 
@@ -69,26 +70,27 @@ class Daemon:
         self.config_file = config_file
         self.worker = Worker()
         self.snapshots = Worker(self.worker.wake_fd)  # a chunk may wait for a lock
-        # By id, as they were asked for: the keys and conditions that the log must not have.
+        # Requested snapshots by id, with the keys and conditions that must not be in the log.
         self.given_snapshots: dict[str, LiveRecord] = {}
         self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
-        # A transaction that could not be told from its stream is sent whole in the next session.
+        # Whether the next session gets every transaction complete, after its commit: what one
+        # transaction had streamed was in doubt.
         self.reread = False
         self.patience = 1  # with a silent walsender, as a multiple of its timeout
         self.transaction_seconds = TRANSACTION_TIMEOUT_SECONDS
         self.health = Health()
         self.metrics = Metrics()
-        # Whether a follower reports, be it one that this process' configuration does not name.
+        # Whether any follower reports, even one that this process's configuration does not name.
         self.followed: Callable[[], bool] = lambda: False
         self.stopping = False
         self.stop_asked_at = 0.0
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self._has_streamed = False
         self._doubts = 0  # sessions in a row that found another history than the log's
-        self._refused_at: float | None = None  # monotonic, by a server that had let us in
+        self._refused_at: float | None = None  # monotonic, by a server that had accepted us
 
     def to(self, state: State, reason: str) -> None:
-        """Enter a state, and say so once."""
+        """Enter a state, and log it once."""
         if state is not self.health.state:
             log.info(state.value, extra={"fields": {"reason": reason}})
         self.health.to(state, reason)
@@ -103,17 +105,17 @@ class Daemon:
         return LSN(self.metrics.wal_end_lsn) if streaming else None
 
     def transaction_took(self, seconds: float) -> None:
-        """Note for how long a dead letter has kept its Kafka transaction open.
+        """Note how long a dead letter has kept its Kafka transaction open.
 
-        The broker aborts what is open for too long. So that a letter which is sent too slowly is
-        not sent again for ever, the next session may keep its transactions open for longer.
+        The broker aborts a transaction that is open for too long. If a letter takes long to send,
+        the next session may keep its transactions open for longer: else it would retry forever.
         """
         if seconds > self.transaction_seconds / 2:
             longest = LONGEST_TRANSACTION_SECONDS
             self.transaction_seconds = min(4 * self.transaction_seconds, longest)
 
     def beat(self) -> None:
-        """Note that the process turns."""
+        """Note that the loop is alive."""
         self.health.beat()
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
@@ -123,20 +125,20 @@ class Daemon:
         self.metrics.snapshot = report or self.metrics.snapshot
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
-        """Stop after what is in flight; asked twice, at once."""
+        """Stop after what is in flight; on the second call, at once."""
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
         self.stop_asked_at = time.monotonic()
         self.worker.wake()
-        # A server that takes the connection and never answers holds up a start for as long as its
-        # timeout. To be killed is safe at any moment, and this is the better exit code.
+        # A server that accepts the connection and never answers delays a start until its timeout.
+        # Being killed is safe at any moment, and this gives the better exit code.
         late = threading.Timer(_LATE_SECONDS, os._exit, (int(Exit.OK),))
         late.daemon = True
         late.start()
 
     def run(self) -> Exit:
-        """Run sessions until told to stop, or until an error needs a person; return its code."""
+        """Run sessions until a stop, or until an error needs a person; return the exit code."""
         while not self.stopping:
             began_at = time.monotonic()
             try:
@@ -177,7 +179,7 @@ class Daemon:
             pipeline.close()
 
     def _start_over(self, error: CDCError, lasted_seconds: float) -> None:
-        """Wait before the next session: shortly for a slot that is busy, else ever longer."""
+        """Wait before the next session: briefly for a busy slot, else with growing backoff."""
         if isinstance(error, SlotBusyError):
             self.to(State.STANDBY, error.what)
             seconds = _STANDBY_SECONDS
@@ -192,8 +194,8 @@ class Daemon:
                 seconds = SLOW_SECONDS
             self.to(State.RECONNECTING, error.what)
             self.health.failed(error.what)
-            # A walsender that encodes a row of hundreds of megabytes says nothing meanwhile: given
-            # up on at the same row each time, it would never be read.
+            # A walsender that encodes a row of hundreds of megabytes sends nothing meanwhile: with
+            # the same patience in each session that row would never be read.
             silent = isinstance(error, SilentError)
             self.patience = min(2 * self.patience, _MOST_PATIENCE) if silent else 1
             self.metrics.reconnected(type(error).__name__)
@@ -224,7 +226,7 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     daemon.followed = lambda: watch.anyone
     daemon.metrics.verdict = lambda: judge_inside(config, daemon.health, daemon.metrics)
     server = serve(config.http.listen, daemon.health, daemon.metrics)
-    # What is loaded stays: a full collection that walks it takes 20 ms from the stream.
+    # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
     gc.collect()
     gc.freeze()
     try:

@@ -1,8 +1,8 @@
-"""Errors say what happened, on which object, at which LSN, and what to do; never row values.
+"""Errors state what happened, on which object, at which LSN, and what to do; never row values.
 
-Every error of ours is a `CDCError` with a hint. What is done about one is decided here and nowhere
-else: its policy (retry, stop) and the process's exit code stand on the class, and `pipeline.run`
-acts on them. Foreign errors are translated where the client that raises them is owned.
+Every error of ours is a `CDCError` with a hint. What is done about it is decided only here: its
+class has the policy (retry, stop) and the process's exit code, and `cdc.daemon` acts on them.
+Foreign errors are translated in the module that owns the client that raises them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 class Policy(Enum):
     """What the daemon does about an error."""
 
-    BACKOFF = "backoff"  # transient: throw the connections away, wait with jitter, start again
-    # Refused by a server that let us in before, as while a password is rotated: say so, try again
-    # seldom, and halt when nobody mends it. At the start of the process it is HALT.
+    BACKOFF = "backoff"  # transient: discard the connections, wait with jitter, start again
+    # Refused by a server that accepted us before, as while a password is rotated: report it, retry
+    # at long intervals, and halt if it is not fixed. At the start of the process it is HALT.
     SLOW = "slow"
     HALT = "halt"  # a person is needed: stop, exit with the error's code
 
@@ -69,19 +69,19 @@ class InvariantError(CDCError):
 
 
 class ConfigError(CDCError):
-    """The configuration is wrong or does not fit what the log or the database says."""
+    """The configuration is wrong or does not fit the log or the database."""
 
     exit_code = Exit.CONFIG
 
 
 class GapError(CDCError):
-    """Going on would lose changes: the slot, the log and the source do not meet."""
+    """Continuing would lose changes: the slot, the log and the source do not fit together."""
 
     exit_code = Exit.CONFIG
 
 
 class PermissionDeniedError(CDCError):
-    """Postgres or Kafka knows us and refuses."""
+    """Postgres or Kafka answers and refuses us."""
 
     policy = Policy.SLOW
     exit_code = Exit.PERMISSION
@@ -95,18 +95,18 @@ class UnavailableError(CDCError):
 
 
 class SilentError(UnavailableError):
-    """Postgres sends nothing for longer than its timeout: it is gone, or encodes a huge row."""
+    """Postgres sends nothing for longer than its timeout: it is down, or encodes a huge row."""
 
 
 class SpoolError(CDCError):
-    """The disk does not take or give back what a streamed transaction spooled: full, or broken."""
+    """A streamed transaction can't be written to or read from the spool: disk full, or broken."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
 
 
 class RereadError(CDCError):
-    """A streamed transaction can't be told from its stream: the next session reads it whole."""
+    """What a transaction streamed is in doubt: the next session gets it complete, at its commit."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
@@ -125,8 +125,8 @@ class SlotBusyError(CDCError):
 class FencedError(CDCError):
     """Another producer took our transactional id, or the broker timed our transaction out.
 
-    Not proof of a second writer: the pipeline starts over from the resume record, and the slot,
-    which only one process can hold, decides who goes on.
+    Not proof of a second writer: the pipeline restarts from the resume record, and the slot, which
+    only one process can hold, decides which one continues.
     """
 
     policy = Policy.BACKOFF
@@ -134,7 +134,7 @@ class FencedError(CDCError):
 
 
 class SnapshotLostError(CDCError):
-    """The exported snapshot is no more: its coordinator or its database has ended."""
+    """The exported snapshot no longer exists: its coordinator or its database has stopped."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
@@ -144,7 +144,7 @@ class SnapshotLostError(CDCError):
 
 
 class RewrittenError(CDCError):
-    """A table was rewritten or changed since the snapshot, which can't see all its rows any more.
+    """A table was rewritten or changed since the snapshot, which no longer sees all its rows.
 
     TRUNCATE, VACUUM FULL, CLUSTER, DROP and some ALTER TABLE are not MVCC-safe.
     """
@@ -167,7 +167,7 @@ class StoreLostError(CDCError):
 
 
 class SwitchedError(CDCError):
-    """Another generation of the follower is what readers see: what was opened is the old one."""
+    """Readers see another generation of the follower: the one that was opened is the old one."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
@@ -184,7 +184,7 @@ class OvertakenError(UnavailableError):
 
 
 class BehindError(CDCError, TimeoutError):
-    """A follower has not applied in time what was waited for; `behind` says who, and why."""
+    """A follower has not applied in time what was waited for; `behind` lists which, and why."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
@@ -192,19 +192,19 @@ class BehindError(CDCError, TimeoutError):
 
 
 class StoppedError(Exception):
-    """The daemon was told to stop while it had nothing to finish."""
+    """The daemon was asked to stop while it had nothing to finish."""
 
 
 class OutcomeUnknownError(CDCError):
-    """A Kafka transaction's outcome is unknown; the resume record tells after fencing ourselves."""
+    """A Kafka transaction's outcome is unknown; once it is fenced, the resume record shows it."""
 
     policy = Policy.BACKOFF
     exit_code = Exit.TEMPORARY
 
 
-# --- the words of others' errors, which may hold values ---
+# --- texts of foreign errors, which may hold values ---
 
-# Of a server's or a library's words, those that name a cause and nothing else.
+# The phrases in a server's or a library's text that name a cause and hold no value.
 _CAUSES: Final = re.compile(
     r"connection (?:refused|reset|closed|aborted)|broken pipe|(?:operation )?timed out"
     r"|dns error|failed to lookup address|name or service not known|network is unreachable"
@@ -219,17 +219,17 @@ _CAUSES: Final = re.compile(
     r"|service unavailable|gateway timeout)",
     re.IGNORECASE,
 )
-# Straight quotes and those of other languages: servers speak lc_messages.
+# Straight quotes and those of other languages: servers write in the language of lc_messages.
 _QUOTE: Final = "[\"'`\u00ab\u00bb\u201e\u201c\u201d\u2018\u2019]"
 _QUOTED: Final = re.compile(f"{_QUOTE}.*{_QUOTE}|{_QUOTE}.*", re.DOTALL)
 
 
 def gist(error: BaseException) -> str:
-    """Return a library's error in few words: its type, and what of its text names a cause."""
+    """Return a library's error in short: its type, and the causes that its text names."""
     causes = dict.fromkeys(each.lower() for each in _CAUSES.findall(str(error)))
     return type(error).__name__ + (f" ({', '.join(causes)})" if causes else "")
 
 
 def unquoted(text: object) -> str:
-    """Return a message without what it quotes, of whichever language its quotes are."""
+    """Return a message without what it quotes, in any language's quotation marks."""
     return _QUOTED.sub("…", str(text))

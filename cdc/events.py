@@ -1,6 +1,6 @@
-"""The words of the flow: LSN, Position, Change places and Frontier.
+"""The types that every stage shares: LSN, Position, PartitionEnd and Frontier.
 
-Pure values that import nothing of ours, so that every layer, the sinks and the jobs can share them.
+Pure values that import no module of ours, so that every layer, the sinks and the jobs can use them.
 Order is `Position` within one epoch and `seq` over the whole pipeline; never the clock, the offset
 or a change's own WAL address (a COPY gives many rows one address, and an insert that commits later
 can carry a lower one than the delete of the same key).
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Self
 
-# What stands between names, and between a table's name and a key.
+# The separators between names, and between a table's name and a key.
 _AMBIGUOUS: Final = re.compile('[.:"]')
 _LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
@@ -37,7 +37,7 @@ class LSN(int):
 
 
 class Position(NamedTuple):
-    """A change's place in the one order: compare as a tuple.
+    """A change's position in the total order: compare as a tuple.
 
     `ordinal` counts the changes of one transaction from 1 (insert, update, delete, each truncated
     table), before any filter of ours, so that it does not depend on the configuration.
@@ -51,7 +51,7 @@ class Position(NamedTuple):
 class PartitionEnd(NamedTuple):
     """One partition's share of a frontier: read up to `offset` (exclusive), find `events` events.
 
-    `events` counts the events since the frontier before; tombstones are not events.
+    `events` counts the events since the previous frontier; tombstones are not events.
     """
 
     topic: str
@@ -64,8 +64,8 @@ class Frontier(NamedTuple):
     """A commit end LSN up to which every source transaction is in the log.
 
     `seq` is the newest change's at that point, `committed_at_us` its commit time in microseconds
-    since 1970 UTC, and `partitions` every partition touched since the frontier before. `holes` says
-    how many seqs since then are no event's: only an initial snapshot leaves any.
+    since 1970 UTC, and `partitions` every partition touched since the previous frontier. `holes` is
+    how many seqs since then have no event: only an initial snapshot leaves any.
     """
 
     epoch: int
@@ -77,9 +77,9 @@ class Frontier(NamedTuple):
 
 
 def table_name(schema: str, table: str) -> str:
-    """Return a table's name as the configuration writes it, `schema.table`: no two share one.
+    """Return a table's unique name as the configuration writes it, `schema.table`.
 
-    A name that holds a dot, a colon or a quote stands in double quotes.
+    A name that holds a dot, a colon or a quote is put in double quotes.
     """
     return ".".join(
         '"' + name.replace('"', '""') + '"' if _AMBIGUOUS.search(name) else name

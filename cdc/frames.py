@@ -1,9 +1,9 @@
-"""The frames of a replication stream, as they lie behind one another in a chunk of bytes.
+"""The frames of a replication stream, one after another in a chunk of bytes.
 
-A chunk is what a read of the connection gave: protocol messages one after another, the last of them
-perhaps not whole yet, and `PADDING` zero bytes, so that what walks it may read a few bytes past an
-end without asking first. A frame is a CopyData message that holds XLogData; it is never cut out of
-its chunk, since a slice for each row would cost more than to pass two offsets.
+A chunk is the result of one read of the connection: protocol messages one after another, the last
+possibly incomplete, and `PADDING` zero bytes, so that code may read a few bytes past an end without
+a check. A frame is a CopyData message that holds XLogData; it is never copied out of its chunk,
+since a slice for each row would cost more than passing two offsets.
 
     'd'  length  'w'  start LSN  end LSN  server clock  pgoutput message
      1      4     1       8         8          8        tag …
@@ -28,23 +28,23 @@ COPY_DATA, XLOG_DATA, KEEPALIVE = b"dwk"
 
 # Of a frame: the message's type and length, 'w', the start LSN.
 head = Struct(">BIBQ").unpack_from
-# Where the pgoutput message stands in a frame, tag first.
+# The offset of the pgoutput message in a frame; its first byte is the tag.
 PAYLOAD: Final = 30
-# In a stream block every message but a few has its transaction's xid behind the tag.
+# In a stream block every message but a few has its transaction's xid after the tag.
 XID_SIZE: Final = 4
 
 
-# What tells a row: from the tag to the column count stand relation id, kind of tuple and count. The
-# kind tells a new row from one with an old image; all are known or not in one look-up.
+# The bytes that identify a row message: tag, relation id, kind of tuple and column count. The kind
+# distinguishes a new row from one with an old image; one look-up checks all of them.
 ROW_END: Final = PAYLOAD + 8
 
 
 def row_behind_xid(chunk: bytes, at: int) -> bytes:
-    """Return what tells a row in a stream block, without the xid in its middle."""
+    """Return the bytes that identify a row in a stream block, without the xid in their middle."""
     tag = at + PAYLOAD
     return chunk[tag : tag + 1] + chunk[tag + 1 + XID_SIZE : at + ROW_END + XID_SIZE]
 
 
 def whole(chunk: bytes) -> int:
-    """Return where the chunk's bytes end and its padding begins."""
+    """Return where the chunk's bytes end and its padding starts."""
     return len(chunk) - PAD

@@ -1,14 +1,16 @@
 """Transactions that Postgres streams before they commit, block by block.
 
-Each block's messages go into the spool as they came; at the commit the spool gives them back and
-they are sequenced like any other transaction's. What a subtransaction wrote goes when it aborts.
+Each block's messages go into the spool as they arrive; at the commit the spool returns them and
+they are sequenced like any other transaction's. What a subtransaction wrote is dropped if it
+aborts.
 
-Two things a stream does not tell, or not always: that a subtransaction has aborted, and which one a
-logical message belongs to. Where a transaction leaves either in doubt it is not published from its
-blocks: `RereadError` ends the session, and in the next one Postgres sends it whole. So it is where
-a table was described otherwise behind the transaction's own description: read back at the commit,
-the older one would stand for what Postgres takes to be described already. An abort leaves no
-description in doubt: where it tells one, Postgres describes all that follows again.
+Two things a stream does not always show: that a subtransaction has aborted, and which one a logical
+message belongs to. If either is in doubt, the transaction is not published from its blocks:
+`RereadError` ends the session, and in the next one Postgres sends it complete, at its commit. The
+same happens if a table was described differently after the transaction's own description: read back
+at the commit, the older description would replace the newer one, which Postgres does not repeat. An
+abort leaves no description in doubt: if the stream shows one, Postgres describes everything that
+follows again.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html (stream blocks)
 """
@@ -28,21 +30,22 @@ from cdc.places import Pause
 if TYPE_CHECKING:
     from cdc.spool import Committed, Spool
 
-# As `cdc.frames.head`, with the xid behind the tag.
+# As `cdc.frames.head`, with the xid after the tag.
 _head = Struct(">BIBQ16xBI").unpack_from
 
 _STOP, _MESSAGE, _ORIGIN, _RELATION = b"EMOR"
-_CHANGES: Final = frozenset(b"IUDTRY")  # and what describes them: each tells its xid
+_CHANGES: Final = frozenset(b"IUDTRY")  # and what describes them: each carries its xid
 
 
 class _Open:
-    """An open transaction: who wrote last, and what may have been rolled back without a word."""
+    """An open transaction: who wrote last, and what may have been rolled back unreported."""
 
     def __init__(self, xid: int) -> None:
-        # Lasts from block to block: what tells no xid, as the origin that begins each block, must
-        # not count as the whole transaction's and so end the subtransactions that may yet abort.
+        # Kept from block to block: a message without an xid, as the origin at the start of each
+        # block, must not count as the top-level transaction's, because that would end the
+        # subtransactions that may still abort.
         self.xid = self.writer = xid
-        self.parts_at = -1  # where in the spool the first of what subtransactions wrote begins
+        self.parts_at = -1  # where in the spool the first bytes of subtransactions start
         self.messages = False
         self.described: dict[int, messages.Relation] = {}
         self.outdated = False
@@ -54,7 +57,7 @@ class _Open:
             self.parts_at = size
 
     def cut(self, size: int) -> None:
-        """Note that everything from `size` on is gone."""
+        """Note that everything from `size` on was dropped."""
         if self.parts_at >= size:
             self.parts_at = -1
 
@@ -65,16 +68,16 @@ class _Open:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether its blocks may not be what was committed.
+        """Whether its blocks may differ from what was committed.
 
-        Something of a subtransaction's may stand there, whose abort is not told where its changes
+        They may hold changes of an aborted subtransaction: its abort is not reported if its changes
         were too large for the server's memory, and so on its disk when the rest was streamed.
         """
         return self.parts_at >= 0 or self.messages or self.outdated
 
 
 class InProgress:
-    """Every open transaction of which a block has come."""
+    """Every open transaction of which a block has arrived."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -87,7 +90,7 @@ class InProgress:
         return self._xid != 0
 
     def start(self, block: messages.StreamStart) -> None:
-        """Begin a block."""
+        """Start a block."""
         if self._xid:
             raise ProtocolError("a stream block begins inside another")
         self._xid = block.xid
@@ -96,7 +99,7 @@ class InProgress:
     def walk(self, chunk: bytes, at: int) -> tuple[int, Pause | None]:
         """Spool the block's frames from `at` on; return where it stopped, None at the block's end.
 
-        Raises SpoolError where the disk does not take them.
+        Raises SpoolError if they can't be written to the disk.
         """
         end, begun = whole(chunk), at
         transaction = self._open[self._xid]
@@ -123,7 +126,7 @@ class InProgress:
                 self._xid = 0
                 return stop, None
             elif tag == _MESSAGE:
-                transaction.messages = True  # its xid is the whole transaction's
+                transaction.messages = True  # its xid is the top-level transaction's
             elif tag != _ORIGIN:
                 raise ProtocolError(f"message {bytes([tag])!r} inside a stream block")
             at = stop
@@ -144,9 +147,9 @@ class InProgress:
             transaction.hear(_plain(relation))
 
     def commit(self, message: messages.StreamCommit) -> Committed:
-        """Return the transaction's frames, in chunks of whole ones.
+        """Return the transaction's frames, in chunks of complete ones.
 
-        Raises RereadError where they may not be what was committed.
+        Raises RereadError if they may differ from what was committed.
         """
         if self._open.pop(message.xid, _Open(message.xid)).in_doubt:
             raise RereadError(

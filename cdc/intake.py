@@ -1,7 +1,7 @@
 """What is sequenced next: chunks of the stream, and streamed transactions once they commit.
 
 Walks each chunk once: the sequencer takes what is in commit order, the spool what belongs to a
-transaction still open, the stream what is no frame.
+transaction that is still open, the stream what is not a frame.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A chunk that is longer holds one huge row, which takes seconds: those are the background's.
+# A chunk that is longer holds one huge row, which takes seconds: it is processed in the background.
 LONG_BYTES: Final = 8 << 20
 
 
@@ -61,7 +61,7 @@ class Intake:
         aside: Aside,
         replay: Replay | None = None,
     ) -> None:
-        """`describe` makes a relation's rows encodable; `full` empties a batch of full size."""
+        """`describe` makes a relation's rows encodable; `full` publishes a batch of full size."""
         self._stream = stream
         self._spool: Spool | None = None
         self._in_progress: InProgress | None = None
@@ -97,12 +97,12 @@ class Intake:
         return self._commit is not None
 
     def close(self) -> None:
-        """Drop what open transactions have streamed: a next session gets it again."""
+        """Drop what open transactions have streamed: the next session receives it again."""
         if self._spool:
             self._spool.close()
 
     def end(self) -> None:
-        """Let `take` stop where the transaction being read ends, from here on."""
+        """From here on, make `take` stop where the transaction being read ends."""
         self._ending, self.sequencer.max_events = True, 0
 
     def take(self) -> int:
@@ -124,7 +124,7 @@ class Intake:
         return len(chunk)
 
     def _read_back(self) -> bytes:
-        """Return the next chunk of the transaction that is read back; nothing at its end."""
+        """Return the next chunk of the transaction that is read back; no bytes at its end."""
         chunks = self._chunks
         assert chunks is not None, "its commit gave them"
         if chunks.next_bytes > LONG_BYTES:
@@ -132,7 +132,7 @@ class Intake:
         return next(chunks, b"")
 
     def _walk(self, chunk: bytes, *, streamed: bool = False) -> int:
-        """Take a chunk to where it ends or a read-back begins; return how far that is."""
+        """Walk a chunk until it ends or a read-back starts; return how far that is."""
         at = 0
         step: Step | Pause | None = None
         upcoming = self.upcoming = Upcoming(chunk, streamed=streamed)
@@ -153,7 +153,7 @@ class Intake:
         return at
 
     def _do(self, step: Step | Pause | None) -> None:
-        """Do what a message asks for before the next one is taken."""
+        """Do what a message requires before the next one is taken."""
         match step:
             case messages.Relation():
                 if self._in_progress:

@@ -1,13 +1,13 @@
 """The daemon: the loop that carries changes from the slot into the log. Read this first.
 
-One turn: receive frames, sequence and encode them, hand them to the producer, and when a batch is
-due commit it with its resume record; when a commit has ended, confirm to Postgres. Everything
-that may block runs on a worker, so that the loop answers Postgres in time whatever else happens:
-while one Kafka transaction commits, the next one is already on its way (`cdc.log.lanes`).
+One iteration: receive frames, sequence and encode them, hand them to the producer, and when a batch
+is due commit it with its resume record; when a commit has ended, confirm to Postgres. Everything
+that may block runs on a worker, so that the loop always answers Postgres in time: while one Kafka
+transaction commits, the next one is already being sent (`cdc.log.lanes`).
 
-The order of a start is the guarantee (docs/GUARANTEES.md): take the slot, fence older writers,
-read the resume record, prove that both meet, stream. Whatever goes wrong ends the session; the next
-one begins from the resume record, which is the only state there is.
+The start order is the guarantee (docs/GUARANTEES.md): take the slot, fence older writers, read the
+resume record, prove that slot and log fit together, stream. Any error ends the session; the next
+one starts from the resume record, which is the only state.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pipeline:
     """One session: from taking the slot to the first error, or to the stop."""
 
     def __init__(self, config: Config, daemon: Daemon) -> None:
-        """Connect; `start` and `run` follow, and `close` whatever happened."""
+        """Connect; call `start` and `run` next, and `close` in any case."""
         self.config = config
         self.daemon = daemon
         self.worker = daemon.worker
@@ -78,7 +78,7 @@ class Pipeline:
     # -- the start, in the order that makes it safe ------------------------------------------------
 
     def start(self) -> None:
-        """Take the slot, fence older writers, read the resume record, prove that both meet."""
+        """Take the slot, fence older writers, read the resume record, prove that both fit."""
         config, stream = self.config, self.stream
         system = stream.identify()
         self._take_slot(system)
@@ -88,7 +88,7 @@ class Pipeline:
         self.admin = topics.admin(config)
         self.daemon.to(State.STARTING, "fencing older writers and reading the resume record")
         if stale := self.aside(lambda: reader.read_resume(config)):
-            # Before anything is fenced: a stray daemon with another slot must not hurt this log's.
+            # Before anything is fenced: a stray daemon with another slot must not stop this log's.
             continuity.same_writer(config, stale[0])
         self.aside(self.lanes.open)
         failpoints.reach("after_fence")
@@ -103,8 +103,8 @@ class Pipeline:
         identity, position = resumed
         self.aside(lambda: due.expect_done(config, identity))
         self.sql = self.aside(lambda: connect(config))
-        # By the worker, behind a call that a failing session has left to itself: libpq frees what
-        # that call still reads.
+        # On the worker, after any call that a failing session has abandoned: closing earlier would
+        # make libpq free memory that the call still reads.
         self._closing.callback(self.worker.submit, self.sql.close)
         with reader.unless_overtaken(config, position):
             published = identity.publication.tables
@@ -129,7 +129,7 @@ class Pipeline:
             raise
 
     def _prove_source(self, system: System) -> None:
-        """Say why the slot can't be had as exactly as log and catalog know it, or return."""
+        """Raise why the slot is not available, as exactly as log and catalog show it, or return."""
         config = self.config
         if resumed := self.aside(lambda: reader.read_resume(config)):
             identity, position = resumed
@@ -174,13 +174,13 @@ class Pipeline:
 
     @property
     def proven(self) -> bool:
-        """Whether log and Postgres were found to be of one history."""
+        """Whether log and Postgres were found to have the same history."""
         return self.streaming and self.replay.proven
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Carry changes until told to stop; then finish what was read and return."""
+        """Carry changes until asked to stop; then finish what was read and return."""
         while not self.daemon.stopping:
             received = self._receive()
             self._settle()
@@ -225,13 +225,13 @@ class Pipeline:
         self.daemon.metrics.unknown_type_columns = tables.unknown_type_columns
 
     def _full(self) -> None:
-        """Let a batch of full size go, though more has arrived."""
+        """Publish a batch of full size, although more has arrived."""
         self._settle()
         self._publish(idle=False)
 
     def _ahead(self) -> bool:
-        """Whether so much waits behind the batch being sent that reading must wait too."""
-        # A thin batch costs by the partition, so that much of it gathers.
+        """Whether so much is waiting after the batch being sent that reading must wait too."""
+        # A thin batch's cost depends on its partitions, so more of it is gathered.
         share = 1 if self.batch.thin else pace.AHEAD
         return not self.lanes.free and self._full_at(share)
 
@@ -242,7 +242,7 @@ class Pipeline:
         sequencer = self.sequencer
         if sequencer.events:
             due = self._due(idle=idle)
-            # A small batch is handed over whole: a partition that joins its transaction later is
+            # A small batch is handed over at once: a partition that joins its transaction later is
             # one more round trip to the coordinator. A large one is sent while it arrives.
             if due or self.batch.worth_sending:
                 self._begin(due=due)
@@ -255,7 +255,7 @@ class Pipeline:
             self._rest()
 
     def _begin(self, *, due: bool) -> None:
-        """Begin a Kafka transaction; one that is due holds no more than what is there."""
+        """Begin a Kafka transaction; a batch that is due grows no further."""
         small = due and not self.batch.letters
         self.lanes.begin(self.batch.bytes if small else self.config.batch.max_bytes)
 
@@ -280,7 +280,8 @@ class Pipeline:
         age_seconds = time.monotonic() - self.batch_began_at
         aged = age_seconds * 1_000 >= limits.max_wait_ms
         # A transaction larger than a batch, or slower to arrive than Kafka keeps one open, is
-        # cut; any other is let end, so that the batch ends on a boundary, with a frontier.
+        # split; any other is read to its end, so that the batch ends on a boundary, with a
+        # frontier.
         over = (
             sequencer.events >= 2 * limits.max_events
             or batch.bytes >= 2 * limits.max_bytes
@@ -291,7 +292,7 @@ class Pipeline:
     def _full_at(self, share: int) -> bool:
         """Whether the batch has reached this share of its size; a thin one may be twice as large.
 
-        That is what any batch may reach while a transaction that is open keeps it from ending.
+        Any batch may reach twice its size while an open source transaction keeps it from ending.
         """
         limits = self.config.batch
         times = 2 if self.batch.thin else 1
@@ -301,25 +302,25 @@ class Pipeline:
         )
 
     def _rest(self) -> None:
-        """With nothing in flight: write a frontier that is due, and let an idle slot move on."""
+        """With nothing in flight: write a frontier that is due, and advance an idle slot."""
         if not self.replay.proven and self.stream.keepalive_lsn >= self.replay.end_lsn:
-            # Only here does none of what was sent before that keepalive wait to be sequenced.
+            # Only here is everything sequenced that was sent before that keepalive.
             self.replay.reached()
             self._confirm()
         if self.position.open:
-            # Only its own end closes a transaction that was cut: no keepalive speaks of its inside.
+            # Only its own end closes a transaction that was split: a keepalive inside it does not.
             if not self.sequencer.place.open:
                 self._cut()
             return
         now = time.monotonic()
-        # All up to the keepalive's WAL end was sent, and none of it waits here.
+        # Everything up to the keepalive's WAL end was sent, and none of it is waiting here.
         reached = max(self.stream.keepalive_lsn, self.sequencer.end_lsn)
         idle = reached > self.position.end_lsn and (
             self.stream.reply_requested or now - self.cut_at >= pace.IDLE_SECONDS
         )
         if idle:
-            # What a changed publication leaves out is in no frame: look before the log says that
-            # it holds everything up to there.
+            # What a changed publication leaves out is in no frame: check it before the log claims
+            # to hold everything up to there.
             self.aside(self.tables.look)
             self.sequencer.reach(reached)
             self._cut(reached)
@@ -331,7 +332,7 @@ class Pipeline:
         self.stream.reply_requested = False
 
     def _cut(self, idle_lsn: LSN | None = None) -> None:
-        """Close the batch with its records and send the commit on its way."""
+        """Close the batch with its records and start the commit."""
         config, sequencer = self.config, self.sequencer
         self._begin(due=True)
         publisher = self.lanes.current
@@ -368,9 +369,9 @@ class Pipeline:
         self.lanes.commit(position, cut, self.batch_began_at if cut.events else self.cut_at)
 
     def _settle(self) -> None:
-        """Take note of what is acknowledged, and of commits that have ended: confirm those."""
+        """Poll for acknowledged batches and for commits that have ended; confirm the latter."""
         for batch in self.lanes.acknowledged():
-            # Any later batch commits behind this one, so its records may speak of this one's.
+            # Any later batch commits after this one, so its records may refer to this one's.
             self.frontiers.acknowledged(batch.position, batch.publisher.take_ends())
         for batch in self.lanes.committed():
             failpoints.reach("after_commit")
@@ -385,12 +386,12 @@ class Pipeline:
                 trace.tracer.committed(batch.position.seq, batch.cut, batch.moments)
 
     def _confirm(self) -> None:
-        """Tell Postgres what the log holds, once it is proven to be of one history with it."""
+        """Confirm to Postgres what the log holds, once both are proven to have the same history."""
         if self.replay.proven:
             self.stream.confirm(self.position.end_lsn)
 
     def _look_after(self) -> None:
-        """Keep Postgres, health and metrics up to date; cheap enough for every turn."""
+        """Keep Postgres, health and metrics up to date; cheap enough for every iteration."""
         self.stream.tick()
         at = self.position
         wal_end = max(self.stream.received_lsn, self.stream.keepalive_lsn)
@@ -415,7 +416,7 @@ class Pipeline:
         if received >= pace.BACKLOG_BYTES and not ahead:
             time.sleep(pace.LAZY_SECONDS)
         elif not self.lanes.free:
-            # Nothing can go out before the batch is acknowledged, so nobody is woken row by row.
+            # Nothing can be sent before the batch is acknowledged, so no row wakes the loop.
             self.stream.wait(pace.TURN_SECONDS if ahead else pace.GATHER_SECONDS, for_frames=False)
         elif self.sequencer.events:
             self.stream.wait(pace.LAZY_SECONDS, for_frames=False)
@@ -424,7 +425,7 @@ class Pipeline:
             self.stream.wait(pace.FRONTIER_SECONDS if due else pace.TURN_SECONDS, for_frames=True)
 
     def _finish(self) -> None:
-        """Commit what was read, confirm it, and write the last frontier; within a stop's grace."""
+        """Commit and confirm what was read, and write the last frontier, in the grace period."""
         began_at = time.monotonic()
         self.intake.end()
         while time.monotonic() < began_at + pace.STOP_SECONDS:
@@ -449,7 +450,7 @@ class Pipeline:
             log.warning("stopped with a commit in flight: the next start will tell its outcome")
 
     def _inside(self, deadline: float) -> bool:
-        """Whether to read on: no frontier stands inside a transaction; a large one is cut there."""
+        """Whether to read on to the transaction's end, for a frontier; a large one is split."""
         limits, sequencer = self.config.batch, self.sequencer
         fits = sequencer.events < limits.max_events and self.batch.bytes < limits.max_bytes
         unfinished = sequencer.in_transaction and sequencer.place.open
@@ -474,5 +475,5 @@ class Pipeline:
         return future.result()
 
     def close(self) -> None:
-        """Give the slot back and let go of the producer; what it has not committed is replayed."""
+        """Release the slot and the producer; what it has not committed is replayed."""
         self._closing.close()

@@ -1,4 +1,4 @@
-"""What the sequencer's parts are called: where it is, why it stops, and how it says what is wrong.
+"""The sequencer's types: where it is, why it stops, and the errors that it raises.
 
 Pure.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """The last change sequenced; `open` when its transaction goes on behind it."""
+    """The last change sequenced; `open` if its transaction continues after it."""
 
     commit_lsn: LSN
     ordinal: int
@@ -28,27 +28,27 @@ class Place(NamedTuple):
 
 
 class Pause(Enum):
-    """Why `feed` stopped, where no message says it."""
+    """Why `feed` stopped, if not for a message."""
 
-    MORE = "more"  # the chunk's whole frames are used up
+    MORE = "more"  # the chunk's complete frames are used up
     FULL = "full"  # a source transaction ended, and the batch has reached its size
-    OTHER = "other"  # the message here is no frame
+    OTHER = "other"  # the message here is not a frame
 
 
 class Wanted(NamedTuple):
-    """A message can't be judged yet: `go_on` asks the source for what is missing, and judges it."""
+    """A message can't be verified yet: `go_on` reads what is missing from the source, and does."""
 
     go_on: Callable[[], None]
 
 
-# What the pipeline does before the sequencer goes on.
+# What the pipeline does before the sequencer continues.
 Step: TypeAlias = (
     messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort | Wanted
 )
 
-# Told of a message that is ours, with its WAL address; may ask for a table to be described first.
+# Called with a message of ours and its WAL address; may ask for a table to be described first.
 Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | Wanted | None]"
-# Returns what is published of a message that says it is ours; None where that is not proven.
+# Returns what is published of a message that claims to be ours; None if that is not proven.
 Admit: TypeAlias = "Callable[[messages.LogicalMessage], messages.LogicalMessage | None]"
 
 # What the row path needs: new rows' encoder, the op, the partitions' appends, their number.

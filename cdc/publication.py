@@ -1,11 +1,11 @@
 """Compare the publication with what the log knows of it, and name what was lost.
 
 Pure. A publication decides which changes Postgres sends, and Postgres keeps no history of it. So
-the log pins what shows that it was altered, even where it was set back since: the version of its
-catalog row (`xmin`, another after each ALTER PUBLICATION … SET), and the oids of the rows by which
-tables and schemas belong to it, which ADD and DROP replace. What our own commands change they note
-in the publication's comment (`cdc.source.membership`): a version or an oid that continues a known
-one is read as that one.
+the log pins what shows that it was altered, even if the change was reverted since: the version of
+its catalog row (`xmin`, which each ALTER PUBLICATION … SET replaces), and the oids of the rows by
+which tables and schemas belong to it, which ADD and DROP replace. Our own commands note their
+changes in the publication's comment (`cdc.source.membership`): a version or an oid that continues
+a known one is treated as that one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Gap(NamedTuple):
 def gaps(old: Publication, new: Publication, existing: frozenset[str]) -> list[Gap]:
     """Return every way in which `new` has lost changes since `old`; `old` is the log's.
 
-    A table that `cdc table remove` took out was meant to leave. One that was dropped (not in
-    `existing`) or renamed (its membership goes on under another name) has lost no change.
+    A table that `cdc table remove` took out is no gap. One that was dropped (not in `existing`) or
+    renamed (its membership continues under another name) has lost no change.
     """
     name = new.name
     if old.oid != new.oid:
@@ -56,10 +56,10 @@ def gaps(old: Publication, new: Publication, existing: frozenset[str]) -> list[G
 def follow(
     old: Publication, new: Publication, existing: frozenset[str], since: str = ""
 ) -> Publication:
-    """Return the publication to go on with after `old`, the log's: `new`, and what was dropped.
+    """Return the publication to continue with after `old`, the log's: `new` and dropped tables.
 
-    A table that was dropped stays known, so that one that is created under its name later is found
-    to be missing. Raises GapError with every gap between the two; `since` says from when on.
+    A dropped table stays known, so that a table created under its name later is found to be
+    missing. Raises GapError with every gap between the two; `since` describes from when on.
     """
     if error := joined(gaps(old, new, existing), since):
         raise error
@@ -67,14 +67,14 @@ def follow(
     dropped = {
         table: member
         for table, member in old.tables.items()
-        # One without a row of its own, as a partition, comes and goes with its schema or root.
+        # One without a row of its own, as a partition, joins and leaves with its schema or root.
         if member and table not in new.tables and member not in members.union(new.removed)
     }
     return replace(new, tables=new.tables | dropped) if dropped else new
 
 
 def joined(found: list[Gap], since: str = "") -> GapError | None:
-    """Return one error that names every gap; None where there is none."""
+    """Return one error that names every gap; None if there is none."""
     if not found:
         return None
     when = f" ({since})" if since else ""
@@ -158,7 +158,7 @@ def _schemas(old: Publication, new: Publication) -> list[Gap]:
     found = []
     for schema in sorted(left):
         # Without a membership of its own a table is in the publication by its schema alone; one
-        # that is no longer there is reported as gone.
+        # that is no longer in it is reported as missing.
         tables = tuple(
             sorted(
                 table
@@ -217,7 +217,7 @@ def _members(old: Publication, new: Publication, existing: frozenset[str]) -> li
 
 
 def _narrowed(old: Publication, new: Publication, table: str) -> str:
-    """Return how a table's column list and row filter differ; empty where they do not."""
+    """Return how a table's column list and row filter differ; empty if they do not."""
     before, now = old.narrowed.get(table), new.narrowed.get(table)
     if before == now:
         return ""

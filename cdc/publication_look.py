@@ -1,8 +1,8 @@
 """Compare the publication with what the log knows of it, at little cost while nothing has changed.
 
-One row tells that the publication itself is as it was (`catalog.publication_mark`). It does not
-tell of tables that come and go without being named: by their schema, with ALL TABLES, or as
-partitions of a named one. Nor of a table that is created under the name of one that was dropped.
+One row shows that the publication itself is as it was (`catalog.publication_mark`). It does not
+cover tables that join and leave without being named: by their schema, with ALL TABLES, or as
+partitions of a named one. Nor a table that is created under the name of one that was dropped.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class PublicationLook:
-    """Looks as often as it is asked. Of one thread."""
+    """Compares on each call of `look`. For one thread."""
 
     def __init__(self, name: str, *, members: bool) -> None:
-        """`members`: see those too that come and go without being named, at their number's cost."""
+        """`members`: also compare tables that are not named; costs grow with their number."""
         self._name, self._members = name, members
         self._mark: inspection.Mark | None = None
         self._told_by_mark = False
         self._dropped: frozenset[str] = frozenset()
 
     def look(self, sql: Connection, known: Publication, since: str = "") -> Publication:
-        """Return the publication to go on with; raise GapError where it has lost changes. Blocks.
+        """Return the publication to continue with; raise GapError if it lost changes. Blocks.
 
-        `known` is the log's, and what is returned where nothing has changed.
+        `known` is the log's; it is returned if nothing has changed.
         """
         mark = catalog.publication_mark(sql, self._name)
         by_mark = self._told_by_mark or not self._members
@@ -44,7 +44,7 @@ class PublicationLook:
 
 
 def _told_by_mark(found: Publication, mark: inspection.Mark) -> bool:
-    """Return whether every member is named: then none comes or goes without a new mark."""
+    """Return whether every member is named: then none joins or leaves without a new mark."""
     sends = found.sends
     if sends is None or sends.all_tables or sends.schemas:
         return False

@@ -1,12 +1,12 @@
 """Relation messages → table versions.
 
-Pure. A version is what the stream said of a relation's columns and identity, with what only the
-catalog knows beside it, and what the configuration says of key and masks. The same description
-again is the same version: the walsender repeats it in each session and after each invalidation.
+Pure. A version is the stream's description of a relation's columns and identity, with what only the
+catalog knows, and with the key and masks of the configuration. The same description again is the
+same version: the walsender repeats it in each session and after each invalidation.
 
-The configuration names columns, and a name can pass to another column. So a hidden column is
-followed by its number (`cdc.column_identity`), and a relation that shows it, or may, is refused.
-Where no catalog gives numbers, names are compared with the version before (`_nothing_bared`).
+The configuration names columns, and a name can move to another column. So a hidden column is
+tracked by its number (`cdc.column_identity`), and a relation that shows it, or may, is refused.
+Without numbers from the catalog, names are compared with the previous version (`_nothing_bared`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from cdc.source.catalog import TableFacts
     from cdc.source.published import Published
 
-# Those under which the stream marks the key's columns.
+# The identities under which the stream marks the key's columns.
 _MARKING = (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
 
 
 class Asked(NamedTuple):
-    """A relation to be described, and what is known of it beside the stream."""
+    """A relation to be described, and what is known of it besides the stream."""
 
     relation: Relation
     facts: TableFacts
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
 
     @property
     def today(self) -> ColumnNumbers | None:
-        """The columns' numbers as the catalog has them, where one was asked."""
+        """The columns' numbers as the catalog has them, if it was queried."""
         return self.facts.numbers
 
     @property
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """The columns of the replica identity, as far as the stream tells them."""
+        """The columns of the replica identity, as far as the stream marks them."""
         return tuple(column.name for column in self.relation.columns if column.key)
 
     @property
@@ -85,12 +85,12 @@ class Relations:
         schema_id: int,
         numbers: Iterable[ColumnNumbers] = (),
     ) -> None:
-        """Begin with the versions and the column numbers that the log has."""
+        """Start with the versions and the column numbers that the log has."""
         self._prefix = prefix
         self._numbers: dict[int, list[ColumnNumbers]] = {}
         self._noted: list[ColumnNumbers] = []
         self.learn(numbers)
-        # A crash can leave no half of a version: records and schema_id share a Kafka transaction.
+        # A crash can't leave half a version: records and schema_id share a Kafka transaction.
         self._by_relation: dict[int, list[SchemaRecord]] = {}
         self._by_topic: dict[str, list[SchemaRecord]] = {}
         for record in known:
@@ -114,10 +114,10 @@ class Relations:
         `facts` are of the catalog at or after `from_lsn`.
 
         While `replaying` what the log holds, the relation may be an older version than the newest,
-        and today's catalog says nothing of that time: the newest version that the stream describes
-        alike is the one, with the key it had.
+        and today's catalog does not describe that time: the result is the newest version with the
+        stream's description, with the key it had.
 
-        Raises ConfigError where the configuration's key or masks don't fit the relation.
+        Raises ConfigError if the configuration's key or masks don't fit the relation.
         """
         asked = Asked(relation, facts, published, selection, types, values, from_lsn)
         versions = self._by_relation.get(relation.relation_id, [])
@@ -138,7 +138,7 @@ class Relations:
         self._by_topic.setdefault(record.topic, []).append(record)
 
     def is_another(self, record: SchemaRecord) -> bool:
-        """Return whether the newest version before it, of its name, was of another table."""
+        """Return whether the previous version under its name was of another table."""
         before = [
             known.relation_id
             for known in self._by_topic.get(record.topic, ())
@@ -147,7 +147,7 @@ class Relations:
         return bool(before) and before[-1] != record.relation_id
 
     def learn(self, numbers: Iterable[ColumnNumbers]) -> None:
-        """Take column numbers that the log has."""
+        """Add column numbers that the log has."""
         for each in numbers:
             known = self._numbers.setdefault(each.relation_id, [])
             if each not in known:
@@ -169,7 +169,7 @@ class Relations:
         return taken
 
     def _placed(self, asked: Asked, versions: list[SchemaRecord]) -> Places:
-        """Return where each column is; raise ConfigError where a hidden one is shown, or may be."""
+        """Return where each column is; raise ConfigError if a hidden one is shown, or may be."""
         columns, selection, today = asked.relation.columns, asked.selection, asked.today
         exact = bool(columns) and all(column.attnum for column in columns)
         if today is None:
@@ -178,7 +178,7 @@ class Relations:
             today = ColumnNumbers(relation_id=asked.relation.relation_id, lsn=asked.from_lsn)
         known = self._numbers.get(today.relation_id, [])
         before = next((each for each in reversed(known) if each.lsn <= asked.from_lsn), None)
-        # A log of an older version hid columns by name, and which they were nobody knows.
+        # A log of an older version hid columns by name: which columns they were is not known.
         unnumbered = not known and any(c.mask for v in versions for c in v.columns)
         alike = () if unnumbered else (today, *known)
         found = column_identity.places(columns, before, today, alike)
@@ -234,7 +234,7 @@ class Relations:
 
 
 def _listed(asked: Asked) -> Places:
-    """Return where the columns are of a table that hides none: as today's catalog lists them."""
+    """Return the columns' positions in a table that hides none: as today's catalog lists them."""
     told = asked.published
     if told is None or not told.attnums or not asked.catalog_speaks:
         return {}
@@ -244,10 +244,11 @@ def _listed(asked: Asked) -> Places:
 def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
     """Return the key's columns: the configuration's, or the primary key's in the key's order.
 
-    The stream marks them for DEFAULT and USING INDEX, and only their order is another's to tell.
-    Under FULL it marks every column and under NOTHING none: there the catalog tells the primary
-    key, but only while it describes the table as the stream does. A reader that lags behind a
-    change of the table goes by the version that had these columns, or the one before.
+    The stream marks them for DEFAULT and USING INDEX; only their order comes from elsewhere. Under
+    FULL it marks every column and under NOTHING none: there the primary key comes from the catalog,
+    but only while that describes the table as the stream does. While the stream is older than a
+    change of the table, the key is that of the newest version with these columns, or else of the
+    newest version.
     """
     if asked.selection.key is not None:
         return asked.selection.key
@@ -265,11 +266,11 @@ def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
 
 
 def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: bool) -> bool:
-    """Return whether the stream and the configuration say the same of both.
+    """Return whether stream and configuration describe both in the same way.
 
-    A key's order is the catalog's and makes no new version, unless it is the configuration's
-    (`custom`). Under FULL and NOTHING the whole key is the catalog's, as the row filter is always,
-    and counts only where today's catalog can speak.
+    A key's order comes from the catalog and makes no new version, unless the configuration sets it
+    (`custom`). Under FULL and NOTHING the complete key comes from the catalog, as the row filter
+    always does, and is compared only if today's catalog applies (not while replaying).
     """
     if _described(known) != _described(seen):
         return False
@@ -303,7 +304,7 @@ def _described(record: SchemaRecord) -> tuple[object, ...]:
 
 
 def _key_holds(asked: Asked, record: SchemaRecord) -> None:
-    """Raise ConfigError where the key would not tell this relation's rows apart, or be unknown."""
+    """Raise ConfigError if the key would not distinguish this relation's rows, or be unknown."""
     labels = {column.name: column.mask for column in record.columns}
     missing = [name for name in record.key if name not in labels]
     if missing:
@@ -335,10 +336,10 @@ def _key_holds(asked: Asked, record: SchemaRecord) -> None:
 def _nothing_bared(
     asked: Asked, record: SchemaRecord, before: SchemaRecord | None, *, numbered: bool
 ) -> None:
-    """Raise ConfigError where what was hidden so far would be shown under another name."""
+    """Raise ConfigError if what was hidden so far would be shown under another name."""
     selection, columns = asked.selection, set(asked.columns)
     if before is None:
-        # The catalog may be younger than the stream: a column that either knows is well.
+        # The catalog may be newer than the stream: a column that either of them has is valid.
         gone = sorted(selection.hidden - columns - asked.facts.nullable.keys())
         if gone:
             raise _bared(asked, gone, "but the table has none of that name")
@@ -358,7 +359,7 @@ def _nothing_bared(
 def _named_columns_exist(
     asked: Asked, versions: list[SchemaRecord], known: list[ColumnNumbers]
 ) -> None:
-    """Raise ConfigError where a section of the table hides a column that there never was."""
+    """Raise ConfigError if the table's configuration hides a column that never existed."""
     ever = {*asked.columns, *asked.facts.nullable}
     ever |= {column.name for version in versions for column in version.columns}
     ever |= {column.name for numbers in known for column in numbers.columns}
@@ -368,7 +369,7 @@ def _named_columns_exist(
 
 
 def _shown(asked: Asked, bare: list[Shown], *, dropped: bool, unnumbered: bool) -> ConfigError:
-    """Return the error for hidden columns that stand, or may stand, under names that are shown."""
+    """Return the error for hidden columns that have, or may have, names that are shown."""
     same = sorted({each.name for each in bare if each.certain and each.name == each.hidden_as})
     if same:
         return _bared(asked, same, "and is silent now")

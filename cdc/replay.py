@@ -1,8 +1,8 @@
-"""Compare what Postgres sends again with what the log holds: both must be of one history.
+"""Compare what Postgres sends again with what the log holds: both must have the same history.
 
 A server whose files were restored from a backup sends other transactions than those that the log
-holds, at LSNs that the log has passed: skipped as known, they would be lost. Its slot came back
-with its files, so it begins before the log's end. What it sends from there to that end is compared:
+holds, at LSNs that the log has passed: skipped as known, they would be lost. Its slot was restored
+with its files, so it starts before the log's end. What it sends from there to that end is compared:
 the log's last transaction must come, with its xid and commit time, and none may come after it.
 
 Nothing is confirmed to Postgres until that is done: the slot's old position is the evidence. Pure.
@@ -25,8 +25,8 @@ NO_TRANSACTION = 0
 class HistoryError(GapError):
     """Postgres sends another history than the log's.
 
-    One stream proves too little: the slot's position is read by another connection, and a crash of
-    the server between the two sets it back. So the daemon halts where a second session finds it.
+    One session does not prove it: the slot's position is read over another connection, and a crash
+    of the server between the two sets it back. So the daemon halts when a second session finds it.
     """
 
 
@@ -34,7 +34,7 @@ class Replay:
     """What a session must be sent before it reaches the end of the log. `proven`: it was."""
 
     def __init__(self, resume: ResumePosition, begins_at: int, origin: str) -> None:
-        """`begins_at` is the slot's position; `origin` says whose transactions it sends.
+        """`begins_at` is the slot's position; `origin` selects which transactions it sends.
 
         A record of an older version, or one written while other transactions were sent, has nothing
         to compare.
@@ -48,9 +48,9 @@ class Replay:
         self.proven = resume.xid is None or resume.origin != origin
 
     def transaction(self, commit_lsn: int, us: int, xid: int | None) -> None:
-        """Take the begin of a transaction. Raises HistoryError where it is not of one history."""
+        """Compare the begin of a transaction. Raises HistoryError if the histories differ."""
         if commit_lsn == self._commit_lsn and self._xid:
-            # The time of a transaction that is cut stands in no record before its end.
+            # No record has the time of a split transaction before its end.
             same = xid == self._xid and (self._open or us == self._us)
             if not same:
                 raise self._apart(
@@ -66,7 +66,7 @@ class Replay:
             )
 
     def reached(self) -> None:
-        """Note that all up to the end of the log was sent. Raises HistoryError where it was not."""
+        """Note that all up to the end of the log was sent. Raises HistoryError if it was not."""
         if self._awaited:
             raise self._apart(
                 f"the log's last transaction, {self._xid}, is not in what Postgres sends"

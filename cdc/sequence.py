@@ -1,14 +1,14 @@
-"""Frames → records in the one order: Position, seq, whole transactions.
+"""Frames → records in the total order: Position, seq, complete transactions.
 
 The pure middle of the daemon: no I/O, no clock. `feed` walks a chunk's frames in the order Postgres
 sent them, which is commit order, gives each change its ordinal and each event its seq, and puts the
 encoded records into the batch. What the resume record covers is counted and not published again,
 so a replay gives every event the seq it had.
 
-`feed` stops, and says where and why, at whatever is not its own to do: a relation message (its
+`feed` stops, and returns where and why, at what other modules must handle: a relation message (its
 table's schema, topic and encoder are I/O that the pipeline does), a block or the end of a
-transaction that Postgres streams before its commit (`cdc.inprogress`), a message that is no frame,
-and a commit once the batch has reached its size.
+transaction that Postgres streams before its commit (`cdc.inprogress`), a message that is not a
+frame, and a commit once the batch has reached its size.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
 _WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
-# Outside a transaction no row has a place, so none is known there.
+# Outside a transaction no row is allowed, so the look-up finds none.
 _NO_ROWS: Final[dict[bytes, Row]] = {}
 
 
@@ -67,9 +67,9 @@ class Sequencer:
         parallel: bool = False,
         replay: Replay | None = None,
     ) -> None:
-        """Begin at `resume`; `parallel` is the protocol's flavour of stream aborts.
+        """Start at `resume`; `parallel` selects the protocol's variant of stream aborts.
 
-        `replay` is told of each transaction until it has been sent what it waits for.
+        `replay` checks each transaction's begin until it is proven.
         """
         self.received_lsn = 0  # start LSN of the newest frame
         self.committed_at_us = resume.committed_at_us
@@ -80,9 +80,9 @@ class Sequencer:
         self.xid: int | None = None  # of the transaction being read
         self.transaction_us = 0  # when it committed, by the server's clock
         self.types: dict[int, str] = {}  # names of types that are not built in
-        # LSNs are plain numbers on the way of every transaction, and named where they are told.
+        # LSNs are plain integers in the path of every transaction, and `LSN` where they are shown.
         self._end_lsn: int = resume.end_lsn
-        # Open until the transaction that the resume record cuts has been read to its end.
+        # Open until the transaction that the resume record splits has been read to its end.
         self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
         self._place_xid = resume.xid
         self._replay = replay
@@ -91,21 +91,21 @@ class Sequencer:
         self._batch, self.max_events = batch, max_events
         self._logical = logical
         self._parallel = parallel
-        self.decoded: dict[int, int] | None = None  # commit LSNs by xid, while somebody asks
-        self.hear: Hear | None = None  # who is told what `OURS` begins
-        self.admit: Admit | None = None  # who judges what `PUBLISHED_OURS` begins
+        self.decoded: dict[int, int] | None = None  # commit LSNs by xid; None: not recorded
+        self.hear: Hear | None = None  # receives messages whose prefix starts with `OURS`
+        self.admit: Admit | None = None  # verifies those that start with `PUBLISHED_OURS`
         self.owed: Callable[[], None] | None = None  # publishes more when the transaction commits
         self._watches: dict[bytes, Watch | None] = {}
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self._rows_of: dict[bytes, list[bytes]] = {}  # the keys of `_rows` by relation
         self._commit_lsn = 0  # of the transaction being read
-        self._skip = 0  # so many of this transaction's changes are in the log already
+        self._skip = 0  # how many of this transaction's changes are in the log already
         self._tx = self._tx_at_home = self._times = b""
 
     @property
     def place(self) -> Place:
-        """Where the records sequenced so far end, for the resume record beside them."""
+        """Where the records sequenced so far end, for the resume record written with them."""
         if self.in_transaction and self.ordinal > self._skip:
             return Place(LSN(self._commit_lsn), self.ordinal, open=True)
         commit_lsn, ordinal, is_open = self._place
@@ -113,14 +113,14 @@ class Sequencer:
 
     @property
     def place_xid(self) -> int | None:
-        """The xid of the transaction that `place` is in; None where that is not known."""
+        """The xid of the transaction that `place` is in; None if that is not known."""
         if self.in_transaction and self.ordinal > self._skip:
             return NO_TRANSACTION if self.xid is None else self.xid
         return self._place_xid
 
     @property
     def end_lsn(self) -> LSN:
-        """The end of the newest whole transaction, or where `reach` moved it."""
+        """The end of the newest complete transaction, or where `reach` moved it."""
         return LSN(self._end_lsn)
 
     @property
@@ -144,17 +144,17 @@ class Sequencer:
         return self.seq - self.cut_seq
 
     def cut(self) -> None:
-        """Begin the next batch here."""
+        """Start the next batch here."""
         self.cut_seq = self.seq
 
     def describe(self, relation_id: int, table: Table) -> None:
-        """Make `table` what the relation's row messages mean from here on."""
+        """Use `table` for the relation's row messages from here on."""
         relation = relation_id.to_bytes(4, "big")
         self._tables[relation] = table._replace(watch=self._watches.get(relation))
         for known in self._rows_of.pop(relation, ()):
             del self._rows[known]
         if (watch := self._watches.get(relation)) and watch.all_rows:
-            return  # none of its rows takes the quick way
+            return  # none of its rows takes the fast path
         columns = len(table.encoder.schema.columns).to_bytes(2, "big")
         appends = table.partitions[0].appends
         for tag, op in ((b"I", _CREATED), (b"U", _UPDATED)):
@@ -175,11 +175,11 @@ class Sequencer:
 
     @property
     def said(self) -> tuple[bytes, bytes]:
-        """What every event of the transaction says of it, and its times."""
+        """The members that every event of the transaction has: its identity and its times."""
         return self._tx, self._times
 
     def publish(self, table: Table, key: bytes | None, value: bytes) -> None:
-        """Publish an event that was made with the next `seq` and `ordinal`, as a change here."""
+        """Publish an event that was built with the next `seq` and `ordinal`, as a change here."""
         self.ordinal += 1
         self._send(table, key, value)
 
@@ -188,8 +188,8 @@ class Sequencer:
     ) -> tuple[int, Step | Pause]:
         """Sequence the frames of `chunk` from `at` on; return where it stopped, and why.
 
-        Where it stopped is behind the message that it returns, and at what it has not taken. The
-        frames of a `streamed` transaction, read back when it has committed, carry xids.
+        It stops after the message that it returns, else before what it has not taken. The frames of
+        a `streamed` transaction, read back when it has committed, carry xids.
 
         Raises ProtocolError, with the LSN, on bytes that do not match the grammar or the order of
         messages; nothing of the frame it names was sequenced.
@@ -240,7 +240,7 @@ class Sequencer:
         except CDCError as error:
             raise located(lsn, error) from error
         except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-            # Only the kind of error: its text may quote the row.
+            # Only the type of the error: its text may quote the row.
             raise located(lsn, self._unreadable(chunk, at, xid, error)) from error
         finally:
             self.seq, self.ordinal = seq - 1, ordinal - 1
@@ -263,7 +263,7 @@ class Sequencer:
         return (self._rows if self.in_transaction and plain else _NO_ROWS).get
 
     def _other(self, chunk: bytes, at: int, stop: int, lsn: int, tag: int, xid: int) -> Step | None:
-        """Take one message that is not a plain new row; return what is the pipeline's to do."""
+        """Take one message that is not a plain new row; return what the pipeline must do."""
         if tag in _CHANGES:
             self._change(chunk, at + PAYLOAD + 1 + xid, stop, lsn, tag)
             return None
@@ -297,7 +297,7 @@ class Sequencer:
         return None
 
     def begin(self, commit_lsn: int, us: int, xid: int | None) -> None:
-        """Begin the transaction that commits at `commit_lsn`, `us` after 1970."""
+        """Begin the transaction that commits at `commit_lsn`, `us` microseconds after 1970."""
         if self.in_transaction:
             raise ProtocolError("a transaction begins inside another")
         if self._replay is not None:
@@ -351,7 +351,7 @@ class Sequencer:
         self.committed_at_us = us
 
     def _change(self, b: bytes, at: int, stop: int, lsn: int, tag: int) -> None:
-        """Take a row message that is not an everyday new row; its relation id stands at `at`."""
+        """Take a row message that is not a plain new row; its relation id is at `at`."""
         table = self._table(b[at : at + 4])
         self.ordinal += 1
         if self.ordinal <= self._skip:
@@ -378,7 +378,7 @@ class Sequencer:
         self._send(table, key, value)
 
     def _removed(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
-        """Publish a delete and, where there is a key, its tombstone, in one partition."""
+        """Publish a delete and, if there is a key, its tombstone, in one partition."""
         place = (self.seq + 1, self.ordinal, self._tx, self._times)
         partition, key = self._send(table, key, table.encoder.delete(before, lsn, *place))
         if key is not None:
@@ -396,10 +396,10 @@ class Sequencer:
                 self._send(table, None, table.encoder.truncate(lsn, *place))
 
     def _message(self, message: messages.LogicalMessage, lsn: int) -> Step | None:
-        """Publish a logical message; outside any transaction it is one of its own.
+        """Publish a logical message; outside any transaction it is a transaction of its own.
 
-        What is ours takes no place: it is only told, once the log does not hold what comes next.
-        What says that it is ours and is published is judged first.
+        A message of ours takes no ordinal: it is only passed to `hear`, and not while replaying. A
+        message that claims to be ours and is published is verified first.
         """
         if message.transactional:
             if not self.in_transaction:
@@ -414,8 +414,8 @@ class Sequencer:
         elif message.prefix.startswith(OURS):
             return None
         elif message.lsn > self._resume.end_lsn and (admitted := self._admitted(message)):
-            # It has no time of its own, and the server's clock is another at each replay. Ordinal
-            # 0: the next transaction's commit record may begin where the message ends.
+            # It has no time of its own, and the server's clock differs at each replay. Ordinal 0:
+            # the next transaction's commit record may start where the message ends.
             self.begin(message.lsn, self.committed_at_us, None)
             self._say(admitted, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)

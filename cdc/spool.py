@@ -1,19 +1,19 @@
-"""Hold what open transactions have streamed until Postgres tells their end.
+"""Hold what open transactions have streamed until Postgres reports their end.
 
 With `streaming`, the walsender sends large transactions piece by piece before they commit, several
 of them interleaved. The spool keeps each one's bytes in order, in memory while all of them together
-are small and in a file a transaction beyond that, and gives them back at the commit. Nothing here
+are small and in one file per transaction beyond that, and returns them at the commit. Nothing here
 outlives the session: after a crash Postgres streams every open transaction from its beginning.
 
-Subtransactions nest, so whatever was written between a subtransaction's first byte and its abort is
-its own or its children's: an abort cuts the transaction back to that byte, as Postgres' own apply
-worker does. A (sub)transaction that writes again after its children has taken them over, and they
-can't be aborted without it; an xid is never older than its parent's. So first bytes and xids ascend
-together, and what must be remembered are two arrays of those that may yet be aborted alone.
+Subtransactions nest, so everything written between a subtransaction's first byte and its abort is
+its own or its children's: an abort truncates the transaction to that byte, as Postgres' own apply
+worker does. When a (sub)transaction writes again after its children, they can no longer be aborted
+without it; an xid is never older than its parent's. So first bytes and xids ascend together, and
+two arrays are enough, of the subtransactions that may still be aborted alone.
 
-Files are private to one process: a directory of its own inside `directory`, locked for as long as
-it lives, so that the next spool there removes what a killed process left, and nobody else's. They
-are opened for each write and once for the reading, so that no number of transactions runs out of
+Files are private to one process: a directory of its own inside `directory`, locked while the
+process lives, so that the next spool there removes what a killed process left, and nothing else.
+They are opened for each write and once for reading, so that no number of transactions runs out of
 file descriptors.
 """
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # What all open transactions together may keep in memory; the walsender's own pieces are
-# logical_decoding_work_mem large, 64 MB unless set, so this only spares small ones the disk.
+# logical_decoding_work_mem large, 64 MB by default, so this only keeps small ones off the disk.
 MEMORY_BYTES: Final = 16 << 20
-# What one read gives back, rounded up to where an append ended.
+# The size of a chunk, rounded up to where an append ended.
 CHUNK_BYTES: Final = 1 << 20
 
-# Not the configuration's fault: room and descriptors come back, a disk is exchanged.
+# Not configuration errors: space and descriptors become free again, a disk is replaced.
 _PASSING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE}
 
 # What is read at once: a chunk of many rows, or a piece of a huge one.
@@ -60,10 +60,10 @@ class _Transaction:
         self.buffer = bytearray()
         self.written = 0
         self.has_file = False
-        # Where chunks may end: no message is cut, and a mark a chunk costs next to nothing.
+        # Where chunks may end: no message is split, and one mark per chunk costs next to nothing.
         self.marks = array("Q")
-        # The subtransactions that may yet be aborted alone, as distances from the transaction's
-        # xid (which wrap as xids do), and where each one's bytes begin.
+        # The subtransactions that may still be aborted alone, as distances from the transaction's
+        # xid (which wrap as xids do), and where each one's bytes start.
         self.xids = array("I")
         self.begins = array("Q")
 
@@ -82,7 +82,7 @@ class _Transaction:
             self.begins.append(begin)
 
     def leave(self, distance: int) -> int | None:
-        """Forget the subtransaction and what followed; return its first byte, None if no byte."""
+        """Forget the subtransaction and what followed; return its first byte, None if none."""
         index = bisect_left(self.xids, distance)
         if index == len(self.xids) or self.xids[index] != distance:
             return None
@@ -91,7 +91,7 @@ class _Transaction:
         return begin
 
     def mark(self) -> None:
-        """Let a chunk end here if one has come together."""
+        """Allow a chunk to end here if it is large enough."""
         if self.size - (self.marks[-1] if self.marks else 0) >= CHUNK_BYTES:
             self.marks.append(self.size)
 
@@ -99,8 +99,8 @@ class _Transaction:
 class Committed:
     """A committed transaction's bytes, in chunks that end where an append ended.
 
-    Each chunk has `padding` behind it. The file has no name any more: it is gone once this is read
-    to its end, closed or dropped.
+    Each chunk is followed by `padding`. The file is already unlinked: it is deleted once this is
+    read to its end, closed or dropped.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Committed:
 
     @property
     def next_bytes(self) -> int:
-        """How long the next chunk is; 0 where there is none."""
+        """How long the next chunk is; 0 if there is none."""
         return self._ends[0] - self._at if self._ends else 0
 
     def __iter__(self) -> Committed:
@@ -129,7 +129,7 @@ class Committed:
             raise StopIteration
         end = self._ends.popleft()
         begin, self._at = self._at, end
-        # Put together where it is read: a row may be a gigabyte, which nobody wants twice.
+        # Assembled where it is read: a row may be a gigabyte and must not be in memory twice.
         chunk = BytesIO()
         self._spool.read(self._descriptor, begin, min(end, self._written), chunk)
         if end > self._written:
@@ -139,7 +139,7 @@ class Committed:
         return chunk.getvalue()
 
     def close(self) -> None:
-        """Give memory and disk back; what was not read is lost."""
+        """Free memory and disk; what was not read is lost."""
         self._ends.clear()
         self._buffer = bytearray()
         if self._descriptor >= 0:
@@ -158,9 +158,9 @@ class Spool:
     """
 
     def __init__(self, directory: Path, *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Take a private directory inside `directory`, which is made where it is missing.
+        """Take a private directory inside `directory`, which is created if it is missing.
 
-        Raises ConfigError where `directory` can't be used or is open to other users.
+        Raises ConfigError if `directory` can't be used or is open to other users.
         """
         self.disk_bytes = 0
         self.memory_bytes = 0
@@ -189,9 +189,9 @@ class Spool:
         return transaction.size if transaction else 0
 
     def append(self, xid: int, subxid: int, data: bytes | memoryview) -> None:
-        """Add whole messages that `subxid` of `xid` wrote (`subxid == xid` for its own).
+        """Add complete messages that `subxid` of `xid` wrote (`subxid == xid` for its own).
 
-        Raises SpoolError where the disk is full or broken; the session that gets it is over.
+        Raises SpoolError if the disk is full or broken; that ends the session.
         """
         transaction = self._open.get(xid)
         if transaction is None:
@@ -209,7 +209,7 @@ class Spool:
         transaction.mark()
 
     def abort(self, xid: int, subxid: int) -> None:
-        """Drop what `subxid` and its children wrote; everything where it is `xid` itself."""
+        """Drop what `subxid` and its children wrote; everything if it is `xid` itself."""
         transaction = self._open.get(xid)
         if transaction is None:
             return
@@ -220,13 +220,13 @@ class Spool:
                 with self._translated():
                     self._path(xid).unlink()
             return
-        # A subtransaction that wrote nothing, or went with one before it, is not known.
+        # A subtransaction that wrote nothing, or was dropped with an earlier one, is not known.
         begin = transaction.leave(subxid - xid & _XID_MASK)
         if begin is not None:
             self._truncate(xid, transaction, begin)
 
     def commit(self, xid: int, padding: bytes = b"") -> Committed:
-        """Give the transaction's bytes back, `padding` behind each chunk, and forget it."""
+        """Return the transaction's bytes, `padding` after each chunk, and forget it."""
         transaction = self._open.pop(xid, None) or _Transaction()
         self.memory_bytes -= len(transaction.buffer)
         descriptor = -1
@@ -237,8 +237,8 @@ class Spool:
         return Committed(self, transaction, descriptor, padding)
 
     def close(self) -> None:
-        """Remove every file. What could not be removed is the next spool's to remove."""
-        # What is being read has no name left, and is given back by its reader.
+        """Remove every file. What could not be removed is left to the next spool."""
+        # What is being read is already unlinked, and its reader frees it.
         self.disk_bytes -= sum(transaction.written for transaction in self._open.values())
         self.memory_bytes = 0
         self._open.clear()
@@ -266,8 +266,8 @@ class Spool:
     def _write(
         self, xid: int, transaction: _Transaction, data: bytes | bytearray | memoryview
     ) -> None:
-        # Only the first write may create the file: one that somebody removed must not come back
-        # with a hole where its bytes were.
+        # Only the first write may create the file: if it was removed meanwhile, it must not be
+        # recreated with a hole where its bytes were.
         create = 0 if transaction.has_file else os.O_CREAT | os.O_EXCL
         with self._translated(), memoryview(data) as left:
             descriptor = os.open(self._path(xid), os.O_WRONLY | create, 0o600)
@@ -323,9 +323,9 @@ class Spool:
     # -- the directory -----------------------------------------------------------------------------
 
     def _take(self) -> Path:
-        """Return a fresh directory with our lock on it; remove those that nobody holds."""
+        """Return a new directory with our lock on it; remove those that are not locked."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not a link: what stands behind its name could change.
+        # Not a symbolic link: its target could change.
         outer = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             status = os.fstat(outer)
@@ -335,7 +335,7 @@ class Spool:
                     hint="rows are spooled there: make it the daemon's own with mode 0700, or name"
                     " another in source.spool_dir",
                 )
-            # One at a time, or one would remove what another is about to lock.
+            # One process at a time, or one would remove what another is about to lock.
             fcntl.flock(outer, fcntl.LOCK_EX)
             for left in self._directory.glob("spool.*"):
                 with suppress(FileNotFoundError):  # its owner removes it just then
@@ -351,12 +351,12 @@ class Spool:
 
 
 def home(spool_dir: str | None, pipeline: str) -> Path:
-    """Return the directory of a pipeline's spools: in `spool_dir`, else in the system's own."""
+    """Return the directory of a pipeline's spools: in `spool_dir`, else in the system's temp."""
     return Path(spool_dir or tempfile.gettempdir()) / f"lockstep-{pipeline}-{os.geteuid()}"
 
 
 def _lock(directory: Path) -> int:
-    """Return a descriptor that holds the directory's lock; -1 where a living process has it."""
+    """Return a descriptor that holds the directory's lock; -1 if a living process has it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

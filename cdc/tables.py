@@ -1,8 +1,8 @@
-"""What a relation message asks for: the table's version, topic and encoder.
+"""What a relation message requires: the table's version, topic and encoder.
 
-The only part of the stream's path that asks the source's catalog and Kafka's admin, so it blocks
-and belongs on the worker. It keeps the identity half of the resume record, since a new topic or a
-changed publication changes it; `take` gives the records that must go out with the next batch.
+The only part of the stream's path that queries the source's catalog and Kafka's admin API, so it
+blocks and must run on the worker. It keeps the identity half of the resume record, since a new
+topic or a changed publication changes it; `take` returns the records for the next batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("cdc.tables")
 
 Record = tuple[str, bytes, bytes]  # topic, key, value
 
-# So long a decoded commit may be unseen by other sessions before the session is given up.
+# How long a decoded commit may be invisible to other sessions before the session fails.
 _VISIBLE_SECONDS: Final = 30.0
 _VISIBLE_POLL_SECONDS: Final = 0.02
 
@@ -59,7 +59,7 @@ class Tables:
         relations: Relations,
         identity: records.ResumeIdentity,
     ) -> None:
-        """Begin with the log's `identity`; `sql` and `admin` stay the caller's to close."""
+        """Start with the log's `identity`; the caller closes `sql` and `admin`."""
         self._config = config
         self._sql = sql
         self._admin = admin
@@ -72,25 +72,25 @@ class Tables:
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
         self._publication = PublicationLook(config.publication, members=False)
-        self._identified = False  # whether the identity is to go out
+        self._identified = False  # whether the identity is to be written
         self._upcoming: Upcoming | None = None  # whose relations are looked up
         self._lookups: dict[int, Lookup] = {}
 
     @property
     def unknown_type_columns(self) -> int:
-        """How many columns of the tables met have a type of which nothing but its text is known."""
+        """How many columns of the tables so far have a type of which only the text is known."""
         return sum(self._unknown_types.values())
 
     @property
     def schema_id(self) -> int:
-        """The newest version's."""
+        """The newest version's id."""
         return self._relations.schema_id
 
     def take(self) -> list[Record]:
         """Return the records for the next Kafka transaction, once."""
         taken, self._records = self._records, []
         if self._identified:
-            # The newest alone: with thousands of tables it is long.
+            # Only the newest: with thousands of tables it is long.
             taken.append(resume.record(self._config, self._identity))
             self._identified = False
         return taken
@@ -107,18 +107,18 @@ class Tables:
     ) -> Table:
         """Return how the relation's rows are encoded and where they go. Blocks.
 
-        What it takes is prepared for all `upcoming` relations at once: they arrived before it was
-        asked for, so the answer is as young for each of them. `xid` is the transaction that the
-        relation belongs to.
+        The catalog is queried for all `upcoming` relations at once: they arrived before the query,
+        so the answer is as recent for each of them. `xid` is the transaction that the relation
+        belongs to.
 
-        Raises GapError where the publication has lost changes, even if it was set back: changing
-        a publication makes the walsender describe every table again, so to look here is to look
-        before the next row of any.
+        Raises GapError if the publication has lost changes, even if it was reverted: changing a
+        publication makes the walsender describe every table again, so this check comes before the
+        next row of any table.
         """
         facts, told = self._prepared(relation, upcoming)
         names = ((relation.namespace, relation.name), *told.ancestors)
         selection = self._config.selection.of(*names)
-        # After the transaction is visible: what is asked here belongs to its time, or a later one.
+        # After the transaction is visible: what is read here is of its time, or a later one.
         facts = facts._replace(numbers=self._numbers(relation, selection, xid))
         version, new = self._relations.version(
             relation,
@@ -147,11 +147,11 @@ class Tables:
 
     @property
     def identity(self) -> records.ResumeIdentity:
-        """The identity half of the resume record, as it stands or goes out next."""
+        """The identity half of the resume record, as written or to be written next."""
         return self._identity
 
     def adopt(self, identity: records.ResumeIdentity) -> None:
-        """Go on as `identity`, which goes into the log with the next Kafka transaction."""
+        """Continue with `identity`, which goes into the log with the next Kafka transaction."""
         if identity.timeline != self._identity.timeline:
             timelines = {"from": self._identity.timeline, "to": identity.timeline}
             log.warning("following a promotion", extra={"fields": timelines})
@@ -159,11 +159,11 @@ class Tables:
             self._identify(identity)
 
     def note(self, publication: records.Publication) -> None:
-        """Take a publication that has lost nothing as the one to hold on to."""
+        """Pin a publication that has lost nothing."""
         self._identify(replace(self._identity, publication=publication))
 
     def look(self) -> None:
-        """Compare the publication with what the log knows; raise GapError where it lost changes.
+        """Compare the publication with what the log knows; raise GapError if it lost changes.
 
         Blocks.
         """
@@ -172,7 +172,7 @@ class Tables:
             self.note(now)
 
     def _prepared(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
-        """Return what the catalog says of the relation, asked after its message arrived."""
+        """Return the catalog's description of the relation, read after its message arrived."""
         if upcoming is None or upcoming is not self._upcoming:
             self._lookups.clear()
         if relation.relation_id not in self._lookups:
@@ -196,9 +196,9 @@ class Tables:
     ) -> records.ColumnNumbers | None:
         """Return the columns' numbers as the catalog has them once it shows the transaction.
 
-        None where no column is hidden.
+        None if no column is hidden.
 
-        A commit is decoded before other sessions see it, by long where it waits for a synchronous
+        A commit is decoded before other sessions see it, long before if it waits for a synchronous
         standby: what it renamed has its old name until then.
         """
         table, name = relation.relation_id, self._config.publication
@@ -227,7 +227,7 @@ class Tables:
             self._records.append(column_numbers.record(self._config, numbers))
 
     def _ensure(self, wanted: list[str], named: dict[str, tuple[str, str]]) -> None:
-        """Create and pin the topics that are new, and learn how large a record each takes."""
+        """Create and pin the topics that are new, and learn how large a record each accepts."""
         identity, config = self._identity, self._config
         new = [
             topics.data_topic(config, *named[topic])
@@ -253,9 +253,9 @@ class Tables:
         self._identity, self._identified = identity, True
 
     def _count_unknown_types(self, version: records.SchemaRecord, *, new: bool) -> None:
-        """Count columns whose values are text that only the type's maker can read; tell new ones.
+        """Count columns whose values are the text of an unknown type; log new ones.
 
-        Nothing but this report depends on today's catalog.
+        Only this report depends on today's catalog.
         """
         named = {c.name: kind for c in version.columns if (kind := undescribed(c.type))}
         ours = defined_by_users(self._sql, named.values()) if named else frozenset()
@@ -282,7 +282,7 @@ class Tables:
         }
         log.info("table version", extra={"fields": fields})
         if self._relations.is_another(version):
-            # Dropped and created again, or renamed into its place: the stream tells of neither.
+            # Dropped and created again, or renamed into its place: the stream reports neither.
             remedy = f"cdc snapshot {version.schema}.{version.table} --anew"
             log.warning(
                 "another table has this name now, and rows of the one before are still in the log",

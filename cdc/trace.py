@@ -2,8 +2,8 @@
 
 Every batch carries its `Moments`; their differences are the stages in the metrics. A process that
 measures more sets `tracer` before it runs the daemon (benchmarks.traced_daemon): it is called for
-each turn of the loop that read something, each batch and each poll of a watcher. Without a tracer
-each of these costs one comparison.
+each iteration of the loop that read something, each batch and each poll of a watcher. Without a
+tracer each of these costs one comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cdc.control.metrics import Cut
 
-# The stages of a batch, in their order; each ends at the moment of the same place in `Moments`.
+# The stages of a batch, in their order; each ends at the next moment of `Moments`.
 STAGES: Final = {
     "gather": "from its first change received until all of it is handed to the producer",
     "acknowledge": "until the brokers have acknowledged all of its records",
@@ -47,7 +47,7 @@ class Moments:
         )
 
     def seconds(self) -> Iterator[tuple[str, float]]:
-        """Yield how long each stage took, for a batch that is confirmed; they add up to all."""
+        """Yield how long each stage took, for a confirmed batch; they add up to the total."""
         moments = self.in_order()
         for stage, before, after in zip(STAGES, moments, moments[1:], strict=False):
             yield stage, after - before

@@ -1,8 +1,8 @@
-"""Look ahead in a chunk for relation messages, so that their tables are prepared at once.
+"""Look ahead in a chunk for relation messages, so that their tables are prepared together.
 
 Postgres describes a table before its first row, and the first transaction over thousands of tables
-describes thousands of them within some chunks. What had arrived before the catalog was asked may
-all go by that one answer.
+describes thousands of them within some chunks. One query of the catalog is valid for all
+descriptions that arrived before it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cdc.errors import ProtocolError
 from cdc.frames import HEADER_SIZE, PAYLOAD
 
 _RELATION, _BLOCK = b"RS"
-# So many are prepared at once: bounds a query, and how long the loop waits for it.
+# How many are prepared at once: bounds a query, and how long the loop waits for it.
 _MOST: Final = 1_000
 
 
 class Upcoming:
-    """What is left of one chunk behind `at`."""
+    """What is left of one chunk from `at` on."""
 
     def __init__(self, chunk: bytes, *, streamed: bool) -> None:
         """The frames of a `streamed` transaction, read back when it has committed, carry xids."""
@@ -29,9 +29,9 @@ class Upcoming:
         self.at = 0
 
     def relations(self) -> list[messages.Relation]:
-        """Return the relation messages, at most some of them; those in stream blocks are left out.
+        """Return at most `_MOST` relation messages; those in stream blocks are left out.
 
-        A frame that can't be read ends the list: whoever takes it will say what is wrong.
+        A frame that can't be read ends the list: the sequencer will raise its error.
         """
         chunk, at, found = self._chunk, self.at, dict[int, messages.Relation]()
         end = frames.whole(chunk)

@@ -1,9 +1,9 @@
-"""Which of the stream's messages one session believes.
+"""Verify which of the stream's messages one session accepts.
 
-A message whose prefix is ours is taken for what it says only if `cdc.authority` can show who wrote
-it, and only once: what was obeyed stands in the log, with the transaction that it came in, until
-its signature is too old to be believed. Anything else is counted and left alone; nothing that a
-message holds raises an error here.
+A message whose prefix is ours is accepted only if `cdc.authority` can prove who wrote it, and only
+once: accepted commands are recorded in the log, together with the transaction that they came in,
+until their signature is too old to be accepted. Anything else is counted and ignored; no content of
+a message raises an error here.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     Record = tuple[str, bytes, bytes | None]
     TriggerKeys = dict[str, dict[str, TriggerKey]]
 
-# Far longer than a signature is believed, so that no clock that is stepped back brings one back.
+# Far longer than a signature is valid, so that a clock that is stepped back does not revive one.
 _KEPT_US: Final = 86_400 * 1_000_000
-# A key that is not known may have been made a moment ago, so it is asked for: so often in a row,
-# and then once in so many seconds, because a stranger may name any key.
+# An unknown key may have been created a moment ago, so the keys are read again: at most this many
+# times in a row, then once per this many seconds, because anyone may name any key.
 _MOST_READS: Final = 10
 _READ_SECONDS: Final = 5.0
 
 
 class Verifier:
-    """The judge of one session's messages."""
+    """Verifies one session's messages."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Verifier:
         refusals: Refusals,
         read_keys: Callable[[], TriggerKeys],
     ) -> None:
-        """`read_keys` asks the source for the triggers' keys, and may take a while."""
+        """`read_keys` reads the triggers' keys from the source, and may take a while."""
         self._config = config
         self._scope = Scope(config.pipeline, system_identifier)
         self._secret = authority.secret_of(config)
@@ -64,7 +64,7 @@ class Verifier:
         self._nonces: set[str] = set()  # of that transaction
 
     def adopt(self, known: list[CommandRecord]) -> None:
-        """Take over what earlier sessions obeyed."""
+        """Add the commands that earlier sessions accepted."""
         self._obeyed |= {each.id: each for each in known}
 
     @property
@@ -79,13 +79,13 @@ class Verifier:
     def refuse(
         self, kind: str, reason: str, message: LogicalMessage, *, quiet: bool = False
     ) -> None:
-        """Count a message that is not believed."""
+        """Count a message that is rejected."""
         self._refusals.refuse(kind, reason, str(message.lsn), quiet=quiet)
 
     # -- canaries ----------------------------------------------------------------------------------
 
     def admit(self, message: LogicalMessage) -> LogicalMessage | None:
-        """Return what is published of a message that says it is ours; None: nothing."""
+        """Return what is published of a message that claims to be ours; None: nothing."""
         if message.prefix != CANARY or message.transactional:
             self.refuse("other", "a reserved prefix", message)
             return None
@@ -94,7 +94,7 @@ class Verifier:
                 self._canary_secret, authority.CANARY_PURPOSE, self._scope, message.content
             )
         except UnprovenError as error:
-            # Without a secret those of an earlier process can't be told from a stranger's.
+            # Without a secret those of an earlier process look like forged ones.
             quiet = isinstance(error, OtherPipelineError) or self._secret is None
             self.refuse("canary", error.reason, message, quiet=quiet)
             return None
@@ -110,7 +110,7 @@ class Verifier:
     # -- commands ----------------------------------------------------------------------------------
 
     def command(self, message: LogicalMessage, at: Sequencer) -> bytes | None:
-        """Return the body of a command that is to be obeyed now; None: it is not."""
+        """Return the body of a command that is to be executed now; None: it is not."""
         try:
             signed = authority.proven(
                 self._secret, authority.COMMAND_PURPOSE, self._scope, message.content
@@ -149,7 +149,7 @@ class Verifier:
     # -- what triggers write -----------------------------------------------------------------------
 
     def may_be_proven(self, purpose: str, message: LogicalMessage, at: Sequencer) -> bool:
-        """Whether the key that the message names is unknown, and may be asked for now."""
+        """Whether the key that the message names is unknown, and the keys may be read now."""
         if self._keys is not None:
             try:
                 self._told(purpose, message, at)
@@ -168,11 +168,11 @@ class Verifier:
         return True
 
     def read_keys(self) -> None:
-        """Ask the source for the triggers' keys."""
+        """Read the triggers' keys from the source."""
         self._keys = self._read_keys()
 
     def by_trigger(self, purpose: str, message: LogicalMessage, at: Sequencer) -> bytes | None:
-        """Return the body of a message that a trigger of ours wrote; None where none did."""
+        """Return the body of a message that a trigger of ours wrote; None if none did."""
         try:
             told = self._told(purpose, message, at)
         except UnprovenError as error:

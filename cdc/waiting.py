@@ -1,6 +1,6 @@
-"""Say what a command waits for, once it waits for long: a server that does not answer, as a rule.
+"""Print what a command waits for if it takes long: usually a server that does not answer.
 
-A command line sets `say`; a daemon, which logs, leaves it alone.
+A command line calls `tell_with`; a daemon, which logs, does not.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Whoever waits without a word for longer takes the command for dead.
+# After a longer time without output a user takes the command for dead.
 PATIENCE_SECONDS: Final = 1.5
 _say: Callable[[str], None] | None = None
 
 
 def tell_with(say: Callable[[str], None] | None) -> None:
-    """Have `say` called with each line of the kind."""
+    """Have `say` called with each such line."""
     global _say  # noqa: PLW0603 - of the process, as its stderr is
     _say = say
 
 
 @contextmanager
 def slow(what: str) -> Iterator[None]:
-    """Say that `what` is waited for, where the block takes long."""
+    """Print that `what` is being waited for, if the block takes long."""
     if _say is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Run blocking calls beside the loop, one after another, and wake the loop when one is done.
+"""Run blocking calls in the background, one after another, and wake the loop when one is done.
 
-The loop must answer Postgres in time whatever Kafka does, so whatever may block on Kafka, or on a
-second connection, runs here. A daemon thread: a call that never returns does not hold up the exit.
+The loop must answer Postgres in time whatever Kafka does, so calls that may block on Kafka, or on a
+second connection, run here. A daemon thread: a call that never returns does not delay the exit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Worker:
     """One thread, a queue of calls, and `wake_fd`, readable after a call has ended."""
 
     def __init__(self, wake_fd: int | None = None) -> None:
-        """`wake_fd` may be another worker's: whichever has done something, the loop wakes."""
+        """`wake_fd` may be another worker's: a call that ends on either wakes the loop."""
         if wake_fd is None:
             wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.wake_fd = wake_fd

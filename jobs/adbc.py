@@ -1,7 +1,7 @@
-"""Rows of a SELECT as Arrow batches, by ADBC: the one place that knows its driver.
+"""Rows of a SELECT as Arrow batches, by ADBC: the only module that uses its driver.
 
-ADBC runs each SELECT as `COPY … TO STDOUT (FORMAT binary)` and decodes it in C++. What it holds of
-the result is one batch, whatever the table's size.
+ADBC runs each SELECT as `COPY … TO STDOUT (FORMAT binary)` and decodes it in C++. It holds one
+batch of the result in memory, regardless of the table's size.
 
 https://arrow.apache.org/adbc/current/driver/postgresql.html
 """
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-# Large enough that what each batch costs is little, small enough that a few are no matter.
+# Large enough that the cost per batch is small, small enough that a few of them fit in memory.
 BATCH_BYTES: Final = 4 << 20
 
 
 class Reading:
-    """A connection that reads as of an exported snapshot, a transaction a range."""
+    """A connection that reads as of an exported snapshot, one transaction per range."""
 
     def __init__(self, conninfo: str) -> None:
         with _translated():
-            # Connecting reads the types' catalog: once for all ranges.
+            # Connecting reads the catalog of types, so one connection serves all ranges.
             self._connection = dbapi.connect(conninfo, autocommit=True)
             with self._connection.cursor() as cursor:
-                # The executor's environment may set what the connection string can't overrule.
+                # The executor's environment may have settings that the connection string can't
+                # override.
                 cursor.execute(PIN)
                 answer = cursor.fetchone()
         expect_pinned(tuple(map(str, answer or ())))
 
     def batches(self, query: str, snapshot: str) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a query that sees what `snapshot` does."""
+        """Yield the batches of a query that runs in the exported snapshot `snapshot`."""
         name = snapshot.replace("'", "''")
         with _translated(), self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(
@@ -56,7 +57,7 @@ class Reading:
             cursor.execute("COMMIT")
 
     def close(self) -> None:
-        """Disconnect; what is open is rolled back."""
+        """Disconnect; an open transaction is rolled back."""
         self._connection.close()
 
 

@@ -28,7 +28,7 @@ def begin(config: Config) -> Path:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    # It prints a traceback of what a batch raises; `Run` says what is wrong.
+    # It prints a traceback of every error in a batch; `Run` reports the error.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     return Path(click.get_current_context().params["config_path"]).absolute()
 
@@ -49,7 +49,7 @@ def _explain(name: str | None, error: CDCError) -> int:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
-    """Explain an import that failed for want of an extra; say of any other error where it is."""
+    """Explain an import that failed because an extra is missing; print where any other error is."""
     if isinstance(error, ModuleNotFoundError) and (absent := extras.missing(error)) is not None:
         sys.stdout.flush()
         os._exit(_explain(Path(sys.argv[0]).stem, absent))
@@ -62,7 +62,7 @@ sys.excepthook = _uncaught
 
 
 def run(command: click.Command) -> NoReturn:
-    """Run an app's command; leave the process with the code that it returns, or its error has."""
+    """Run an app's command; exit with the code that it returns, or with its error's."""
     try:
         code = command.main(standalone_mode=False) or Exit.OK
     except click.ClickException as error:
@@ -79,6 +79,6 @@ def run(command: click.Command) -> NoReturn:
             code = Exit.BUG
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that wait for a server, the JVM or a client must not keep the process: all is where
-    # it belongs.
+    # Threads that wait for a server, the JVM or a client must not keep the process alive: all data
+    # is already written.
     os._exit(code)

@@ -1,11 +1,11 @@
-"""Apply a cut that has been read: reduce each table, then write what becomes of it.
+"""Apply a cut that has been read: reduce each table, then write the result.
 
-Of a store that writes piece by piece a cut can be torn off anywhere, and is then applied again from
-its beginning to the same end. Every change can be worked out again from the log, with one
-exception: a row under a new key whose columns were not sent takes them from the row under the old
-key, which the same cut deletes. So such rows are written first, each before whatever replaces the
-row that it takes from. Where keys have changed places all around there is no such order: a cut like
-that, torn off, makes the follower build its store anew.
+In a store that writes piece by piece a cut can be interrupted anywhere, and is then applied again
+from its start to the same end. Every change can be computed again from the log, with one exception:
+a row under a new key whose columns were not sent takes them from the row under the old key, which
+the same cut deletes. So such rows are written first, each before the change that replaces the row
+it takes from. Where keys were exchanged in a cycle there is no such order: if such a cut is
+interrupted, the follower rebuilds its store from scratch.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from jobs.reduce import Events
     from sinks.contract import Sink, Version
 
-# The versions of a topic's table, by number; the last is the newest.
+# Returns versions of a topic's table, by number; the last is the newest.
 Versions: TypeAlias = "Callable[[str, Collection[int]], tuple[Version, ...]]"
 
 
 class TornError(StoreLostError):
-    """The store is there, but can't be brought to the cut's end."""
+    """The store exists, but an interrupted cut can't be completed in it."""
 
 
 class Table(NamedTuple):
-    """What a cut has done to one table, to be written in this order."""
+    """One table's changes in a cut, to be written in this order."""
 
     changes: Changes
-    first: tuple[Changes, ...]  # what must be written before it, each before the next
+    first: tuple[Changes, ...]  # to be written before `changes`, each before the next
 
 
 class Applying:
-    """Brings a sink from cut to cut."""
+    """Applies cuts to a sink."""
 
     def __init__(self, sink: Sink, versions: Versions) -> None:
         self._sink, self._versions = sink, versions
@@ -59,11 +59,11 @@ class Applying:
         quick: bool = True,
         torn: bool = False,
     ) -> Table:
-        """Return what the cut has done to the table `name`, whose events `partitions` are.
+        """Return the cut's changes to the table `name`, from its events in `partitions`.
 
-        `partitions` are all of its events, or a piece of them that is whole and next by seq; not
-        `quick`: the piece is known to need `in_order`. `torn`: some of it may be in the store
-        already, though the store does not stand there.
+        `partitions` has all of its events, or the next complete piece of them by seq. Not `quick`:
+        the piece is known to need `in_order`. `torn`: an interrupted attempt may have written some
+        of it.
         """
 
         def rows(keys: list[bytes], schema_ids: Collection[int]) -> Mapping[bytes, bytes]:
@@ -93,7 +93,7 @@ class Applying:
         )
 
     def write(self, upto: int, tables: Sequence[Table]) -> Iterator[Table]:
-        """Begin the cut and write the tables; yields each that is written."""
+        """Begin the cut and write the tables; yield each one after it is written."""
         self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
         failpoints.reach("follow_begun")
         for table in tables:
@@ -101,15 +101,15 @@ class Applying:
             yield table
 
     def write_table(self, table: Table) -> None:
-        """Write a table of a cut that has begun."""
+        """Write a table of a cut that was begun."""
         for changes in (*table.first, table.changes):
             self._sink.write(changes)
 
 
 def _groups(reduced: Reduced, name: str, *, torn: bool) -> Iterator[list[Change]]:
-    """Yield the rows that take values from others' stored rows, in an order that can be torn.
+    """Yield the rows that take values from other keys' stored rows, in an order safe to interrupt.
 
-    A row is written once nobody takes from the one that it replaces any more.
+    A row is written once no other row still takes values from the row that it replaces.
     """
     left = dict(reduced.taken)
     changes = {change.key: change for change in reduced.changes if change.key in left}

@@ -1,12 +1,13 @@
 """A range's rows from Postgres into Arrow batches of a mirror's schema.
 
-ADBC reads binary COPY into Arrow columns; what it does not carry faithfully is asked for as text,
-by the expression that writes it as the stream has it. Text becomes its natural type here, where
-that is exact; what does not fit is NULL with its text in `_exact` (`sinks.delta.types`).
+ADBC reads binary COPY into Arrow columns; types that it does not carry faithfully are selected as
+text, by the expression that writes them as the stream does. Text is converted to its natural type
+here, where that is exact; a value that does not fit is NULL with its text in `_exact`
+(`sinks.delta.types`).
 
-Postgres decides what is out of a calendar's range, so that its text is Postgres' own. Arrays go
-through the stream's own forms and their elements from there into Arrow's, a value at a time: exact
-before fast.
+Postgres decides which dates are out of range, so that their text is Postgres' own. Arrays are first
+encoded as in the stream, and their elements converted from there to Arrow, one value at a time:
+exact before fast.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from cdc.log.mask import ColumnMask
     from cdc.log.records import SchemaColumn, SchemaRecord
 
-# Arrays' elements are read back from one form each, whatever the configuration says of events.
+# Array elements are always read from this form, independent of the configured form of events.
 _FORMS: Final = Values(time_precision_mode="microseconds")
 _TEXT_ARRAY: Final = 1009
 _NUMBER: Final = r"^-?[0-9.]+$"
@@ -45,8 +46,8 @@ _CALENDAR_TYPES: Final = {
     "timestamp_ntz": ("timestamp", "", " 23:59:59.999999"),
     "timestamp": ("timestamptz", " 00:00:00+00", " 23:59:59.999999+00"),
 }
-# From what is selected for a column, and how many rows: its values, and the text of those that do
-# not fit.
+# Takes the arrays selected for a column and the number of rows; returns its values, and the text of
+# those that do not fit.
 Converter: TypeAlias = "Callable[[list[pa.Array], int], tuple[pa.Array, pa.Array | None]]"
 
 _EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
@@ -62,7 +63,7 @@ class Column:
     mask: ColumnMask | None
 
     def query(self, output: str) -> list[str]:
-        """Return what is selected for it; `output` is its text, as SQL."""
+        """Return the expressions selected for it; `output` is its text, as SQL."""
         quoted = '"' + self.name.replace('"', '""') + '"'
         match self.mask and self.mask.kind, self.type.kind:
             case (("null" | "fixed"), _):
@@ -71,7 +72,7 @@ class Column:
                 assert self.mask is not None
                 return [f"pg_catalog.left({output}, {int(str(self.mask.value))})"]
             case None, Kind.SAME:
-                # ADBC takes oid for a signed number of four bytes.
+                # ADBC reads an oid as a signed integer of four bytes.
                 is_oid = type_name(self.source.type_id) == "oid"
                 return [f"{quoted}::pg_catalog.int8" if is_oid else quoted]
             case None, Kind.CALENDAR:
@@ -89,7 +90,7 @@ class Column:
 def columns(
     version: SchemaRecord, masks: list[ColumnMask | None], *, money_digits: int
 ) -> list[Column]:
-    """Return a mirror's columns of the source's, for a table version."""
+    """Return a mirror's columns that come from the source, for a table version."""
     found = []
     for column, mask in zip(version.columns, masks, strict=True):
         name = type_name(column.type_id) or column.type
@@ -114,18 +115,18 @@ class ArrowRows:
         self.seq = 0
 
     def query(self, outputs: tuple[str, ...], place: str) -> str:
-        """Return the SELECT that reads a range; `place` is what stands behind it."""
+        """Return the SELECT that reads a range; `place` is the part after FROM."""
         selected = [
             expression
             for part, output in zip(self._parts, outputs, strict=True)
             for expression in part.query(output)
         ]
-        # Where every column is masked away, rows are still to be counted.
+        # If every column is masked, the rows must still be counted.
         named = (f"{each} AS c{i}" for i, each in enumerate(selected or ["true"]))
         return f"SELECT {', '.join(named)} FROM {place}"  # noqa: S608 - names quoted by Postgres
 
     def batch(self, read: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the mirror's batch of what the query gave."""
+        """Return the mirror's batch for a batch of the query."""
         exact: list[tuple[str, pa.Array]] = []
         made = []
         at = 0
@@ -172,7 +173,7 @@ def _converter(part: Column, kind: pa.DataType) -> Converter:  # noqa: PLR0911 -
 
 
 def _within(value: pa.Array, odd: pa.Array, rows: int) -> pa.Array:
-    """Return the values, NULL where they have a text instead."""
+    """Return the values, with NULL where a value has a text instead."""
     if odd.null_count == rows:
         return value
     return pc.if_else(odd.is_valid(), pa.scalar(None, value.type), value)
@@ -190,7 +191,7 @@ def _numbers(text: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array | No
 
 
 def _scaled(cents: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the same whole numbers with the scale that the configuration says money has."""
+    """Return the same integers with the scale that the configuration gives money."""
     return pa.Array.from_buffers(kind, len(cents), cents.buffers(), offset=cents.offset)
 
 
@@ -206,9 +207,9 @@ def _hmac(key: bytes) -> Converter:
 
 
 def _arrays(part: Column, kind: pa.DataType) -> Converter:
-    """Return how arrays are read: by the stream's form of them, an element after another."""
+    """Return the converter of arrays, which reads the stream's form element by element."""
     assert part.type.element is not None
-    # What stays text is to be Postgres' own, also where the stream has a number.
+    # A value that stays text must be Postgres' own text, even where the stream has a number.
     is_text = part.type.element.kind is Kind.TEXT and type_name(part.source.type_id) != "_box"
     column = replace(part.source, type_id=_TEXT_ARRAY) if is_text else part.source
     expression = values.form(column, _FORMS)
@@ -246,7 +247,7 @@ def _same(value: Any) -> Any:  # noqa: ANN401 - JSON's
 
 
 def _counted(value: Any) -> int:  # noqa: ANN401 - JSON's
-    """Return days or microseconds; what is out of the calendar is text."""
+    """Return days or microseconds; raise for text, which stands for what is out of range."""
     if isinstance(value, str):
         raise ValueError(value)  # noqa: TRY004 - of the right type, but not one of ours
     return int(value)
@@ -281,7 +282,7 @@ _ELEMENTS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def _exact(odd: list[tuple[str, pa.Array]], rows: int) -> pa.Array:
-    """Return the map of what does not fit, by column; NULL of rows in which everything does."""
+    """Return the map of values that do not fit, by column; NULL for rows in which all fit."""
     if not odd:
         return pa.nulls(rows, _EXACT_TYPE)
     maps: list[list[tuple[str, str]] | None] = [None] * rows

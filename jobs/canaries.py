@@ -1,7 +1,7 @@
-"""Canaries among what a follower has read: when the newest one was sent.
+"""Canaries among the records that a follower has read: when the newest was sent.
 
-The daemon publishes none that it did not send itself. A log may hold older ones all the same, which
-anybody wrote, so what is none, or says that it comes from the future, is passed over.
+The daemon publishes only canaries that it sent itself. A log may still hold older ones, which any
+client could write, so a message that is not a canary, or has a time in the future, is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.ranges import Place, Records
 
-# Of a time in microseconds since 1970.
+# The most digits of a time in microseconds since 1970.
 _MOST_DIGITS = 18
 
 
@@ -41,7 +41,7 @@ def newest(config: Config, records: Mapping[Place, Records]) -> int | None:
 
 
 def _sent(value: bytes | None) -> int | None:
-    """Return when a canary was sent; None where that can't be."""
+    """Return when a canary was sent; None if it is no canary or its time is in the future."""
     try:
         event: Any = msgspec.json.decode(value or b"null")
         content = base64.b64decode(event["message"]["content"], validate=True)

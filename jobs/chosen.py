@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Chosen:
-    """A follower's answer for every topic of the pipeline."""
+    """Decides for every topic of the pipeline whether a follower reads it."""
 
     def __init__(self, config: Config, follower: Follower) -> None:
         self._prefix, self._follower = config.prefix, follower
@@ -23,7 +23,7 @@ class Chosen:
         }
 
     def follows(self, topic: str) -> bool:
-        """Return whether the topic's events are read: its tables', all messages and letters."""
+        """Return whether the topic is read: its tables' topics, all messages and dead letters."""
         if topic not in self._known:
             schema, table = names.table_of(self._prefix, topic)
             self._known[topic] = follows(self._follower, schema, table)

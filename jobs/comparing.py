@@ -1,8 +1,8 @@
-"""What two holdings of a table differ in: by key, seq and a digest of what is stored.
+"""The differences between two holdings of a table: by key, seq and a digest of the stored row.
 
-Pure. A holding takes 32 bytes a key, whatever the rows' size, so that tables of millions of rows
-are compared in the memory of one process; so does what events leave of each key while they are gone
-through (`Newest`). Keys are told by digest: a report holds no values.
+Pure. A holding takes 32 bytes per key, regardless of the rows' size, so that tables of millions of
+rows are compared in the memory of one process. `Newest`, which reduces events to the newest of each
+key, takes the same. Keys are reported by digest: a report holds no values.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KEY_BYTES: Final = 16
 _VALUE_BYTES: Final = 8
 _AT_ONCE: Final = 50_000
 _COLUMNS: Final = ("key", "seq", "value")
-# Events that wait to be folded are at least so many, and at most as many as there are keys.
+# How many events are gathered before they are folded; more once there are more keys than this.
 _FOLDED_AT: Final = 1_000_000
 
 
 class Difference(NamedTuple):
-    """What of one key is not the same; a side without the key has no seq."""
+    """A key that differs; a side without the key has no seq."""
 
     key: str  # a digest, in hexadecimal
     left: int | None
@@ -34,10 +34,10 @@ class Difference(NamedTuple):
 
 
 class Holding:
-    """The keys of one side, with their seqs and, where they matter, digests of their values."""
+    """The keys of one side, with their seqs and, where needed, digests of their values."""
 
     def __init__(self, rows: Iterable[tuple[bytes, int, bytes | None]]) -> None:
-        """Take in `rows`: key, seq, and what is stored of it."""
+        """`rows` yields key, seq, and the stored row."""
         keys, seqs, values = bytearray(), [], bytearray()
         batches: list[pa.Table] = []
         for key, seq, value in rows:
@@ -52,7 +52,7 @@ class Holding:
 
     @classmethod
     def of(cls, keys: pa.Array, seqs: pa.Array) -> Holding:
-        """Return the holding of keys that are digests already; of its values nothing is known."""
+        """Return the holding of keys that are already digests; its values are unknown."""
         holding = cls([])
         values = pa.nulls(len(keys), pa.binary(_VALUE_BYTES))
         holding._rows = pa.table({"key": keys, "seq": seqs, "value": values})
@@ -62,7 +62,7 @@ class Holding:
         return int(self._rows.num_rows)
 
     def differences(self, other: Holding, *, values: bool = True) -> list[Difference]:
-        """Return the keys of which not both have the same; without `values` by key and seq."""
+        """Return the keys that differ between both; without `values`, compare key and seq only."""
         columns = list(_COLUMNS if values else _COLUMNS[:2])
         mine = _left_alone(self._rows, other._rows, columns)
         theirs = _left_alone(other._rows, self._rows, columns)
@@ -73,7 +73,7 @@ class Holding:
 
 
 class Newest:
-    """Of events in any order the newest of each key."""
+    """The newest event of each key, from events in any order."""
 
     def __init__(self) -> None:
         self._keys, self._codes = bytearray(), array("q")
@@ -81,7 +81,7 @@ class Newest:
         self._folded = _coded(b"", array("q"))
 
     def add(self, key: bytes, seq: int, *, there: bool) -> None:
-        """Take in an event, behind which the key's row is there, or not."""
+        """Add an event; `there`: the key's row exists after it."""
         self._keys += blake2b(key, digest_size=_KEY_BYTES).digest()
         self._codes.append(2 * seq + there)
         if len(self._codes) == _AT_ONCE:
@@ -90,7 +90,7 @@ class Newest:
                 self._fold()
 
     def rows(self, above: int) -> Holding:
-        """Return the rows that are there, and were written above a seq."""
+        """Return the rows that exist and whose seq is above `above`."""
         self._pack()
         self._fold()
         codes = self._folded["code"]
@@ -115,7 +115,7 @@ def _coded(keys: bytes, codes: array[int]) -> pa.Table:
 
 
 def _left_alone(one: pa.Table, other: pa.Table, columns: list[str]) -> dict[bytes, int]:
-    """Return key and seq of the rows of one that the other has not."""
+    """Return key and seq of the rows of `one` that `other` does not have."""
     left = one.select(columns).join(other.select(columns), keys=columns, join_type="left anti")
     return dict(zip(left["key"].to_pylist(), left["seq"].to_pylist(), strict=True))
 

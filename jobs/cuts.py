@@ -1,12 +1,13 @@
 """The Spark data source `lockstep_cuts`: a streaming source whose micro-batches are cuts.
 
-It tails the frontier topic, in a process of its own beside the driver, with a consumer that stays
-open. Its offset tells a frontier: place, epoch, LSN and seq. The rows of a batch tell one cut, a
-row a partition; the frontier at its end stands in each. A cut of no partition is a row without a
-topic, and so is what went wrong, in `error`: the follower decides what is done about that.
+It tails the frontier topic, in a separate process next to the driver, with a consumer that stays
+open. Its offset is a frontier: place, epoch, LSN and seq. The rows of a batch describe one cut, one
+row per partition; each row has the frontier at the cut's end. A cut of no partition is one row
+without a topic. An error is also one row, with `error` set: the follower decides how to handle it.
 
-The rows come with the offset, so that no task has to ask for them. Where the follower stands comes
-from its store, by the option `applied`: Spark's checkpoint is scratch and never read again.
+The rows are returned with the offset, so that no task has to read them. The follower's position
+comes from its store, by the option `applied`: Spark's checkpoint is scratch data and never read
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME: Final = "lockstep_cuts"
-# How long a look for the next frontier record may take: a query that is stopped waits for it.
+# How many seconds one poll for frontier records may take: stopping a query waits for it.
 _LOOK_SECONDS: Final = 0.25
 _SCHEMA: Final = (
     "topic string, partition int, start long, end long, events long, above long,"
@@ -45,17 +46,17 @@ _SCHEMA: Final = (
 
 
 class Start(NamedTuple):
-    """Where a query begins, and how it is paced: what the source is told."""
+    """Where a query starts, and how it is paced: the parameters of the source."""
 
     config: Path
     follower: str
     applied: Applied
     reached: int
-    pace: Path  # a file that holds how many bytes an event takes, of late
-    through: LSN | None = None  # no cut reaches beyond
+    pace: Path  # a file with the recent size of an event in bytes
+    through: LSN | None = None  # no cut ends above it
 
     def options(self) -> dict[str, str]:
-        """Return it as the data source's options."""
+        """Return the data source's options."""
         return {
             "config": str(self.config),
             "follower": self.follower,
@@ -106,9 +107,9 @@ class CutReader(SimpleDataSourceStreamReader):
         return {"place": at.place, "epoch": at.epoch, "lsn": str(at.lsn), "seq": at.seq}
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
-        """Return the rows of the next cut and its frontier; none, and `start`, while there is none.
+        """Return the rows of the next cut and its frontier; no rows and `start` if there is none.
 
-        What went wrong is one row, behind an offset that differs from the last in `failures` only.
+        An error is one row, with an offset that differs from `start` in `failures` only.
         """
         try:
             cut = self._next()
@@ -126,7 +127,7 @@ class CutReader(SimpleDataSourceStreamReader):
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802 - Spark's
         if start == end:
-            return iter([])  # Spark's first batch, where the first look has found no record
+            return iter([])  # Spark's first batch, if the first poll found no record
         raise ConfigError(
             f"Spark asks again for the cut from {start} to {end}",
             hint="a checkpoint is never used twice: leave --checkpoint out, or name another folder",
@@ -143,7 +144,7 @@ class CutReader(SimpleDataSourceStreamReader):
             cutter.limits.event_bytes = float(self._pace.read_text("ascii") or 0)
         cut = cutter.take(time.monotonic())
         if cut is None and cutter.waiting:
-            time.sleep(_LOOK_SECONDS / 10)  # it is not time yet
+            time.sleep(_LOOK_SECONDS / 10)  # the next cut is not due yet
         return cut
 
 
@@ -154,7 +155,7 @@ def rows(cut: Cut) -> list[tuple[Any, ...]]:
 
 
 def cut_of(found: Sequence[Row]) -> Cut | CDCError:
-    """Return the cut that rows tell, or the error."""
+    """Return the cut that the rows describe, or the error."""
     first = found[0]
     if first.error is not None:
         from cdc import errors  # noqa: PLC0415 - by name
@@ -177,6 +178,6 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
 
 
 def _say(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
-    """Print what ends the source's process, but not that Spark has: it just closes the pipe."""
+    """Print the error that ends the source's process, unless Spark ended it by closing the pipe."""
     if not issubclass(kind, BrokenPipeError):
         sys.stderr.write(f"the source of cuts ended:\n{bugs.where(error)}")

@@ -1,8 +1,8 @@
-"""Cuts: which offsets a follower reads next, worked out from frontier records. Pure.
+"""Cuts: which offsets a follower reads next, computed from frontier records. Pure.
 
-A cut reaches from one frontier to a later one. Frontier records are taken as they come and checked:
-the events that one counts are the seqs since the one before, so a record that is missing shows.
-How many of them make a cut is a matter of limits: it holds at least one, never a part of one.
+A cut reaches from one frontier to a later one. Frontier records are checked in order: the events
+that one counts must equal the seqs since the previous one, so a missing record is detected. Limits
+decide how many records make a cut: at least one, and never part of one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
     from sinks.contract import Applied
 
-# What an event takes in the log until the follower has seen some.
+# The assumed bytes of an event in the log, until the follower has measured some.
 EVENT_BYTES: Final = 1_000
-# So many records wait at most, however few events they count.
+# How many records wait at most, even if they count few events.
 _MOST_WAITING: Final = 10_000
 
 
 class Part(NamedTuple):
-    """What a cut takes from one partition: `events` of them stand from `start` to before `end`."""
+    """A cut's part of one partition: `events` events from offset `start` to before `end`."""
 
     topic: str
     partition: int
@@ -37,14 +37,14 @@ class Part(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """From behind the frontier of seq `above` to the frontier that the other fields tell."""
+    """What lies between the frontier of seq `above` and the one in the other fields."""
 
     above: int
     epoch: int
     lsn: LSN
     seq: int
     committed_at_us: int
-    place: int  # the frontier topic's offset behind the record
+    place: int  # the frontier topic's offset after the record
     parts: tuple[Part, ...]
 
     @property
@@ -61,12 +61,12 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Limits:
-    """How much a cut may hold, and how fast they may follow each other."""
+    """How much a cut may hold, and how fast cuts may follow each other."""
 
     events: int
     bytes: int
     events_per_second: int | None = None
-    event_bytes: float = EVENT_BYTES  # of late
+    event_bytes: float = EVENT_BYTES  # the recent average
 
     @property
     def most(self) -> int:
@@ -76,11 +76,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Cutter:
-    """Gathers frontier records behind `applied`; `take` makes a cut of what has come.
+    """Gathers frontier records after `applied`; `take` makes a cut of them.
 
-    `follows` says whether a topic is read. The first cut ends at seq `reached`, whatever the limits
-    say: it is the one that was torn off, and only at its end is the store at a frontier again. No
-    cut reaches beyond the LSN `through`.
+    `follows` returns whether a topic is read. The first cut ends at seq `reached`, regardless of
+    the limits: it is the interrupted one, and only at its end is the store at a frontier again. No
+    cut ends above the LSN `through`.
     """
 
     applied: Applied
@@ -89,9 +89,9 @@ class Cutter:
     reached: int = 0
     through: LSN | None = None
     _records: deque[_Waiting] = field(default_factory=deque)
-    _events: int = 0  # that these count, of what is followed
-    _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest that came
-    _above: int = 0  # the seq after which the next cut begins
+    _events: int = 0  # of these records, in the topics that are followed
+    _last: tuple[int, LSN, int] = (0, LSN(0), 0)  # epoch, LSN and seq of the newest record
+    _above: int = 0  # the seq after which the next cut starts
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
     _free_at: float = 0.0
 
@@ -106,17 +106,17 @@ class Cutter:
 
     @property
     def waiting(self) -> int:
-        """How many records have come that are in no cut yet."""
+        """How many records are in no cut yet."""
         return len(self._records)
 
     @property
     def has_enough(self) -> bool:
-        """Whether no more need come until the next cut is taken: the log has what is behind it."""
+        """Whether the next cut needs no more records; later ones stay in the log."""
         is_much = len(self._records) >= _MOST_WAITING or self._events > self.limits.most
         return is_much and self._last[2] >= self.reached
 
     def add(self, record: FrontierRecord, offset: int) -> None:
-        """Take the next record; raise GapError where it does not follow the one before."""
+        """Add the next record; raise GapError if it does not follow the previous one."""
         epoch, lsn, seq = self._last
         counted = sum(events for *_, events in record.partitions)
         missing = record.seq - seq - record.holes - counted
@@ -135,7 +135,7 @@ class Cutter:
             self._events += events
 
     def take(self, now: float) -> Cut | None:
-        """Return the next cut; None while there is none, or it is not time yet."""
+        """Return the next cut; None while there is none, or it is not due yet."""
         if now < self._free_at or not self._records or self._last[2] < self.reached:
             return None
         taken, total = 0, 0
@@ -150,7 +150,7 @@ class Cutter:
         return self._cut([self._records.popleft() for _ in range(taken)])
 
     def _cut(self, taken: list[_Waiting]) -> Cut:
-        """Return the cut that these records make, and stand behind it."""
+        """Return the cut that these records make, and move past it."""
         counts: dict[tuple[str, int], int] = {}
         ends: dict[tuple[str, int], int] = {}
         for record, _, followed in taken:

@@ -1,15 +1,15 @@
 """The Spark data source `lockstep_snapshot`: a table as it was when the snapshot was taken.
 
-Reads the ranges of a running snapshot's plan, each connection pinned to the exported snapshot, and
-gives the columns of a mirror (`sinks.delta.layout`) as Arrow batches. The plan comes from the log,
-so the snapshot must be running.
+Reads the ranges of a running snapshot's plan, with each connection pinned to the exported snapshot,
+and returns the columns of a mirror (`sinks.delta.layout`) as Arrow batches. The plan comes from the
+log, so the snapshot must be running.
 
     spark.dataSource.register(SnapshotSource)
     spark.read.format("lockstep_snapshot").option("config", "lockstep.yaml")
          .option("table", "public.users").load()
 
-The configuration's file is read in the driver; executors get what stands in it, passwords too, in
-the pickled reader: it is in no option, plan or log of Spark's.
+The driver reads the configuration file; executors get its content, passwords included, in the
+pickled reader: it is in no option, plan or log of Spark's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NAME: Final = "lockstep_snapshot"
 
 @dataclass(frozen=True)
 class Table:
-    """What of a plan one published table needs: its version and its ranges, by number."""
+    """One published table's part of a plan: its version, its tables and ranges, by number."""
 
     version: SchemaRecord
     tables: dict[int, PlannedTable]
@@ -62,7 +62,7 @@ class Table:
 
 
 def table_of(plan: Plan, name: str) -> Table:
-    """Return what the plan has of the table `schema.table`; raise ConfigError where it has none."""
+    """Return the plan's part for the table `schema.table`; raise ConfigError if it has none."""
     for version in plan.schemas.values():
         if f"{version.schema}.{version.table}" == name:
             break
@@ -84,7 +84,7 @@ def table_of(plan: Plan, name: str) -> Table:
 
 @dataclass
 class Ranges(InputPartition):
-    """What one Spark task reads."""
+    """The ranges that one Spark task reads."""
 
     ranges: tuple[Range, ...]
 
@@ -94,7 +94,7 @@ class Ranges(InputPartition):
 
 
 class SnapshotSource(DataSource):
-    """Options: `config`, a path, and `table`; or `planned`, instead of what the log has of it."""
+    """Options: `config`, a path, and `table`; or `planned`, in place of the log's plan."""
 
     @classmethod
     def name(cls) -> str:
@@ -149,7 +149,7 @@ def spark_schema(
 
 
 class SnapshotReader(DataSourceReader):
-    """Runs where Spark puts it: planned in the driver, read in executors."""
+    """Plans in the driver, reads in executors."""
 
     def __init__(
         self, config: Config, table: Table, hidden: list[ColumnMask | None], schema: StructType
@@ -157,7 +157,7 @@ class SnapshotReader(DataSourceReader):
         self._config, self._table, self._hidden, self._schema = config, table, hidden, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a partition a task, of ranges in turns, so that large and small ones mix."""
+        """Return one partition per task, with ranges dealt out in turn to mix their sizes."""
         many = max(1, min(self._table.tasks, len(self._table.ranges)))
         return [Ranges(self._table.ranges[task::many]) for task in range(many)]
 
@@ -179,7 +179,7 @@ class SnapshotReader(DataSourceReader):
             for each in partition.ranges:
                 planned = table.tables[each.table]
                 rows.seq = each.first_seq
-                # The lock of the one connection holds for what the other reads.
+                # The lock that one connection holds protects what the other reads.
                 with pinned(connection, table.snapshot):
                     prove(connection, planned)
                     query = rows.query(planned.outputs, range_rows(planned, each))

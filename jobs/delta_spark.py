@@ -1,10 +1,9 @@
-"""A batch into a mirror by Spark's MERGE: for tables whose keys do not fit into memory.
+"""Apply a batch to a mirror by Spark's MERGE: for tables whose keys do not fit into memory.
 
-Deletion vectors, so that no file is written anew for a few rows; the touched keys stand in the
-condition as literals, so that files without any of them are passed over. A MERGE takes seconds,
-however little it does.
+Deletion vectors, so that no file is rewritten for a few rows; the condition has the touched keys as
+literals, so that Delta skips files without any of them. A MERGE takes seconds, even for few rows.
 
-The same rows as by the other appliers (`sinks.delta.merge`, `sinks.delta.vectors`).
+The result is the same as with the other appliers (`sinks.delta.merge`, `sinks.delta.vectors`).
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
     from sinks.delta.lake import Commit
     from sinks.delta.work import Work
 
-# A column of the source alone: names of those that keep their stored value.
+# A column of the source only: the names of the columns that keep their stored value.
 _KEPT: Final = "_kept"
-# So many keys stand in the condition by name; of more, their bounds.
+# How many keys the condition lists as literals; for more keys it has their bounds.
 _LITERALS: Final = 1_000
 _MERGE: Final = {
-    # The source is local, so it is the same each time that it is read.
+    # The source is local, so every read of it returns the same rows.
     "spark.databricks.delta.merge.materializeSource": "none",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -56,19 +55,19 @@ _SAID: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class SparkMerge:
-    """The applier, in the session that is active, else one of its own."""
+    """The applier, in the active session or else its own."""
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Do the work, in one commit."""
+        """Apply the work in one commit."""
         files = delta_actions.Files(table.table_uri, self._storage)
         with delta_lake.translated(table.table_uri):
             if enabling := delta_actions.enabling(table):
                 about = commit._replace(upto=None)
                 delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
-        # Settings that one commit alone has: no other thread's.
+        # A new session, so that these settings apply to one commit only and to no other thread.
         spark = (SparkSession.getActiveSession() or session("delta")).newSession()
         settings = _MERGE | {
             f"{_TXN}AppId": commit.app,
@@ -127,7 +126,7 @@ def _with_marks(work: Work) -> pa.Table:
 
 
 def _on(work: Work) -> Column:
-    """Return the condition that two rows have one key."""
+    """Return the condition that two rows have the same key."""
     rows, conditions = work.batch.rows, []
     for name in work.key:
         if not rows[name].null_count:
@@ -145,7 +144,7 @@ def _on(work: Work) -> Column:
 
 
 def _bound(values: pa.ChunkedArray, name: str) -> Column | None:
-    """Return which stored keys can be meant, in literals: by these Delta passes over files."""
+    """Return the condition on stored keys, in literals, by which Delta skips files."""
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
         return None

@@ -1,13 +1,14 @@
-"""Direct mode: a table's ranges straight into its Delta mirror, past the log.
+"""Direct mode: copy a table's ranges into its Delta mirror, bypassing the log.
 
 Groups of ranges become Delta commits, in order. A commit's `txnVersion` holds generation and group
-under one `txnAppId` for all generations: so Delta itself skips a group that is there already, and
-one of an older generation, however late its writer. The first group of a generation takes the place
-of all that was in the table; the last one's `userMetadata` has the frontier at which the table
-stands: the snapshot's consistent point. Until then it has none, and no follower takes it for whole.
+under one `txnAppId` for all generations: so Delta itself skips a group that is already there, and
+one of an older generation, however late its writer is. The first group of a generation replaces
+everything in the table; the last one's `userMetadata` has the table's frontier: the snapshot's
+consistent point. Until then the table has no frontier, and no follower treats it as complete.
 
-When Delta has a group, its ranges are recorded in the log, as those of any table; killed between
-the two, the job finds the commit and records it. The table's topic stays empty up to the frontier.
+When Delta has a group, its ranges are recorded in the log, like those of any table; if the job is
+killed between the two steps, the next run finds the commit and records it. The table's topic stays
+empty up to the frontier.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ if TYPE_CHECKING:
     from cdc.snapshot.records import Range
     from jobs.data_source import Table
 
-# A group's pages: enough that a commit's seconds do not count, little enough to be done again.
+# The size of a group's pages: large enough that the seconds per commit do not matter, small enough
+# to repeat after a failure.
 _GROUP_BYTES: Final = 2 << 30
 _GENERATION_BITS: Final = 32
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranges of one Delta commit."""
+    """The ranges of one Delta commit."""
 
     number: int
     of: int
@@ -58,7 +60,7 @@ class Group:
 
 
 def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> list[RangeRecord]:
-    """Copy what is left of the plan's direct tables; return what was recorded. Blocks."""
+    """Copy the remaining ranges of the plan's direct tables; return what was recorded. Blocks."""
     names = sorted(
         {
             f"{version.schema}.{version.table}"
@@ -79,7 +81,7 @@ def copy(spark: SparkSession, config: Config, config_file: Path, plan: Plan) -> 
 
 
 def groups(ranges: Sequence[Range]) -> list[Group]:
-    """Return the ranges in groups: the same for the same plan, whatever is done of it."""
+    """Return the ranges in groups: the same for the same plan, whatever is already done."""
     found: list[list[Range]] = []
     total = 0
     for each in ranges:
@@ -93,11 +95,12 @@ def groups(ranges: Sequence[Range]) -> list[Group]:
 
 
 class _Log:
-    """The log's side: what it has of the plan, and records of what a mirror has."""
+    """The log's side: which of the plan's ranges it has, and the records to write."""
 
     def __init__(self, config: Config, plan: Plan) -> None:
         self._config = config
-        # Task 0's writer: its ranges that go by the log are done, and a new generation fences it.
+        # Task 0's producer: its own ranges are already copied to the log, and a new generation
+        # fences it.
         self._publisher = Publisher(config, "snapshot.0")
         self._publisher.open()
         known = topic.read(config)
@@ -110,18 +113,18 @@ class _Log:
         self.done = known.done(plan)
 
     def lacks(self, group: Group) -> bool:
-        """Return whether a range of the group is not recorded."""
+        """Return whether the log lacks the record of any range of the group."""
         return any(("rows", each.table, each.number) not in self.done for each in group.ranges)
 
     def record(self, records: list[RangeRecord]) -> None:
-        """Put the records into the log, in one Kafka transaction."""
+        """Write the records to the log, in one Kafka transaction."""
         for each in records:
             self._publisher.add(*topic.range_record(self._config, each))
         self._publisher.flush()
         self._publisher.commit()
 
     def close(self) -> None:
-        """Abort what is open."""
+        """Abort an open transaction."""
         if self._publisher.begun:
             self._publisher.abort()
 
@@ -155,7 +158,7 @@ class _Mirror:
             yield from records
 
     def _write(self, group: Group) -> None:
-        """Commit the group's rows; nothing where Delta has it, or a newer generation."""
+        """Commit the group's rows; do nothing if Delta has the group, or a newer generation."""
         plan, config = self._plan, self._config
         table = replace(self._table, ranges=group.ranges)
         with closing(connect_for_rows(config)) as connection:
@@ -179,7 +182,7 @@ class _Mirror:
         }
 
     def _group(self, group: Group) -> dict[str, object]:
-        """What tells this group from any other generation's, and other pipelines'."""
+        """The fields that distinguish this group from those of other generations and pipelines."""
         plan = self._plan
         return {
             "pipeline": plan.pipeline,
@@ -189,9 +192,9 @@ class _Mirror:
         }
 
     def _records(self, group: Group, seconds: float) -> list[RangeRecord]:
-        """Return the records of the group's ranges, from what Delta says that it holds.
+        """Return the records of the group's ranges, from the commit's metrics.
 
-        Its rows and bytes stand in the first one. Raises GapError where Delta has skipped it.
+        The first record has the group's rows and bytes. Raises GapError if Delta skipped the group.
         """
         metrics = self._committed(group)
         if metrics is None:
@@ -216,7 +219,7 @@ class _Mirror:
         ]
 
     def _committed(self, group: Group) -> Mapping[str, str] | None:
-        """Return the metrics of the commit that holds the group; None where there is none."""
+        """Return the metrics of the commit that holds the group; None if there is none."""
         wanted = self._group(group)
         for said, metrics in self._writer.commits():
             found = delta_layout.facts(said)

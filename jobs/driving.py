@@ -1,7 +1,8 @@
-"""A snapshot's tasks in the session of a Spark driver: as `cdc.snapshot` asks of any runner.
+"""Run a snapshot's tasks in the session of a Spark driver: a runner for `cdc.snapshot`.
 
-The tasks that go by the log first, then the tables that go straight into their mirrors. What
-finishes is seen in the log, as by everybody; Spark is asked only whether it has ended.
+The tasks that write to the log run first, then the tables that are copied directly into their
+mirrors. Finished ranges are read from the log, as in every runner; Spark is only polled for its
+end.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
     from cdc.snapshot.progress import Progress
     from cdc.snapshot.records import Plan
 
-# Of what failed in Spark, so many lines that say where.
+# How many lines of a failure in Spark are kept to show where it is.
 _PLACES: Final = 8
 _NO_DELTA: Final = "DATA_SOURCE_NOT_FOUND"
 _OURS: Final = re.compile(r"cdc\.errors\.(\w+): (.*)")
-# What Spark says of a worker that has not connected in PythonWorkerFactory's ten seconds.
+# Spark's message when a worker has not connected in PythonWorkerFactory's ten seconds.
 _NO_ANSWER: Final = "failed to connect back"
 _STOP_SECONDS: Final = 20.0
 
 
 class InSession:
-    """One run, begun when it is made."""
+    """One run, which starts when the object is created."""
 
     def __init__(
         self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, left: list[int]
     ) -> None:
-        """`left` are the tasks that have ranges left."""
+        """`left` has the tasks with remaining ranges."""
         self._spark, self._config, self._file, self._plan = spark, config, config_file, plan
         self._group = f"snapshot-{plan.pipeline}-{time.monotonic_ns()}"
         self._following = Following(config, plan.generation)
@@ -53,9 +54,9 @@ class InSession:
         self._ended: Future[None] = self._pool.submit(self._run, left)
 
     def turn(self, seconds: float, progress: Progress) -> bool:
-        """Wait so long at most; return whether all is copied. Raises what ended it."""
+        """Wait at most `seconds`; return whether all is copied. Raises the error that ended it."""
         wait_for([self._ended], seconds)
-        # Asked first, so that what it recorded last is taken in.
+        # Checked before the records are taken, so that its last records are included.
         ended = self._ended.done()
         for record in self._following.take():
             progress.finished(record)
@@ -64,7 +65,7 @@ class InSession:
         return ended
 
     def stop(self) -> None:
-        """End it; what is open is aborted."""
+        """End the run; open transactions are aborted."""
         if not self._ended.done():
             self._spark.sparkContext.cancelJobGroup(self._group)
             wait_for([self._ended], _STOP_SECONDS)
@@ -95,7 +96,7 @@ class InSession:
 
 
 def translated(error: Exception) -> CDCError:
-    """Return Spark's error as ours: in a task's traceback the last line of ours tells."""
+    """Return Spark's error as ours: the last line of ours in a task's traceback decides."""
     text = str(error)
     if _NO_DELTA in text and "delta" in text:
         return ConfigError(

@@ -1,8 +1,8 @@
 """The followers as a Spark app: `spark-submit jobs/follow.py --config lockstep.yaml`.
 
-One session, one streaming query a follower. A follower that halts leaves the others alone; the exit
-code is the worst of all. Nothing but what is in the stores tells where they go on, so the app may
-be killed at any time and started anywhere, also twice.
+One session, one streaming query per follower. A follower that halts does not affect the others; the
+exit code is the worst of all. Positions are only in the stores, so the app may be killed at any
+time and started anywhere, even twice.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
 
-# What a supervisor must see, the gravest first.
+# The exit codes that a supervisor must see, the most severe first.
 _GRAVEST: Final = (Exit.BUG, Exit.CONFIG, Exit.PERMISSION, Exit.UNAVAILABLE, Exit.TEMPORARY)
 _TURN_SECONDS: Final = 0.2
-# Supervisors give ten seconds.
+# Supervisors kill after ten seconds.
 _END_SECONDS: Final = 8.0
 
 
@@ -75,11 +75,12 @@ def main(
 
 
 class Stopping:
-    """What SIGTERM and SIGINT do, from the job's beginning on.
+    """The handler of SIGTERM and SIGINT, from the job's start on.
 
-    While Spark starts nothing has been written, so the process just ends: the JVM, which may take
-    minutes on a busy machine, ends with its standard input. Later the followers end their batches;
-    what has not ended in time is broken off, as a kill would, and done again.
+    While Spark starts, nothing has been written, so the process just exits: the JVM, which may take
+    minutes on a busy machine, ends with its standard input. Later the followers finish their
+    batches; a batch that takes too long is interrupted, as by a kill, and repeated at the next
+    start.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Stopping:
         self.install()
 
     def install(self) -> None:
-        """Have the signals come here. Once more when Spark has started: it takes SIGINT."""
+        """Install the handlers. Call it again after Spark has started, which replaces SIGINT's."""
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._told)
 
@@ -111,7 +112,7 @@ def follow(
     stopping: Stopping,
     lines: Lines,
 ) -> Exit:
-    """Run followers until told to stop, or until none is left; return the gravest code."""
+    """Run followers until asked to stop, or until all have ended; return the most severe code."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     lines.say(f"starting Spark for {', '.join(names)}", followers=names)
@@ -123,14 +124,14 @@ def follow(
     telling = Telling(runs, lines)
     _await(runs, stopping.asked)
     telling.close()
-    with suppress(Exception):  # the JVM may have had the same signal
+    with suppress(Exception):  # the JVM may have received the same signal
         spark.stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
 
 def _await(runs: list[Run], stop: threading.Event) -> None:
-    """Let them run until all have ended, or until told to stop."""
+    """Run them until all have ended, or until asked to stop."""
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
     for thread in threads:
         thread.start()

@@ -2,8 +2,8 @@
 
 The flow of a batch, all of it in `Batches.apply`: read exactly the cut's offsets, compare every
 partition's count with the frontiers', reduce each table, `begin`, `write` table by table, `commit`
-the frontier. Nothing is written before all counts agree. Where it stands is the store's to say:
-each session asks it, and gives Spark a checkpoint directory that is new.
+the frontier. Nothing is written before all counts agree. The position is in the store only: each
+session reads it from there, and gives Spark a new checkpoint directory.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ if TYPE_CHECKING:
     from jobs.reduce import Events
     from sinks.contract import Generations, Sink
 
-# Cuts up to this are read, reduced and written in the driver: with the least latency.
+# Cuts of up to this many events are read, reduced and written in the driver, for the lowest
+# latency.
 _SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
 _LOOK_SECONDS: Final = 0.1
-# A batch that takes longer is broken off by a stop, since supervisors give ten seconds.
+# A stop interrupts a batch that takes longer, because supervisors kill after ten seconds.
 _STOP_SECONDS: Final = 5.0
 _STARTING: Final = threading.Lock()
 
 
 class SparkGoneError(CDCError):
-    """The JVM that the session runs in has ended: nothing can be done in this process any more."""
+    """The session's JVM has ended: this process can do nothing further."""
 
     exit_code = Exit.TEMPORARY
 
@@ -88,13 +89,13 @@ class Following:
         exactly: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """`until`: end once that LSN is applied, `exactly` there. Scratch lies in `folder`."""
+        """`until`: end once that LSN is applied, `exactly` there. `folder` holds scratch data."""
         self._spark, self._config, self._file, self._name = spark, config, config_file, name
         self._sink, self._until, self._folder = sink, until, folder
         self._through = until if exactly else None
 
     def __call__(self, run: Run) -> None:
-        """Follow until told to stop, or until an error."""
+        """Follow until asked to stop, or until an error."""
         with closing(self._sink):
             standing = stores_standing.found(run, self._sink)
             if self._reached(standing.applied):
@@ -105,7 +106,7 @@ class Following:
                 delete_with_jvm(self._spark, scratch)
                 self._query(run, standing, scratch)
             except (PySparkException, Py4JJavaError) as error:
-                # A worker that is killed may be the one in which Spark loads the source.
+                # The killed worker may be the one in which Spark loads the source.
                 raise translated(error) from error
             except (Py4JError, ConnectionError) as error:
                 if not is_gone(error):
@@ -141,9 +142,9 @@ class Following:
             self._await(run, self._started(run, writer), batches)
 
     def _started(self, run: Run, writer: DataStreamWriter) -> StreamingQuery:
-        """Start the query, one of the process at a time.
+        """Start the query, one at a time in this process.
 
-        Spark gives a source's own process ten seconds to answer, and several that start at once on
+        Spark waits ten seconds for a source's process to answer, and several that start at once on
         a busy machine take longer.
         """
         with _STARTING:
@@ -159,7 +160,7 @@ class Following:
             while query.isActive and not self._reached(batches.applied):
                 if run.stopping.wait(_LOOK_SECONDS):
                     break
-                # Not before the source has looked at the log: until then nothing works.
+                # Only after the source has polled the log: before that nothing is known to work.
                 if not reads and query.status["message"].startswith("Waiting for"):
                     reads = True
                     run.reads()
@@ -178,14 +179,14 @@ class Following:
 
 
 def is_gone(error: Py4JError | ConnectionError) -> bool:
-    """Return whether the JVM has ended: it has thrown nothing, and answers no more."""
-    # A call that it ends in gets no answer, which py4j tells by its plainest error.
+    """Return whether the JVM has ended: it threw no exception, and no longer answers."""
+    # If it ends during a call there is no answer, which py4j reports as a plain Py4JError.
     silent = type(error) is Py4JError and "Trace:" not in str(error)
     return silent or isinstance(error, Py4JNetworkError | ConnectionError)
 
 
 def _query_name(config: Config, name: str, applied: Applied) -> str:
-    """Return what Spark calls the query; a generation may be built beside another."""
+    """Return the query's name, with the generation: a shadow build may run alongside another."""
     return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
 
 
@@ -212,7 +213,8 @@ class Batches:
         self._torn = standing.reached
         self._large = Large(config, sink, self._schemas, self._applying, self._reader)
         follower = config.followers[name]
-        # Executors write large cuts; where they can't, the driver takes as much as a cut may hold.
+        # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
+        # allowed size.
         self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
         self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
         self._event_bytes = 0.0
@@ -223,14 +225,14 @@ class Batches:
         self._reader.close()
 
     def end(self) -> None:
-        """Let the batch at hand come to its end, and no other begin."""
+        """Let the current batch finish, and start no other."""
         held = self._at_hand.acquire(timeout=_STOP_SECONDS)
         self._ended = True
         if held:
             self._at_hand.release()
 
     def take(self, frame: DataFrame, _: int) -> None:
-        """Apply the batch; Spark ends the query where this raises."""
+        """Apply the batch; Spark ends the query if this raises."""
         try:
             with self._at_hand:
                 self._take(frame)
@@ -256,7 +258,7 @@ class Batches:
         self.apply(frame.sparkSession, told)
 
     def apply(self, spark: SparkSession, cut: Cut) -> None:
-        """Bring the store to the cut's end."""
+        """Apply the cut to the store."""
         began = time.monotonic()
         applied = self._frontier(cut)
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
@@ -294,7 +296,7 @@ class Batches:
         return named, sum(each.size for each in records.values())
 
     def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
-        """Compare what stands in each partition with what the frontiers count."""
+        """Compare each partition's number of events with the frontiers' count."""
         for part in cut.parts:
             place = (part.topic, part.partition)
             read = records.get(place)
@@ -339,7 +341,7 @@ class Batches:
         )
 
     def _note_bytes(self, events: int, size: int) -> None:
-        """Let the source know how large events are of late: its cuts are bounded in bytes too."""
+        """Give the source the recent size of events: its cuts are also limited in bytes."""
         if not events:
             return
         known = self._event_bytes
@@ -353,7 +355,7 @@ class Batches:
 
 
 def miscounted(cut: Cut, part: Part, found: int) -> GapError:
-    """Return what is wrong with a partition."""
+    """Return the error for a partition whose count differs."""
     return GapError(
         f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
         f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"

@@ -1,9 +1,9 @@
 """Reduce a cut's events of one table by parsing them all, in `seq` order. Pure.
 
-Does what `jobs.reduce.newest` does, for any cut. A value that was not sent is taken from the row
-before it, under whatever key that was; where that row is not in the cut the store is asked for it,
-by the key that it had there. What nobody has told yet is left out of a row: it is unknown, not
-null, which `unchanged` tells a store of whole rows.
+Does what `jobs.reduce.newest` does, for any cut. A value that was not sent is taken from the
+previous row, under whichever key it had; if that row is not in the cut it is read from the store,
+by its key there. A value that neither has is left out of the row: it is unknown, not null, and for
+a store of complete rows `unchanged` names it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class _Stored(NamedTuple):
-    """In a value's place: it is the store's, in the row that this key had there."""
+    """A placeholder: the value is in the store, in the row of this key."""
 
     key: bytes
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A change while the cut is folded."""
+    """A change while its cut is being folded."""
 
     key: bytes | None
     event: Event
@@ -61,12 +61,12 @@ def in_order(
     whole_rows: bool = False,
     every: bool = False,
 ) -> Reduced:
-    """Return what `newest` does, for any cut.
+    """Return the same as `newest`, for any cut.
 
-    `letter` returns a dead letter's event, asked for in seq order; `rows` the store's rows, as they
-    are before the cut. With `whole_rows` only what is unknown is left `unchanged`. With `every` all
-    changes are returned, in seq order, truncates among them; of a table without a key all behind
-    the last one.
+    `letter` returns a dead letter's event, and is called in seq order; `rows` returns the store's
+    rows as they are before the cut. With `whole_rows` only unknown columns stay `unchanged`. With
+    `every` all changes are returned, in seq order, truncates included; for a table without a key,
+    all after the last truncate.
     """
     events = [
         (key, parsed(value))
@@ -86,14 +86,14 @@ def in_order(
 
 
 class _Folding:
-    """A table's events one by one, in seq order."""
+    """Folds a table's events one by one, in seq order."""
 
     def __init__(self, *, every: bool) -> None:
         self._every = every
         self._truncated: int | None = None
         self._rows: dict[bytes, _Pending] = {}
         self._all: list[_Pending] = []
-        # The key and the row of the delete just before, whose create may follow.
+        # The event, key and row of the previous delete, whose create may follow.
         self._moved: tuple[Event, bytes, _Pending | None] | None = None
         self._schema_ids: set[int] = set()
 
@@ -151,7 +151,7 @@ class _Folding:
         self._truncated = pending.event.source.seq
 
     def _complete(self, pending: _Pending, key: bytes, before: _Pending | None) -> None:
-        """Take what was not sent from the row before, which `key` had."""
+        """Take the columns that were not sent from the previous row, which `key` had."""
         assert pending.row is not None
         for name in pending.event.source.unchanged:
             if before is None and self._truncated is None:
@@ -159,7 +159,7 @@ class _Folding:
             elif before is not None and before.row is not None and name in before.row:
                 pending.row[name] = before.row[name]
             else:
-                pending.row.pop(name, None)  # nobody has told it yet: it is not null, but unknown
+                pending.row.pop(name, None)  # it is unknown, not null
 
     @staticmethod
     def _complete_keyless(pending: _Pending) -> None:
@@ -173,7 +173,7 @@ class _Folding:
 
 
 def _halves(delete: Event, create: Event) -> bool:
-    """Return whether the two are one change of a key."""
+    """Return whether the two events are one update that changed the key."""
     one, other = delete.source, create.source
     return (one.seq + 1, one.ordinal, one.commit_lsn) == (
         other.seq,
@@ -183,7 +183,7 @@ def _halves(delete: Event, create: Event) -> bool:
 
 
 def _taken(pending: _Pending) -> set[bytes]:
-    """Return the other keys whose stored rows it takes values from."""
+    """Return the other keys from whose stored rows it takes values."""
     values = (pending.row or {}).values()
     return {each.key for each in values if isinstance(each, _Stored)} - {pending.key or b""}
 

@@ -1,7 +1,7 @@
 """Settings of Spark's Kafka reader, which is a Java client, from those of `log.kafka`.
 
-librdkafka and Java name most of what matters alike. What differs is said here; tuning of one client
-says nothing to the other and is left out.
+librdkafka and Java use the same names for most settings. Differences are handled here; tuning of
+one client does not apply to the other and is left out.
 
 https://kafka.apache.org/documentation/#consumerconfigs
 https://spark.apache.org/docs/latest/structured-streaming-kafka-integration.html
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc.log.ranges import Place, Range
 
 _ALIKE: Final = {"security.protocol", "sasl.mechanism", "ssl.key.password", "client.id"}
-# PEM files, which Java takes as text.
+# Settings that name PEM files, whose content Java takes as text.
 _FILES: Final = {
     "ssl.ca.location": "ssl.truststore.certificates",
     "ssl.certificate.location": "ssl.keystore.certificate.chain",
@@ -41,7 +41,7 @@ _LOGINS: Final = {
 
 
 def java(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the Java client's settings; raise ConfigError for a login that has none."""
+    """Return the Java client's settings; raise ConfigError for a login that Java does not have."""
     given = {name: str(value) for name, value in settings.items()}
     if "sasl.mechanisms" in given:
         given["sasl.mechanism"] = given.pop("sasl.mechanisms")
@@ -92,8 +92,8 @@ def reading(config: Config, ranges: Mapping[Place, Range]) -> dict[str, str]:
     ours = {
         "bootstrap.servers": config.log.bootstrap_servers,
         "isolation.level": "read_committed",
-        # Behind the last record stand transaction markers only: a fetch there must not wait for
-        # more, half a second in each partition by default.
+        # After the last record there are only transaction markers: a fetch there must not wait for
+        # more data, which by default takes half a second in each partition.
         "fetch.max.wait.ms": "10",
     }
     return {

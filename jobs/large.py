@@ -1,14 +1,14 @@
-"""Apply a large cut: Spark reads it twice, and executors write what they have reduced.
+"""Apply a large cut: Spark reads it twice, and executors reduce and write it.
 
-First it is counted where it lies, by the JVM alone; nothing is written before every partition has
-what the frontiers say. Then a Kafka partition is a task: within one epoch it has all events of its
-keys, so a task reduces them some thousands at a time and writes as it goes, however large the cut.
-So the memory that it takes does not depend on the cut: an initial snapshot is one.
+First the JVM alone counts the events; nothing is written before every partition's count equals the
+frontiers'. Then each Kafka partition is a task: within one epoch it has all events of its keys, so
+a task reduces and writes a few thousand at a time. So its memory does not depend on the size of the
+cut: an initial snapshot is one cut.
 
-What a partition alone cannot tell (a table with events of several epochs, without a key or with a
-truncate, changed keys whose columns were not sent, dead letters, histories) is sorted by seq and
-goes through the driver, in pieces; so does all where the sink has one writer only. Delta's gathers
-them: its driver holds what the cut has done to each key.
+Events that need more than their own partition (a table with events of several epochs, without a key
+or with a truncate, changed keys whose columns were not sent, dead letters, histories) are sorted by
+seq and go through the driver, in pieces. For a sink with a single writer all events go through the
+driver. Delta's sink gathers them: its driver holds the cut's change of each key.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ if TYPE_CHECKING:
     from jobs.schemas import Schemas
     from sinks.contract import Sink, Version
 
-# What is reduced and written at a time.
+# How many events are reduced and written at a time.
 _PIECE_EVENTS: Final = 20_000
 _PIECE_BYTES: Final = 32 << 20
-# Of one of the partitions that events are sorted into: the driver's JVM holds it several times.
+# The size of one of the partitions that events are sorted into: the driver's JVM holds several
+# copies of it.
 _SORTED_BYTES: Final = 16 << 20
-# Of what goes from the JVM to Python at a time.
+# The size of a batch from the JVM to Python.
 _ARROW_BYTES: Final = 8 << 20
 _ARROW_ROWS: Final = 10_000
 
@@ -64,7 +65,7 @@ _COUNTS: Final = (
     "count_if(value IS NOT NULL AND key IS NULL) loose",
     "min_by(value, offset) FILTER (WHERE value IS NOT NULL) first",
     "max_by(value, offset) FILTER (WHERE value IS NOT NULL) last",
-    # As the encoder writes them. A row's own text has its quotes escaped.
+    # Matched as the encoder writes them: text inside a row has its quotes escaped.
     """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
     """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
     moved""",
@@ -75,7 +76,7 @@ Piece: TypeAlias = "tuple[list[bytes | None], list[bytes]]"
 
 
 class Counted(NamedTuple):
-    """What the first reading says of a table."""
+    """The first reading's result for a table."""
 
     in_order: bool
     versions: tuple[Version, ...]
@@ -106,9 +107,9 @@ class Large:
         *,
         torn: bool,
     ) -> tuple[set[str], int]:
-        """Bring the store to the cut's end, but for `commit`; return the tables, and the bytes.
+        """Apply the cut to the store, except for `commit`; return the tables and the bytes.
 
-        `spark` is the batch's session: Spark looks for data sources in the active one alone.
+        `spark` is the batch's session: Spark finds data sources only in the active one.
         """
         self._spark = spark
         own = f"{self._config.prefix}.cdc."
@@ -170,7 +171,8 @@ class Large:
     def _counted(self, cut: Cut, topic: str, rows: list[Any]) -> Counted:
         ids, epochs = set(), set()
         for row in rows:
-            # A partition's epochs and versions ascend, so its ends have the lowest and the highest.
+            # Epochs and versions ascend in a partition, so its first and last event have the lowest
+            # and highest.
             for value in (row.first, row.last):
                 source = parsed(value.encode()).source
                 Bounds(cut.above, cut.seq).check(source.seq)
@@ -180,8 +182,8 @@ class Large:
         in_order = (
             any(row.loose or row.dead or row.moved for row in rows)
             or name in self._histories
-            # A key's events are in several partitions then, and no task has all of them. What the
-            # frontiers say does not tell it: the first may count events of two epochs.
+            # With several epochs a key's events are in several partitions, and no task has all of
+            # them. The frontiers do not show this: the first may count events of two epochs.
             or len(epochs) > 1
         )
         versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
@@ -198,8 +200,8 @@ class Large:
         known = {topic: self._schemas.known(topic) for topic in tables}
         task = Task(self._sink, Bounds(cut.above, cut.seq), known)
         events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
-        # A class of its own for each cut: what it holds goes to executors pickled, and is in no
-        # option, plan or log of Spark's. A name is registered once.
+        # A separate class for each cut: its content goes to executors pickled, and is in no option,
+        # plan or log of Spark's. A name can be registered only once.
         name = f"lockstep_cut_{uuid.uuid4().hex}"
         target = {"task": task, "name": classmethod(lambda _: name)}
         self._spark.dataSource.register(type("Cut", (TaskTarget,), target))
@@ -251,7 +253,7 @@ class Large:
 def pieces(
     records: Iterable[tuple[bytes | None, bytes | None]], *, whole: bool = False
 ) -> Iterator[Piece]:
-    """Yield events some thousands at a time; with `whole` the halves of a changed key together."""
+    """Yield a few thousand events at a time; `whole` keeps a key change's two events together."""
     keys: list[bytes | None] = []
     values: list[bytes] = []
     size = 0
@@ -270,7 +272,7 @@ def pieces(
 
 
 def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]) -> int:
-    """Reduce a piece of one partition and write it; return how many changes were news."""
+    """Reduce and write a piece of one partition; return how many changes were new to the store."""
     reduced = newest([piece], bounds)
     versions = tuple(known[each] for each in sorted(reduced.schema_ids))
     if sink.whole_rows:
@@ -279,7 +281,7 @@ def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]
 
 
 class Task(DataSourceArrowWriter):
-    """What an executor does with a partition's events. Pickled, with the sink."""
+    """An executor's work on a partition's events. Pickled, with the sink."""
 
     def __init__(
         self, sink: Sink, bounds: Bounds, known: Mapping[str, Mapping[int, Version]]
@@ -305,7 +307,7 @@ class Task(DataSourceArrowWriter):
 
 
 class TaskTarget(DataSource):
-    """Where a cut's events are "written" to: the sink, in tasks."""
+    """The Spark data source to which a cut's events are "written": the sink, in tasks."""
 
     task: Task
 

@@ -1,7 +1,7 @@
-"""The dead letters of a cut, read when the first of them is asked for.
+"""The dead letters of a cut, read when the first of them is requested.
 
-They stand in the order of their pointers' seqs, so a letter that is asked for is read up to, and
-those before it are kept for who asks later.
+They are in the order of their pointers' seqs: reading stops at the requested letter, and those
+before it are kept for later requests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class CutLetters:
-    """`place` is the topic of dead letters, `wanted` what the cut has of it."""
+    """`place` is the topic of dead letters, `wanted` the cut's range of it."""
 
     def __init__(self, reader: RangeReader, place: Place, wanted: Range | None) -> None:
         self._letters = Letters()
         self._records = self._read(reader, place, wanted) if wanted else iter(())
 
     def whole(self, pointer: Pointer) -> bytes:
-        """Return the event that an event points to; raise GapError where it is not whole."""
+        """Return the event that the pointer refers to; raise GapError if it is incomplete."""
         while pointer.id not in self._letters:
             record = next(self._records, None)
             if record is None:

@@ -1,12 +1,12 @@
-"""How a group's rows get into a mirror and its commit: two ways to the same table.
+"""Write a group's rows into a mirror and commit them: two ways with the same result.
 
-Where Python reaches the storage as Spark does, the tasks that read the rows write them into the
-table's files themselves, and the driver commits what the attempts that Spark counts have written:
-rows see no JVM, which would take more time than everything else. A failed attempt leaves a file
-that no commit names. Else (a storage that only Spark has the credentials of, HDFS, mapped columns,
-features that we do not know) Spark's own writer does it.
+If Python can access the storage as Spark does, the tasks that read the rows also write the table's
+files, and the driver commits the files of the attempts that Spark accepts: rows do not pass through
+the JVM, which would take more time than everything else. A failed attempt leaves a file that no
+commit names. Otherwise (storage credentials that only Spark has, HDFS, mapped columns, unknown
+table features) Spark's own writer is used.
 
-Both give a commit its `txnVersion`, and leave alone a table that has reached it.
+Both set the commit's `txnVersion`, and do not change a table that has already reached it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jobs.data_source import SnapshotReader, Table
 
 _NEWEST: Final = 10
-# Of older generations at most: only our own commits are looked for.
+# How many commits are searched at most: only our own are of interest.
 _HISTORY: Final = 1_000
 _TRIES: Final = 10
 _CHECKPOINT_EVERY: Final = 100
@@ -54,19 +54,19 @@ _MAPPED: Final = "delta.columnMapping.mode"
 
 
 class Rows(NamedTuple):
-    """Rows of a table that are to be committed together."""
+    """Rows of a table that are committed together."""
 
     table: Table
     schema: StructType
     reader: SnapshotReader
-    replaces: bool  # all that is in the mirror
+    replaces: bool  # everything in the mirror
 
 
 class Writer(Protocol):
-    """What writes one mirror."""
+    """Writes one mirror."""
 
     def write(self, rows: Rows, said: Commit) -> None:
-        """Commit the rows; nothing where the table has reached the commit's version."""
+        """Commit the rows; do nothing if the table has reached the commit's version."""
 
     def commits(self) -> Iterator[tuple[str | None, Mapping[str, str]]]:
         """Yield the `userMetadata` and the metrics of the table's commits, newest first."""
@@ -99,13 +99,13 @@ class BySpark:
 
 
 class ByTasks:
-    """The tasks that read the rows, and a commit of our own."""
+    """Files written by the tasks that read the rows, and our own commit."""
 
     def __init__(self, spark: SparkSession, path: str, storage: Mapping[str, str]) -> None:
         self._spark, self._path, self._storage = spark, path, storage
 
     def suits(self, columns: list[str]) -> bool:
-        """Return whether the mirror is one that is written so."""
+        """Return whether the mirror can be written this way."""
         table = delta_lake.opened(self._path, self._storage)
         return not delta_layout.properties(columns) and (table is None or _is_plain(table))
 
@@ -115,7 +115,7 @@ class ByTasks:
             return
         parts = self._written(rows)
         for _ in range(_TRIES):
-            # Looked at after the rows were read: a commit is of the very version behind it.
+            # Opened after the rows were read: the commit is based on exactly this version.
             table = delta_lake.opened(self._path, self._storage)
             if not _is_behind(table, said):
                 return
@@ -129,7 +129,7 @@ class ByTasks:
         if table is None:
             return
         known = 0
-        # What is asked for is mostly the newest; each costs a file that is read.
+        # The wanted commit is mostly among the newest; each one costs a file read.
         for many in (_NEWEST, _HISTORY):
             history = table.history(many)
             for commit in history[known:]:
@@ -137,7 +137,7 @@ class ByTasks:
             known = len(history)
 
     def _written(self, rows: Rows) -> list[Part]:
-        """Return the files of the attempts that Spark counts."""
+        """Return the files of the attempts that Spark accepts."""
         shares = rows.reader.partitions()
         tasks = self._spark.sparkContext.parallelize(shares, len(shares))
         schema = to_arrow_schema(rows.schema, timezone="UTC")
@@ -183,7 +183,7 @@ class ByTasks:
 def writer(
     spark: SparkSession, config: Config, config_file: Path, path: str, columns: list[str]
 ) -> Writer:
-    """Return what writes the mirror that has these columns and lies there."""
+    """Return the writer for the mirror at `path` with these columns."""
     place = _reached(spark, config, path)
     if place is not None:
         by_tasks = ByTasks(spark, *place)
@@ -195,15 +195,15 @@ def writer(
 def _reached(
     spark: SparkSession, config: Config, path: str
 ) -> tuple[str, Mapping[str, str]] | None:
-    """Return the path and the options by which Python reaches it; None where it may not."""
+    """Return the path and the options for access from Python; None if it has none."""
     if "://" in path and not path.startswith("file:"):
-        # The follower that takes these mirrors over says how.
+        # The follower that continues these mirrors has the storage options.
         for follower in config.followers.values():
             delta = follower.delta
             if delta and delta.storage and delta.path in {None, config.delta.path}:
                 return path, delta.storage
         return None
-    # A path alone may be HDFS: Spark's settings say so.
+    # A path without a scheme may be on HDFS, which Spark's settings show.
     jvm, context = spark._jvm, spark._jsc  # noqa: SLF001 - there is no other way to Hadoop's
     assert jvm is not None
     named = jvm.org.apache.hadoop.fs.Path(path)
@@ -218,7 +218,7 @@ def _write(
     storage: Mapping[str, str],
     shares: Iterator[InputPartition],
 ) -> Iterator[Part]:
-    """Read a task's share into files: runs where an executor is."""
+    """Read a task's share into files; runs in an executor."""
     for share in shares:
         with Parts(Files(path, storage), schema) as parts:
             for batch in reader.read(share):
@@ -233,7 +233,7 @@ def _is_behind(table: DeltaTable | None, said: Commit) -> bool:
 
 
 def _is_plain(table: DeltaTable) -> bool:
-    """Return whether a table has nothing that a writer must know and we do not."""
+    """Return whether we support every feature that a writer of the table must know."""
     about, protocol = table.metadata(), table.protocol()
     return (
         not about.partition_columns
@@ -247,14 +247,14 @@ def _is_plain(table: DeltaTable) -> bool:
 
 
 def _born(schema: dict[str, Any], table: DeltaTable | None) -> list[Action]:
-    """Return what gives a table the schema, or makes it: `protocol` and `metaData`."""
+    """Return the actions that create a table or set its schema: `protocol` and `metaData`."""
     with TemporaryDirectory() as folder:
         new = delta_lake.made(folder, schema, {}, properties={}, facts={})
         first = Path(folder, "_delta_log", f"{0:020d}.json").read_text("utf-8")
     if table is None:
         actions = map(json.loads, first.splitlines())
         return [each for each in actions if not each.keys().isdisjoint({"protocol", "metaData"})]
-    # Of what a schema of ours needs there is one feature.
+    # Our schemas need at most one feature.
     missing = {*(new.protocol().reader_features or ())} - {
         *(table.protocol().reader_features or ())
     }
@@ -263,7 +263,7 @@ def _born(schema: dict[str, Any], table: DeltaTable | None) -> list[Action]:
 
 
 def _removals(table: DeltaTable | None) -> list[Action]:
-    """Return the actions that take away all files of a table."""
+    """Return the actions that remove all files of a table."""
     if table is None:
         return []
     has_vectors = delta_actions.VECTORS in (table.protocol().reader_features or ())

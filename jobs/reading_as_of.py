@@ -1,8 +1,8 @@
 """Several mirrors as of one frontier: what the database held at one LSN.
 
-`read_as_of` gives Spark's DataFrames, `read_as_of_arrow` Arrow tables without Spark. Both take the
-newest frontier of the follower that is not above what is asked, and each mirror at the version that
-stands at it (docs/DELTA.md, "Frontiers"). How far back that reaches is `vacuum_hours`.
+`read_as_of` returns Spark DataFrames, `read_as_of_arrow` Arrow tables without Spark. Both take the
+follower's newest frontier that is not above the requested one, and read each mirror at its version
+at that frontier (docs/DELTA.md, "Frontiers"). `vacuum_hours` limits how far back this works.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
-    """Return a Spark session that `read_as_of` works in: one that is active, or a small local one.
+    """Return a Spark session for `read_as_of`: the active one, or a small local one.
 
-    With Delta's jars, fetched where they are not yet. A session of your own needs what `cdc spark
-    conf` and `cdc spark jars` print.
+    It has Delta's jars, which are fetched if missing. Your own session needs what `cdc spark conf`
+    and `cdc spark jars` print.
     """
     from cdc.local import spark as files  # noqa: PLC0415 - of the extra `spark`
     from cdc.local.progress import Terminal  # noqa: PLC0415 - as above
@@ -45,7 +45,7 @@ def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
 
 @dataclass(frozen=True)
 class AsOf(Generic[T]):
-    """Tables by name, and the frontier at which all of them are."""
+    """Tables by name, and their common frontier."""
 
     applied: Applied
     tables: Mapping[str, T]
@@ -60,10 +60,10 @@ def read_as_of(
     time: datetime | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> AsOf[DataFrame]:
-    """Return DataFrames of `schema.table` names below `path`, at the newest frontier asked for.
+    """Return DataFrames of the tables `schema.table` below `path`, at one frontier.
 
-    At most `lsn`, or the commit time `time`; without either the newest. ConfigError where there is
-    none so old, or no such table at it.
+    The newest frontier, or the newest not above `lsn` or the commit time `time`. ConfigError if
+    there is none that old, or it has no such table.
     """
     row = _row(path, lsn, time, storage)
     places = {name: _place(row.versions, name) for name in tables}
@@ -121,7 +121,7 @@ def _row(
 
 
 def _place(versions: Mapping[str, int], name: str) -> str:
-    """Return where a table lies, which is named as its topic."""
+    """Return the folder of a table, which has its topic's name."""
     for place in versions:
         if name in (place, names.table_name("", f".{place}")):
             return place

@@ -1,8 +1,8 @@
-"""A follower built anew, as a Spark app: `spark-submit jobs/rebuild.py FOLLOWER --config …`.
+"""Rebuild a follower, as a Spark app: `spark-submit jobs/rebuild.py FOLLOWER --config …`.
 
-`cdc rebuild` submits it. What it does and why it may be killed anywhere stands in
-`jobs.rebuilding`; a running follower goes on with the old generation and is moved over by the
-switch.
+`cdc rebuild` submits it. `jobs.rebuilding` describes what it does and why it may be killed
+anywhere; a running follower continues with the old generation until the switch moves it to the new
+one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(
     drop_old: bool,
     as_json: bool,
 ) -> None:
-    """Build a follower anew, beside what there is; see `cdc rebuild`."""
+    """Rebuild a follower alongside its current generation; see `cdc rebuild`."""
     path = app.begin(config)
     rebuild = _rebuild(config, path, follower)
     if drop_old:

@@ -1,9 +1,10 @@
-"""What a generation is built from: the log, or a mirror's frontiers where it holds documents.
+"""Sources of a generation: the log, or for documents a mirror's frontiers.
 
-A log that has its beginning has everything. Of one that has lost it, or of tables that were copied
-past it or had another key, the rows are read again: the generation begins at a frontier of now, and
-live snapshots (`cdc snapshot TABLE`) put every row behind that. Deletes of rows from before have
-nothing to delete. So it needs a daemon that streams, and nothing of the old state.
+A log that still has its beginning has everything. If retention deleted the beginning, or for tables
+that bypassed the log or had another key, the rows are read again: the generation starts at a
+current frontier, and incremental snapshots (`cdc snapshot TABLE`) write every row to the log after
+it. Deletes of older rows have nothing to delete. So it needs a daemon that streams, and nothing
+from the old state.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class LogBuilder:
         spark: Callable[[], SparkSession],
         tell: Callable[[str], None],
     ) -> None:
-        """`path` is the configuration's file; `spark` starts a session when it is needed."""
+        """`path` is the configuration file; `spark` starts a session when it is needed."""
         self._config, self._path, self._name = config, path, name
         self._spark, self._tell = spark, tell
-        # Where rows are read again: which tables', and the seq above which all of them stand then.
+        # The tables whose rows are read again, and the seq above which all of those rows are.
         self._again: frozenset[str] | None = None
         self._floor = 0
 
@@ -99,7 +100,7 @@ class LogBuilder:
             for topic in topics
             if tables is None or names.table_name(self._config.prefix, topic) in tables
         ]
-        # Of a table that had another key the log has rows that nothing but the old one tells apart.
+        # Of a table that had another key the log has rows that only the old key identifies.
         lost = [topic for topic, _ in shortened(self._config, topics)]
         lost = lost or rekeyed(self._config, chosen)
         wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
@@ -126,7 +127,7 @@ class LogBuilder:
         there = sink.generations().get(generation)
         at = (target.epoch, target.lsn, target.seq)
         if there and (there.epoch, there.lsn, there.seq) == at:
-            return there  # without a session, which takes seconds to start
+            return there  # avoids a Spark session, which takes seconds to start
         following = Following(
             self._spark(),
             self._config,
@@ -149,8 +150,8 @@ class LogBuilder:
 
     def truth(self, version: Version, applied: Applied) -> Holding | None:
         if self._again is not None and f"{version.schema}.{version.table}" not in self._again:
-            return None  # dropped: what the log has of it is from before the generation began
-        # A key's events are in one partition, but for those from before partitions were added.
+            return None  # dropped: its events in the log are older than the generation's start
+        # A key's events are in one partition, except for those from before partitions were added.
         ends = enumerate(applied.ends.get(version.topic, ()))
         wanted = {(version.topic, number): Range(0, end) for number, end in ends}
         held = reader.offsets(self._config, list(wanted))
@@ -188,7 +189,7 @@ class LogBuilder:
         return found
 
     def _begin_here(self, sink: Generations, generation: int) -> None:
-        """Let a new generation begin at a frontier of now instead of the log's beginning."""
+        """Start a new generation at a current frontier instead of at the log's beginning."""
         with closing(sink):
             standing = sink.open()
             if standing is None or not standing.applied.place:
@@ -198,7 +199,7 @@ class LogBuilder:
                 self._tell(f"the log has lost its beginning: begun at {applied.lsn}")
 
     def _snapshot(self, tables: Sequence[str]) -> list[str]:
-        """Have tables read again; return which, once all of it is in the log."""
+        """Request a snapshot of tables; return which, once all their rows are in the log."""
         asked = snapshots.start(self._config, tables)
         self._tell(f"reading again: {', '.join(asked.values())}")
         failed = [
@@ -257,7 +258,7 @@ def _run(
     seq: int,
     tell: Callable[[str], None],
 ) -> Applied:
-    """Follow up to where the session ends; tell how far it is of `seq`, and raise what ended it."""
+    """Follow until the session ends; report progress towards `seq`; raise the session's error."""
     run = Run(config, name, kind(config.followers[name]), session, quiet=True)
     run.stands(Applied.beginning(config.pipeline, generation))
     going = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
@@ -285,10 +286,12 @@ def _run(
 
 
 def switching(config: Config, name: str, applied: Applied, why: str) -> None:
-    """Report the generation that readers are to see, or see by now; `why` not to go by it yet.
+    """Report the generation that readers will see, or see already.
 
-    Reports of older ones count no more from then on, and until it is seen no wait takes it for
-    there: its frontier may be a moment behind what the old one's follower has reported last.
+    `why`, if not empty, is the reason that its frontier must not be relied on yet. From then on
+    reports of older generations are ignored. Until the new one is visible, no wait treats its
+    frontier as reached: it may be just below the last one that the old generation's follower
+    reported.
     """
     reports = Reports(config)
     reports.write(
@@ -313,11 +316,11 @@ def switching(config: Config, name: str, applied: Applied, why: str) -> None:
 
 
 def frontier_of_now(config: Config, generation: int) -> Applied:
-    """Return a frontier of now, with the end of every partition at it.
+    """Return a current frontier, with the end of every partition at it.
 
-    Which ends were told before what the log still has of its frontiers, nobody knows. But a
-    partition that none of these names has not moved since: its end is where it ends, looked up
-    before a frontier came that covers everything until then.
+    The ends in frontier records that retention deleted are unknown. But a partition that none of
+    the remaining records names has not changed since, so its end is its end offset. That is read
+    before waiting for a frontier record that covers everything up to then.
     """
     resume = reader.read_resume(config)
     assert resume is not None, "there is a log"
@@ -361,7 +364,7 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
 
 
 def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:
-    """Yield the frontiers that the log has, each with its offset."""
+    """Yield the frontier records in the log, each with its offset."""
     topic = names.frontier_topic(config.prefix)
     for message in reader.read_if_there(config, topic):
         value = message.value() or b""

@@ -1,16 +1,17 @@
-"""A follower built anew: a generation aside, compared, switched to, and the old one kept.
+"""Rebuild a follower: shadow build a generation, compare it, switch to it, keep the old one.
 
-The order is what makes it safe to be killed anywhere, and started again: what is built stands aside
-until it holds all that the log says, readers see the old state until then, and nothing of that is
-deleted before somebody asks for it (`drop_old`). Started again it goes on with the generation that
-it finds aside.
+The order of steps makes it safe to kill it anywhere and start it again: the shadow build is not
+visible until it holds everything that the log has, readers see the old state until then, and
+nothing of the old state is deleted until the user requests it (`drop_old`). When started again it
+continues the shadow build that it finds.
 
-Two comparisons. With the truth, read from the log (or the mirror) a second time and past the sink:
-a key or seq that differs there means that what was built is wrong, and readers do not get it. With
-the old generation, values included: what differs is told, for it is what was wrong with the old.
+There are two comparisons. One is with the truth, read from the log (or the mirror) a second time,
+without the sink: a key or seq that differs means that the build is wrong, and readers do not get
+it. The other is with the old generation, values included: differences are reported, because they
+show what was wrong in the old generation.
 
-A generation as of an LSN stands still. Its number is one of those from `STILL` on, so that it is
-neither continued nor switched to by what looks for one to go on with.
+A generation as of an LSN never advances. Its number is above `STILL`, so that it is neither
+continued nor switched to.
 """
 
 from __future__ import annotations
@@ -31,49 +32,50 @@ if TYPE_CHECKING:
     from sinks.contract import Generations, Version
 
 STILL: Final = 1_000_000
-# The old generation goes on meanwhile: what differs is looked at so often before it is believed.
+# How many times the generations are compared before a difference counts, because the old one keeps
+# changing.
 _LOOKS: Final = 3
-# Catching up goes on until the old generation is not ahead; that takes one or two turns.
+# How many times the build catches up with the old generation at most; it usually takes one or two.
 _TURNS: Final = 100
 _NAMED: Final = 5
 
 
 class DivergedError(CDCError):
-    """What was built does not hold what it was built from."""
+    """The build does not hold what its source has."""
 
 
 class Builder(Protocol):
-    """Brings a generation forward; how depends on what the follower is made from."""
+    """Advances a generation; the way depends on the follower's source."""
 
-    # Whether a row has the same seq whenever it is built; else the truth says 0.
+    # Whether a row has the same seq in every build; otherwise the truth has seq 0.
     keeps_seqs: bool
 
     def tables(self) -> Iterable[str]:
-        """Return the names of all that the follower has, or would have."""
+        """Return the names of all tables or documents that the follower has, or will have."""
         ...
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
-        """See that all there is can be read; return the seq from which on the generation is whole.
+        """Make sure that all rows can be read; return the seq from which on the build is complete.
 
-        Called anew after a kill.
+        Called again after a kill.
         """
         ...
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
-        """Open it and apply all there is by now, or up to the last frontier not above `until`."""
+        """Open it and apply everything up to now, or up to the last frontier not above `until`."""
         ...
 
     def versions(self, applied: Applied) -> Sequence[Version]:
-        """Return the newest version at a frontier of each table that the follower has."""
+        """Return the newest version, at a frontier, of each table that the follower has."""
         ...
 
     def truth(self, version: Version, applied: Applied) -> Holding | None:
-        """Return the keys, with their seqs, that a table has at a frontier; None: not known."""
+        """Return the keys and seqs that a table has at a frontier; None if unknown."""
         ...
 
 
 class Compared(NamedTuple):
-    """What a table's comparison with the old generation found."""
+    """The result of comparing a table with the old generation."""
 
     table: str
     rows: int
@@ -81,7 +83,7 @@ class Compared(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of it."""
+    """The result of a rebuild."""
 
     generation: int
     applied: Applied
@@ -90,12 +92,12 @@ class Outcome(NamedTuple):
 
 
 class Rebuild:
-    """One follower's; `tell` is told how far it is.
+    """The rebuild of one follower; `tell` gets its progress.
 
-    `report` is called right before the switch and right behind it, with the new frontier and why
-    nobody is to go by it yet, if so: by then nobody must take a report of the old generation for
-    its own.
-    `reported` is the newest generation that was reported: nobody heeds reports of one below.
+    `report` is called just before and just after the switch, with the new frontier and the reason,
+    if any, why it must not be relied on yet: from then on no report of the old generation may be
+    mistaken for the new one's. `reported` is the newest generation that was reported: reports of
+    older ones are ignored.
     """
 
     def __init__(
@@ -110,13 +112,13 @@ class Rebuild:
         self._reported = reported
 
     def as_of(self, lsn: LSN) -> Outcome:
-        """Build the state at the last frontier not above an LSN, in a generation of its own."""
+        """Build the state at the last frontier not above an LSN, in a separate generation."""
         number = max([*self._sink.generations(), STILL]) + 1
         applied = self._builder.forward(self._sink.at(number), number, lsn)
         return Outcome(number, applied, self._sink.current())
 
     def anew(self, tables: frozenset[str] | None = None) -> Outcome:
-        """Build a generation, of some tables if given, compare it, and switch to it."""
+        """Build a generation, of `tables` only if given, compare it, and switch to it."""
         if tables is not None:
             _expect_known(tables, self._builder.tables())
         former = self._sink.current()
@@ -140,7 +142,7 @@ class Rebuild:
         return Outcome(number, applied, former, compared)
 
     def drop_old(self) -> list[int]:
-        """Delete every generation but the one that readers see; return which."""
+        """Delete every generation except the one that readers see; return which were deleted."""
         current = self._sink.current()
         gone = [number for number in self._sink.generations() if number != current]
         for number in gone:
@@ -148,13 +150,13 @@ class Rebuild:
         return gone
 
     def _forward(self, aside: Generations, number: int, until: Applied | None = None) -> Applied:
-        """Bring it to a frontier, or to what there is by now, and open it to be read."""
+        """Advance the build to a frontier, or to everything up to now, and open it for reading."""
         applied = self._builder.forward(aside, number, until and until.lsn)
         aside.open()
         return applied
 
     def _versions(self, applied: Applied, tables: frozenset[str] | None) -> list[Version]:
-        """Return the tables that are built, of those that have keys."""
+        """Return the tables with keys that are being built."""
         return [
             version
             for version in self._builder.versions(applied)
@@ -162,14 +164,14 @@ class Rebuild:
         ]
 
     def _number(self, former: int | None) -> int:
-        """Return the generation to build: one that an earlier attempt has begun, or the next."""
+        """Return the generation to build: one that an earlier attempt started, or the next."""
         known = [number for number in self._sink.generations() if number < STILL]
         least = max(self._reported, (former or 0) + 1)
         begun = [number for number in known if number >= least]
         return max(begun, default=max([*known, self._reported]) + 1)
 
     def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
-        """Raise unless the generation has the keys and seqs that it must have at its frontier."""
+        """Raise unless the generation has exactly the truth's keys and seqs at its frontier."""
         for version in versions:
             wanted = self._builder.truth(version, applied)
             if wanted is None:
@@ -191,10 +193,11 @@ class Rebuild:
     def _compare(
         self, aside: Generations, number: int, old: Applied, tables: frozenset[str] | None
     ) -> tuple[Compared, ...]:
-        """Bring it to where the old generation stands, and compare the two.
+        """Advance the build to the old generation's frontier, and compare the two.
 
-        The old one goes on meanwhile: of a key that it has changed behind that frontier nothing can
-        be told, and what differs is believed when it differs again, or the old one stood still.
+        The old generation keeps changing: keys that it changed above that frontier can't be
+        compared, and a difference counts only if it is found again, or the old generation did not
+        advance.
         """
         reader = self._sink.at(old.generation)
         try:
@@ -219,7 +222,7 @@ class Rebuild:
         return tuple(found.values())
 
     def _holding(self, sink: Generations, version: Version, applied: Applied) -> Holding:
-        """Return a table; where a seq only tells when a row was built, without those up to now."""
+        """Return a table; if seqs only show when a row was built, those up to `applied` are 0."""
         bound = 0 if self._builder.keeps_seqs else applied.seq
         return Holding(
             (key, 0 if seq <= bound else seq, value) for key, seq, value in sink.contents(version)
@@ -228,7 +231,7 @@ class Rebuild:
     def _switch(
         self, aside: Generations, number: int, former: int | None, applied: Applied
     ) -> Applied:
-        """Let readers see it, once it is not behind what they see."""
+        """Switch readers to the build, once it is not below the frontier that they see."""
         for _ in range(_TURNS):
             old = self._sink.generations().get(former) if former is not None else None
             if old is None or old.seq <= applied.seq:
@@ -239,16 +242,16 @@ class Rebuild:
             failpoints.reach("rebuild_switching")
             self._sink.switch(number)
             failpoints.reach("rebuild_switched")
-        # Also where an attempt that died has left the switch to whoever opens the store next.
+        # Also after an attempt that died during the switch: opening the store finishes it.
         seen, why = self._seen(number, applied)
         self._report(seen, why)
         self._tell(f"readers see generation {number}, at {seen.lsn}" + (why and f": {why}"))
         return seen
 
     def _seen(self, number: int, built: Applied) -> tuple[Applied, str]:
-        """Return where the store stands by now, and why at no frontier yet, if so.
+        """Return the store's frontier, and if it is at none yet, the reason.
 
-        Where some tables were built alone, the others may stand at an older frontier.
+        If only some tables were built, the others may be at an older frontier.
         """
         with closing(self._sink.at(number)) as sink:
             standing = sink.open()
@@ -260,18 +263,18 @@ class Rebuild:
 
 
 def _reached(aside: Generations) -> int:
-    """Return up to which seq rows may be there of what an earlier attempt has built."""
+    """Return the highest seq that rows from an earlier attempt may have."""
     try:
         standing = aside.open()
     except StoreLostError:
-        return 0  # it is begun anew
+        return 0  # it will be started from scratch
     return max(standing.reached, standing.applied.seq) if standing else 0
 
 
 def _compared(
     table: str, mine: Holding, theirs: Holding, seq: int, before: Compared | None
 ) -> Compared:
-    """Return what differs up to a seq, and differed `before` as well."""
+    """Return the differences up to a seq that were also found `before`."""
     suspects = before and {each.key for each in before.differences}
     differences = tuple(
         each
@@ -283,7 +286,7 @@ def _compared(
 
 
 def _told(table: str, differences: Sequence[Difference]) -> str:
-    """Return how many keys differ and how, and which the first ones are."""
+    """Return a text with how many keys differ and how, and the first of them."""
     only_new = sum(each.right is None for each in differences)
     only_old = sum(each.left is None for each in differences)
     named = ", ".join(each.key[:12] for each in differences[:_NAMED])
@@ -294,7 +297,7 @@ def _told(table: str, differences: Sequence[Difference]) -> str:
 
 
 def _expect_known(tables: frozenset[str], known: Iterable[str]) -> None:
-    """Raise ConfigError where a follower has no table of such a name."""
+    """Raise ConfigError if a follower has no table with such a name."""
     there = sorted(known)
     if unknown := sorted(tables - set(there)):
         raise ConfigError(

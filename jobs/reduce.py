@@ -1,13 +1,13 @@
-"""Reduce a cut's events of one table to what becomes of each key. Pure; the hot path.
+"""Reduce a cut's events of one table to one change per key. Pure; the hot path.
 
-Two ways with one result, and one order: `seq`. Neither goes by the number of a partition, nor by
-the order in which events are given: where an epoch began in the cut, a key's events are in several
-partitions. `newest` keeps the event with the highest seq of each key, and looks at the others only
-where columns are `unchanged`. What it cannot do it leaves to `jobs.in_order`, which folds all
-events: a changed key whose columns were not sent, dead letters, tables of which every change is
-wanted, tables without a key.
+There are two ways with the same result, and one order: `seq`. Neither depends on partition numbers
+or on the order of its input: if an epoch began in the cut, a key's events are in several
+partitions. `newest` keeps the event with the highest seq of each key, and reads the others only if
+columns are `unchanged`. The cases that it cannot handle go to `jobs.in_order`, which folds all
+events: a changed key whose columns were not sent, dead letters, tables with a history of every
+change, tables without a key.
 
-Rows are cut out of their events as the bytes that they are there.
+Rows are taken from their events as raw bytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 NULL: Final = b"null"
 
-# Keys and values of some events, in any order; no tombstones.
+# Keys and values of events, in any order; no tombstones.
 Events: TypeAlias = "tuple[Sequence[bytes | None], Sequence[bytes]]"
-# The store's rows of these keys; of a table whose events have these versions.
+# Returns the store's rows of these keys, in a table whose events have these versions.
 Rows: TypeAlias = "Callable[[list[bytes], frozenset[int]], Mapping[bytes, bytes]]"
 
 
 class Source(msgspec.Struct, gc=False):
-    """What is read of an event's `source`."""
+    """The fields that are read from an event's `source`."""
 
     seq: int
     commit_lsn: str
@@ -54,7 +54,7 @@ class Source(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of a change event."""
+    """The fields that are read from a change event."""
 
     op: str
     source: Source
@@ -63,13 +63,13 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Bounds(NamedTuple):
-    """Which events a cut may hold: those with a seq above the first and up to the second."""
+    """The seqs of a cut's events: above the first and up to the second."""
 
     above: int
     upto: int
 
     def check(self, seq: int) -> None:
-        """Raise GapError where the log is not the one that its frontiers speak of."""
+        """Raise GapError if the seq is outside: the log does not match its frontiers."""
         if not self.above < seq <= self.upto:
             raise GapError(
                 f"seq {seq} stands in the cut of seq {self.above + 1} to {self.upto}",
@@ -83,9 +83,9 @@ class NeedsOrderError(Exception):
 
 
 class Reduced(NamedTuple):
-    """What a cut has done to a table; `schema_ids` are all that its events have.
+    """A cut's changes to a table; `schema_ids` has all that occur in its events.
 
-    `taken` says by a row's key from which other keys' stored rows it has values.
+    `taken` maps a row's key to the other keys from whose stored rows it takes values.
     """
 
     changes: list[Change]
@@ -100,7 +100,7 @@ encode_row: Final = msgspec.json.Encoder().encode
 
 
 def parsed(value: bytes) -> Event:
-    """Return an event; raise ConfigError where it is none."""
+    """Return an event; raise ConfigError if the value is not one."""
     try:
         return _decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -111,10 +111,10 @@ def parsed(value: bytes) -> Event:
 
 
 def newest(batches: Iterable[Events], bounds: Bounds) -> Reduced:
-    """Return the newest change of every key; raise NeedsOrderError where that is not enough.
+    """Return the newest change of every key; raise NeedsOrderError if that is not enough.
 
-    `batches` are all of the table's events in the cut, a partition or a piece of one each. The
-    result is the same in whichever order they come.
+    `batches` has all of the table's events in the cut, each a partition or a piece of one. The
+    result does not depend on their order.
     """
     batches = list(batches)
     last, loose = _last(batches, bounds)
@@ -132,7 +132,7 @@ def newest(batches: Iterable[Events], bounds: Bounds) -> Reduced:
 
 
 def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, Event], list[Event]]:
-    """Return the event with the highest seq of each key, and all that have no key."""
+    """Return the event with the highest seq of each key, and all events without a key."""
     last: dict[bytes, Event] = {}
     loose: list[Event] = []
     above, upto, decode = *bounds, _decode
@@ -157,7 +157,7 @@ def _last(batches: list[Events], bounds: Bounds) -> tuple[dict[bytes, Event], li
 
 
 def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dict[bytes, int]]:
-    """Return the changes that stand, and by key the places of those with columns unchanged."""
+    """Return the remaining changes, and the indexes, by key, of those with unchanged columns."""
     changes: list[Change] = []
     gaps: dict[bytes, int] = {}
     for key, event in last.items():
@@ -188,7 +188,7 @@ def _changes(last: Mapping[bytes, Event], floor: int) -> tuple[list[Change], dic
 
 
 def _fill(changes: list[Change], gaps: dict[bytes, int], batches: list[Events], floor: int) -> None:
-    """Take what an update left unchanged from the events of its key before it, by seq."""
+    """Fill in an update's unchanged columns from earlier events of its key, by seq."""
     chains: dict[bytes, list[Event]] = {key: [] for key in gaps}
     for keys, values in batches:
         for key, value in zip(keys, values, strict=True):
@@ -205,7 +205,7 @@ def _seq_of(event: Event) -> int:
 
 
 def _filled(change: Change, chain: list[Event], floor: int) -> Change:
-    """Return the change with what the events before it have; the last of `chain` is the newest."""
+    """Return the change filled from the earlier events in `chain`, whose last is the newest."""
     if change.op == "c":
         raise NeedsOrderError
     missing, taken = set(change.unchanged), dict[str, Raw]()
@@ -237,9 +237,10 @@ def lsn_of(text: str) -> int:
 
 
 def completed(reduced: Reduced, rows: Rows) -> Reduced:
-    """Return the changes with what is `unchanged` as the store has it.
+    """Return the changes with the `unchanged` columns filled from the store.
 
-    What the store does not have either is unknown: left out of the row, and named in `unchanged`.
+    A value that the store does not have either is unknown: left out of the row, and named in
+    `unchanged`.
     """
     changes = reduced.changes
     asked = [change.key for change in changes if change.unchanged and change.key is not None]

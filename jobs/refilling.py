@@ -1,9 +1,9 @@
-"""Whether a follower's store can be filled again from the beginning of what it follows.
+"""Check whether a follower's store can be refilled from the beginning of its source.
 
-Asked before anything of a store that lost a part is deleted. A log that retention has shortened
-does not have all rows, nor has any log those of tables that were copied past it, or whose rows had
-another key once. Such a store is left as it is, so that what it still has can be read, and the
-follower halts.
+Called before anything is deleted from a store that lost a part. A log that retention shortened does
+not have all rows; no log has the rows of tables that were copied directly, or the identity of rows
+that had another key before. Then the store is left as it is, so that its remaining data can be
+read, and the follower halts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMED: Final = 5
 
 
 def refuse_unfillable(config: Config, name: str, error: StoreLostError) -> None:
-    """Raise GapError where the store of the follower `name` can't be filled again."""
+    """Raise GapError if the store of the follower `name` can't be refilled."""
     found = unfillable(config, name)
     if not found:
         return
@@ -39,7 +39,7 @@ def refuse_unfillable(config: Config, name: str, error: StoreLostError) -> None:
 
 
 def unfillable(config: Config, name: str) -> list[str]:
-    """Return what keeps the follower from reading all of its rows from the beginning."""
+    """Return the reasons why the follower can't read all of its rows from the beginning."""
     if config.followers[name].documents:
         return _without_mirror(config, name)
     resume = reader.read_resume(config)
@@ -61,9 +61,10 @@ def unfillable(config: Config, name: str) -> list[str]:
 
 
 def shortened(config: Config, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-    """Return the partitions that have lost their beginning, and where each begins now.
+    """Return the partitions that have lost their beginning, and each one's first offset.
 
-    Of data `topics`, by how many partitions each has, and of those that every follower reads.
+    Checks the data `topics`, given with their numbers of partitions, and the topics that every
+    follower reads.
     """
     prefix = config.prefix
     own = (names.frontier_topic(prefix), names.messages_topic(prefix), names.dead_topic(prefix))
@@ -73,7 +74,7 @@ def shortened(config: Config, topics: Mapping[str, int]) -> dict[tuple[str, int]
 
 
 def direct(config: Config, topics: Iterable[str]) -> list[str]:
-    """Return those of the tables whose rows went into Delta past the log."""
+    """Return the tables whose rows were copied directly into Delta, bypassing the log."""
     prefix, selection = config.prefix, config.selection
     return [
         names.table_name(prefix, topic)
@@ -91,7 +92,7 @@ def rekeyed(config: Config, topics: Iterable[str]) -> list[str]:
 
 
 def _of(config: Config, topic: str) -> str:
-    """Return what a person calls the content of a topic."""
+    """Return a readable name for a topic's content."""
     own = f"{config.prefix}.cdc."
     if topic.startswith(own):
         return topic.removeprefix(own)

@@ -1,8 +1,8 @@
-"""Run a follower: one session after another, whatever passes, and tell others how it stands.
+"""Run a follower: one session after another, with retries, and report its state.
 
-A session opens the store, follows from where it stands, and ends by an error or because it was told
-to stop. There is no other recovery than the next session. What passes is waited for, ever longer;
-what needs a person halts the follower and leaves the others alone.
+A session opens the store, follows from its frontier, and ends with an error or because it was asked
+to stop. The only recovery is the next session. After a temporary error it starts after a growing
+backoff; an error that needs a person halts this follower and no other.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("jobs.follow")
 
 _BACKOFF_SECONDS: Final = (0.5, 30.0)
-# A server that refuses us, and did not before, is asked so seldom.
+# Seconds between retries when a server that accepted us before refuses us.
 _SLOW_SECONDS: Final = 30.0
-# Further behind than this it is catching up.
+# With more lag than this many seconds the follower is catching up.
 _BEHIND_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.5
-# A stop does not wait longer for a broker that is away: supervisors give ten seconds.
+# A stop does not wait longer for an unavailable broker: supervisors kill after ten seconds.
 _FLUSH_SECONDS: Final = 5.0
-# What is missing from a store is looked for again after so long, before it is believed.
+# Seconds before a store is checked again for something missing, before it counts as lost.
 _SURE_SECONDS: Final = 2.0
 
 
@@ -62,7 +62,7 @@ def now_us() -> int:
 
 
 class Progress:
-    """What a follower has done since its job began, for its reports."""
+    """What a follower has done since its job started, for its reports."""
 
     def __init__(self) -> None:
         self.events = self.batches = self.errors = 0
@@ -93,7 +93,7 @@ class Progress:
 
 
 class Run:
-    """One follower's life in this job. `session` is called until it is told to stop."""
+    """Runs one follower in this job. Calls `session` until it is asked to stop."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class Run:
         *,
         quiet: bool = False,
     ) -> None:
-        """`quiet`: no reports, since a generation is built aside."""
+        """`quiet`: write no reports, because this is a shadow build."""
         self.config, self.name, self.store = config, name, store
         self.progress = Progress()
         self.stopping = threading.Event()
         self.state: FollowerState = "starting"
         self.applied: Applied | None = None
-        self.had_lsn: LSN | None = None  # of a store that lost a part: what it had
+        self.had_lsn: LSN | None = None  # for a store that lost a part: the LSN that it had
         self.exit = Exit.OK
         self._session = session
         self.error: CDCError | None = None
         self._reports: Reports | None = None
-        self._known: FollowerRecord | None = None  # what was reported last before a session
+        self._known: FollowerRecord | None = None  # the last report before this session
         self.is_aside = quiet
         self._reported_at = 0.0
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class Run:
         self._has_applied = False
 
     def run(self) -> Exit:
-        """Run sessions until told to stop, or until an error needs a person; return its code."""
+        """Run sessions until asked to stop, or until an error needs a person; return its code."""
         ticking = threading.Thread(target=self._tick, name=f"reports-{self.name}", daemon=True)
         ticking.start()
         while not self.stopping.is_set():
@@ -148,7 +148,7 @@ class Run:
         return self.exit
 
     def _turn(self) -> CDCError | None:
-        """Run a session; return what ended it, None where it was told to end."""
+        """Run a session; return the error that ended it, None if it was asked to stop."""
         try:
             self._session(self)
         except StoppedError:
@@ -162,11 +162,11 @@ class Run:
         return None
 
     def stop(self) -> None:
-        """End it after the batch at hand."""
+        """Stop after the current batch."""
         self.stopping.set()
 
     def to(self, state: FollowerState, error: CDCError | None = None) -> None:
-        """Enter a state; say so where it is another."""
+        """Enter a state; report it if it changed."""
         if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
                 log.info("%s: %s", self.name, state)
@@ -176,24 +176,24 @@ class Run:
             self.report()
 
     def reads(self) -> None:
-        """Note that a session has looked for what comes next, and that there is nothing by now."""
+        """Record that a session has polled its source and found nothing to apply yet."""
         if self.state not in {"following", "catching_up"}:
             self._backoff_seconds = _BACKOFF_SECONDS[0]
             self.to("following")
 
     def stands(self, applied: Applied) -> None:
-        """Note where the store stands at a session's beginning."""
+        """Record the store's frontier at a session's start."""
         self.applied, self.had_lsn = applied, None
 
     def has_applied(
         self, applied: Applied, events: int, tables: set[str], seconds: float, canary: int | None
     ) -> None:
-        """Note a batch that the store has, and tell it."""
+        """Record a batch that the store has applied, and report it."""
         self.applied = applied
         self._has_applied = True
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self.progress.batch(events, tables, seconds, canary)
-        # Where nobody writes, canaries are all that is new.
+        # If nothing writes to the source, only canaries are new.
         newest_us = max(applied.committed_at_us, canary or 0)
         late = events > 0 and time.time() - newest_us / 1e6 > _BEHIND_SECONDS
         state: FollowerState = "catching_up" if late else "following"
@@ -203,7 +203,7 @@ class Run:
             self.report()
 
     def report(self) -> None:
-        """Write a report; one that cannot be written is not worth an error."""
+        """Write a report; log a warning if that fails."""
         if self.is_aside:
             return
         with self._lock:
@@ -218,12 +218,12 @@ class Run:
                 log.warning("%s: a report is lost: %s", self.name, error.what)
 
     def told(self) -> FollowerRecord | None:
-        """Return the follower's newest report, whoever wrote it."""
+        """Return the follower's newest report, from any process."""
         self._known = read(self.config).get(self.name)
         return self._known
 
     def _last_told(self) -> Applied:
-        """Return what an earlier job said last: until the store has been asked nothing is newer."""
+        """Return the last report's frontier: until the store is opened nothing newer is known."""
         known = self._known
         if known is None:
             return Applied.beginning(self.config.pipeline, 0)
@@ -240,7 +240,7 @@ class Run:
 
     def _record(self, at: Applied) -> FollowerRecord:
         error, progress, known = self.error, self.progress, self._known
-        # Until one has come it is as old as an earlier job has left it, in the same store.
+        # Until this job reads a canary, keep the last reported one of the same generation.
         same = known is not None and known.generation == at.generation
         canary = progress.canary_at_us or (known.canary_at_us if known and same else None)
         return FollowerRecord(
@@ -282,7 +282,7 @@ class Run:
         return error.policy is not Policy.HALT
 
     def _wait(self, error: CDCError) -> None:
-        """Wait before the next session: ever longer, until a batch is applied again."""
+        """Wait before the next session, with a backoff that grows until a batch is applied."""
         seconds = self._backoff_seconds
         self._backoff_seconds = min(2 * seconds, _BACKOFF_SECONDS[1])
         if error.policy is Policy.SLOW:
@@ -293,7 +293,7 @@ class Run:
 
 
 def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
-    """Return a gap with its cut and the command that repairs the follower; any other as it is."""
+    """Return a gap with its cut and the repair command; return any other error unchanged."""
     if not isinstance(error, GapError):
         return error
     return GapError(
@@ -304,10 +304,10 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
 
 
 def opened(run: Run, sink: Generations) -> Standing:
-    """Return where the store stands; one that lost a part begins its next generation.
+    """Return the store's frontier; a store that lost a part starts its next generation.
 
-    Nothing of it is deleted before it is sure that it can be filled again: GapError where it can't
-    be. Raises ConfigError where it follows another pipeline.
+    Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
+    can't. Raises ConfigError if it follows another pipeline.
     """
     pipeline = run.config.pipeline
     told = None if run.is_aside else run.told()
@@ -325,7 +325,7 @@ def opened(run: Run, sink: Generations) -> Standing:
 
 
 def _found(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
-    """Look where the store stands; raise StoreLostError where a part is missing at two looks."""
+    """Return the store's frontier; raise StoreLostError if a part is missing at two checks."""
     if isinstance(run.error, TornError):
         raise run.error
     try:
@@ -339,7 +339,7 @@ def _found(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing
 
 def _look(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
     had = _had(told)
-    # Before it is opened, which makes what is missing.
+    # Checked before the store is opened, because that creates what is missing.
     if told is not None and had and sink.current() is None:
         place = sink.absent() if isinstance(sink, Mountable) else None
         if place is not None:
@@ -357,11 +357,11 @@ def _look(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
 def _begin_again(
     run: Run, sink: Generations, told: FollowerRecord | None, error: StoreLostError
 ) -> None:
-    """Begin the next generation in the place of what was lost, if it can be filled."""
+    """Start the next generation in place of the lost one, if it can be refilled."""
     generation = _next_generation(run, sink, told)
     if run.is_aside and sink.current() not in (None, generation):
         run.stands(Applied.beginning(run.config.pipeline, generation))
-        sink.drop(generation)  # what readers see has not been lost
+        sink.drop(generation)  # the generation that readers see is not lost
         return
     try:
         refuse_unfillable(run.config, run.name, error)
@@ -377,7 +377,7 @@ def _begin_again(
 
 
 def _standing(run: Run, sink: Generations) -> Standing:
-    """Open the store; one that has applied nothing yet stands at the log's beginning."""
+    """Open the store; one that has applied nothing yet is at the log's beginning."""
     standing = sink.open()
     if standing is not None and standing.applied.pipeline:
         return standing
@@ -387,10 +387,11 @@ def _standing(run: Run, sink: Generations) -> Standing:
 
 
 def _expect_told(told: FollowerRecord | None, at: Applied) -> None:
-    """Raise StoreLostError where the store is new, or an older generation, and more was reported.
+    """Raise StoreLostError if more was reported than the store or its generation has.
 
-    Nobody would heed a report of an older generation, and the newest one tells of rows that are not
-    there. A rebuild that was about to switch has reported a generation that nobody has seen.
+    Reports of an older generation are ignored, and the newest report promises rows that are
+    missing. Exception: a rebuild reports a generation just before the switch, so readers may never
+    have seen it.
     """
     if told is None:
         return
@@ -402,7 +403,7 @@ def _expect_told(told: FollowerRecord | None, at: Applied) -> None:
 
 
 def _had(told: FollowerRecord | None) -> LSN:
-    """Return up to where the store held everything, by the newest report."""
+    """Return the LSN up to which the store held everything, by the newest report."""
     return LSN(0) if told is None else told.had_lsn or told.lsn
 
 
@@ -413,9 +414,9 @@ def _other(told: FollowerRecord) -> StoreLostError:
 
 
 def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -> int:
-    """Return the number for a store that was lost: above all that was ever reported, or is there.
+    """Return the next number for a lost store: above all that were reported or exist.
 
-    What is built aside keeps its own: whoever builds it goes by that.
+    A shadow build keeps its number, because the rebuild identifies it by that.
     """
     if run.is_aside and run.applied is not None:
         return run.applied.generation

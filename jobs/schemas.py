@@ -1,6 +1,6 @@
-"""Table versions by `schema_id`, read from the log when one comes that is not known yet.
+"""Table versions by `schema_id`, read from the log when an unknown one occurs.
 
-A version's record is in the log before its events are, so one reading of the topic finds it.
+A version's record is in the log before its events, so one read of the topic finds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def version(record: SchemaRecord) -> Version:
-    """Return what a sink is told of a table version."""
+    """Return a table version as sinks get it."""
     return Version(
         schema_id=record.schema_id,
         schema=record.schema,
@@ -44,12 +44,12 @@ class Schemas:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._known: dict[int, Version] = {}
-        self._newest: dict[str, int] = {}  # by topic, of those that were asked for
+        self._newest: dict[str, int] = {}  # by topic, among the requested ones
 
     def of(self, topic: str, schema_ids: Iterable[int]) -> tuple[Version, ...]:
-        """Return these versions of a topic's table, and as the last the newest that was asked for.
+        """Return these versions of a topic's table, and last the newest ever requested.
 
-        Raises GapError where the log has none of that number.
+        Raises GapError if the log lacks one of them.
         """
         wanted = set(schema_ids)
         if wanted - self._known.keys():

@@ -1,12 +1,12 @@
-"""The Spark session of our jobs: one that is active already, else one with settings that fit.
+"""The Spark session of our jobs: the active one, or one with suitable settings.
 
-What decides about values is set in every session of ours: UTC, dates as they are (no rebase to the
-Julian calendar), timestamps in microseconds, no speculation (of two copies of a task one fences the
-other). How large and where is whoever submits to say: spark-submit's settings stay as they are.
-Without spark-submit it is a small local one.
+Settings that affect values are set in every session of ours: UTC, unmodified dates (no rebase to
+the Julian calendar), timestamps in microseconds, no speculation (of two copies of a task one fences
+the other). The user decides on size and place: spark-submit's settings are kept. Without
+spark-submit it is a small local session.
 
-Delta's jars must be known before the JVM starts: spark-submit's `--jars` names them
-(`cdc spark jars`), or `jars` here where there is no spark-submit.
+Delta's jars must be known before the JVM starts: from spark-submit's `--jars` (`cdc spark jars`),
+or from `jars` here without spark-submit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SMALL: Final = {
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA: Final = f"-XX:+UseSerialGC {NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
-# One compiler instead of two halves the CPU time of short sessions, and slows down long ones.
+# One JIT compiler instead of two halves the CPU time of short sessions, but slows long ones.
 _QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
 _WORKER: Final = """\
 #!/bin/sh
@@ -63,7 +63,7 @@ if [ "$1" = -m ] && [ "$2" = {module} ]; then
 fi
 exec {python} "$@"
 """
-# A failed task is tried so often in all, in a local session too.
+# How many attempts a task gets in total, in a local session too.
 _TRIES: Final = 4
 
 
@@ -76,9 +76,9 @@ def session(
     jars: Sequence[Path] = (),
     more: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session of our own; all but the name counts where none is active yet.
+    """Return a session; all arguments except the name apply only if none is active yet.
 
-    `cores`, `short` (minutes at most) and `jars` count where this starts the JVM.
+    `cores`, `short` (at most minutes) and `jars` apply if this call starts the JVM.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -93,7 +93,7 @@ def session(
         if "PYSPARK_PYTHON" not in os.environ:  # workers would take the first python3 of PATH
             made = _python()
             os.environ["PYSPARK_PYTHON"] = str(made)
-        # Else Spark looks this machine's name up, and warns of what it finds.
+        # Otherwise Spark looks up this machine's name, and logs a warning about the result.
         os.environ.setdefault("SPARK_LOCAL_IP", _SMALL["spark.driver.host"])
         settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
         settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
@@ -115,7 +115,7 @@ def session(
 
 
 def _python_of(started: SparkSession) -> Path | None:
-    """Have a local session of spark-submit start its workers as ours does, if by our Python."""
+    """Make a local spark-submit session with our Python start its workers as our own does."""
     context = started.sparkContext
     if not (context.master or "").startswith("local"):
         return None
@@ -127,7 +127,7 @@ def _python_of(started: SparkSession) -> Path | None:
 
 
 def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
-    """Have a folder deleted when the JVM ends, as it does whichever way this process ends."""
+    """Delete a folder when the JVM ends, which happens however this process ends."""
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
     assert jvm is not None, "it has been started"
     hooks = jvm.org.apache.spark.util.ShutdownHookManager
@@ -135,7 +135,7 @@ def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
 
 
 def _expect_java() -> None:
-    """Raise ConfigError where Spark would say no more than that its gateway has ended."""
+    """Raise ConfigError if Java is missing; Spark would only report that its gateway exited."""
     if system_java() is None:
         raise ConfigError(
             f"Spark needs Java {OLDEST} or newer, and none is on PATH or in JAVA_HOME",
@@ -150,11 +150,11 @@ def submitted() -> bool:
 
 
 def _python() -> Path:
-    """Return what workers are started by: our Python, with pyspark from where it is installed.
+    """Return the program that starts workers: our Python, with the installed pyspark.
 
     Spark puts an archive of pyspark first, which has no compiled modules: each process would
-    compile them anew, for most of a second. A streaming source's worker answers before it imports
-    any of it (`jobs.source_worker`): who has not answered in ten seconds is given up.
+    compile them again, for most of a second. A streaming source's worker answers before it imports
+    pyspark (`jobs.source_worker`): Spark gives up a worker that has not answered in ten seconds.
     """
     path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
     worker = Path(__file__).with_name("source_worker.py")

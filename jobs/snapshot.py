@@ -1,9 +1,9 @@
 """The initial snapshot as a Spark app: `spark-submit jobs/snapshot.py --config lockstep.yaml`.
 
-Joins a snapshot that `cdc run` or `cdc snapshot --initial` takes: its tasks run here. Where one is
-due and nobody takes it, this job does, with the exported snapshot held in the driver, and the
-daemon streams on from there. Submitted again after a kill it goes on with what is left, as long as
-the exported snapshot lives; where that is lost it begins a new generation.
+Joins a snapshot that `cdc run` or `cdc snapshot --initial` takes: its tasks run here. If one is due
+and no process takes it, this job does, with the exported snapshot held in the driver, and the
+daemon streams on from there. Submitted again after a kill it continues with the remaining ranges,
+as long as the exported snapshot exists; otherwise it starts a new generation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TERMINATED: Final = 128 + signal.SIGTERM
 
 
 class Driver:
-    """The process: what a snapshot's coordinator asks and tells (`cdc.snapshot.host.Host`)."""
+    """The host process of a snapshot's coordinator (`cdc.snapshot.host.Host`)."""
 
     def __init__(self, config_file: Path) -> None:
         self.config_file: Path | None = config_file
@@ -56,10 +56,10 @@ class Driver:
         self._said = ("", 0.0)
 
     def beat(self) -> None:
-        """A driver answers nobody's questions meanwhile."""
+        """A driver has no health checks to answer."""
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
-        """Say it: what is new at once, figures now and then."""
+        """Print a new reason at once, and figures at an interval."""
         said, at = self._said
         now = time.monotonic()
         if (reason != said and report is None) or now - at >= _TOLD_EVERY_SECONDS:
@@ -67,7 +67,7 @@ class Driver:
             click.echo(f"snapshot: {reason}", err=True)
 
     def stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's
-        """Take a signal: end at the next turn."""
+        """Handle a signal: stop at the next turn."""
         self.stopping = True
 
 
@@ -82,7 +82,7 @@ class Driver:
 )  # fmt: skip
 @json_option
 def main(path: Path, *, as_json: bool) -> None:
-    """Copy the rows that tables have already, on Spark: join a running snapshot, or take it."""
+    """Copy tables' existing rows, on Spark: join a running snapshot, or take one."""
     bugs.install()
     driver = Driver(path.absolute())
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -105,7 +105,7 @@ def main(path: Path, *, as_json: bool) -> None:
 
 
 def run(driver: Driver, path: Path) -> dict[str, Any]:
-    """Join the running snapshot, or take the one that is due; return what became of it."""
+    """Join the running snapshot, or take the one that is due; return the outcome."""
     config = load(path)
     while True:
         state = due.state(config)
@@ -135,7 +135,7 @@ class _Sparks:
         self._is_ours = False
 
     def runner(self, plan: Plan, _: Host | None, left: list[int]) -> InSession:
-        """Begin to copy what is left of a plan."""
+        """Start copying the remaining ranges of a plan."""
         if self._session is None:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - after what explains its absence
 
@@ -154,7 +154,7 @@ class _Sparks:
 
 
 def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.Known) -> dict[str, Any]:
-    """Copy what is left of a running snapshot's plan."""
+    """Copy the remaining ranges of a running snapshot's plan."""
     done = known.done(plan)
     left = {
         number % plan.tasks

@@ -1,11 +1,11 @@
-"""Start Spark's worker for a streaming source: answer Spark first, import what it needs then.
+"""Start Spark's worker for a streaming source: connect first, then import what it needs.
 
-Spark gives such a worker ten seconds from its start to connect, which nothing sets otherwise
-(`PythonWorkerFactory.PROCESS_WAIT_TIMEOUT_MS`, `createSimpleWorker`). Its own module imports all of
-pyspark before it does, for longer than that where the machine is busy. This one connects with
-nothing but the standard library, and hands the connection over; from then on Spark waits.
+Spark gives such a worker ten seconds from its start to connect, and no setting changes that
+(`PythonWorkerFactory.PROCESS_WAIT_TIMEOUT_MS`, `createSimpleWorker`). Spark's own module imports
+all of pyspark before it connects, which takes longer on a busy machine. This one connects with only
+the standard library, and hands the connection over; after that Spark waits.
 
-Run in its module's place by what `jobs.session` starts workers with.
+The program with which `jobs.session` starts workers runs it in place of Spark's module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER_SECONDS: Final = 15.0
 
 
 def connected() -> IO[bytes]:
-    """Return the connection to the JVM that started this process, which knows its pid by now."""
+    """Return the connection to the JVM that started this process, after sending it our pid."""
     path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
     secret = os.environ.get("PYTHON_WORKER_FACTORY_SECRET", "")
     if path:

@@ -1,10 +1,10 @@
-"""Where a follower's store stands, once it is sure that it does so in this very log.
+"""A follower's frontier in its store, checked against this log.
 
-A log that is begun anew, or a database that is restored, has other frontiers at the same places. A
-store of the one before must not go on, nor may anybody take its LSN for one of this log.
+A log that was recreated, or one of a restored database, has other frontiers at the same places. A
+store of the previous log must not continue, and its LSN must not be taken for one of this log.
 
-Nor may it go on where it has not taken all of its tables' events up to its frontier: a table that
-was put among the follower's later, or taken out for a while, lacks rows that nobody would miss.
+Nor may it continue if it has not applied all of its tables' events up to its frontier: a table that
+was added to the follower later, or removed for a while, would silently lack rows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def found(run: Run, sink: Generations) -> Standing:
-    """Open the store, and tell where it stands; raise GapError where that is of another log.
+    """Open the store and return its frontier; raise GapError if that is from another log.
 
-    Raises ConfigError where it never took events of a table from before that.
+    Raises ConfigError if it never applied some of a table's earlier events.
     """
     standing = opened(run, sink)
     applied = standing.applied
@@ -48,7 +48,7 @@ def found(run: Run, sink: Generations) -> Standing:
 
 
 def _expect_frontier(config: Config, applied: Applied) -> None:
-    """Raise GapError where the log says something else of the place that the store stands at."""
+    """Raise GapError if the log has another frontier at the store's place."""
     record = record_at(config, applied.place - 1) if applied.place else None
     stands = (applied.epoch, applied.lsn, applied.seq)
     if record and (record.epoch, record.lsn, record.seq) != stands:
@@ -61,12 +61,12 @@ def _expect_frontier(config: Config, applied: Applied) -> None:
 
 
 def _expect_taken(config: Config, name: str, applied: Applied) -> None:
-    """Raise ConfigError unless all events up to the frontier that the store stands at were taken.
+    """Raise ConfigError unless all events up to the store's frontier were applied.
 
-    The first event after the end that the store knows of a partition is newer than its frontier.
+    The first event after the end that the store has for a partition must be above its frontier.
     """
     if config.followers[name].documents:
-        return  # made from a mirror's tables, of which the mirror's own start makes sure
+        return  # they are built from a mirror, whose own start checks its tables
     resumed = reader.read_resume(config) if applied.place else None
     if resumed is None:
         return
@@ -87,7 +87,7 @@ def _expect_taken(config: Config, name: str, applied: Applied) -> None:
 
 
 def _left(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Place, Range]:
-    """Return what of each partition the store has not read, where there is anything."""
+    """Return each partition's range that the store has not read, if not empty."""
     starts: dict[Place, int] = {}
     for topic, many in topics.items():
         ends = applied.ends.get(topic, ())

@@ -1,7 +1,7 @@
-"""Which sink a follower's section asks for: one function a store.
+"""The sink that a follower's section configures: one function per store.
 
-Made without touching the store, so also where only a follower's kind is asked for. A store's
-client is imported when it is needed: followers of other stores go without.
+Sinks are created without access to the store, so this also serves to find a follower's kind. A
+store's client is imported when it is needed: followers of other stores do not need it installed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _delta(config: Config, name: str, follower: Follower) -> Generations:
 
 
 class _SparkWhenAsked:
-    """Spark's MERGE, imported with the first table that is large enough."""
+    """Spark's MERGE, imported for the first table that is large enough."""
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
@@ -91,7 +91,7 @@ def _is_direct(config: Config, schema: str, table: str) -> bool:
 
 
 def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
-    # Of the extra `opensearch`.
+    # These need the extra `opensearch`.
     from sinks.opensearch.sink import OpenSearchSink  # noqa: PLC0415
     from sinks.opensearch.tables import OpenSearchOptions  # noqa: PLC0415
 
@@ -113,8 +113,8 @@ def _opensearch(config: Config, name: str, follower: Follower) -> Generations:
     )
 
 
-# By the name of the field of `Follower` that is set: a function of the configuration, the
-# follower's name and its section.
+# By the field of `Follower` that is set: a function of the configuration, the follower's name and
+# its section.
 _MAKERS: Final[dict[str, Callable[[Config, str, Follower], Generations]]] = {
     "delta": _delta,
     "redis": _redis,
@@ -123,7 +123,7 @@ _MAKERS: Final[dict[str, Callable[[Config, str, Follower], Generations]]] = {
 
 
 def kind(follower: Follower) -> str:
-    """Return which store it is: delta, redis, opensearch."""
+    """Return the kind of store: delta, redis, opensearch."""
     for name in _MAKERS:
         if getattr(follower, name) is not None:
             return name

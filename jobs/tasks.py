@@ -1,10 +1,10 @@
-"""A plan's tasks as Spark tasks: each runs `cdc.snapshot.task` where an executor is.
+"""A plan's tasks as Spark tasks: each runs `cdc.snapshot.task` in an executor.
 
-Rows go from Postgres to Kafka inside the executor's Python; Spark carries nothing but the records
-of finished ranges. A lost executor's task is given out again by Spark and is harmless: the next
-attempt fences the last, and the log tells it which ranges are done.
+Rows go from Postgres to Kafka inside the executor's Python; Spark only transfers the records of
+finished ranges. If an executor is lost, Spark safely retries its task: the next attempt fences the
+previous one, and reads from the log which ranges are done.
 
-The configuration travels pickled, in what Spark sends to executors: its secrets are in no setting,
+The configuration is pickled into what Spark sends to executors: its secrets are in no setting,
 plan, page or log of Spark's.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.snapshot.records import Plan, RangeRecord
 
-# With the first try; spark.task.maxFailures is the same by default.
+# The first try included; spark.task.maxFailures has the same default.
 _TRIES: Final = 4
-# A fenced attempt is tried again: the one that fenced it may have been a dead executor's last.
+# A fenced attempt is retried: the one that fenced it may have been a dead executor's last.
 _PASSING: Final = (errors.UnavailableError, errors.FencedError, errors.OutcomeUnknownError)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a task failed in vain, in words, and by which of our errors."""
+    """A task's final failure, as text, and which of our errors it is."""
 
     kind: str
     what: str
@@ -50,9 +50,9 @@ class Failure:
 
 
 def copy(spark: SparkSession, config: Config, plan: Plan, tasks: list[int]) -> list[RangeRecord]:
-    """Return what the tasks put into the log, when all have ended. Raises what ended one.
+    """Return what the tasks wrote to the log, once all have ended. Raises a task's error.
 
-    `config` must hold what it needs (`cdc.source.pinned.carried`).
+    `config` must be self-contained (`cdc.source.pinned.carried`).
     """
     if not tasks:
         return []

@@ -1,7 +1,7 @@
-"""What a job of followers prints while it runs: a line where something begins, and one at times.
+"""The output of a followers' job: a line when a follower's state changes, and one at an interval.
 
-To standard error as a person reads it, or to standard output as a JSON object a line. So whoever
-starts the job sees that it starts, from where each follower reads on, and how far each is.
+Readable lines on standard error, or one JSON object per line on standard output. They show that the
+job starts, where each follower continues, and how far each is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from jobs.running import Run
 
-# How often each follower has a line.
+# Seconds between a follower's lines.
 LINE_SECONDS: Final = 30.0
-# Where it moves for the first time it is told sooner.
+# Seconds between checks for a changed state, which is printed at once.
 _LOOK_SECONDS: Final = 0.5
 _LATE_SECONDS: Final = 10.0
 
@@ -33,7 +33,7 @@ class Lines:
         self._as_json = as_json
 
     def say(self, what: str, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON has
-        """Print one line, and with it what a program wants of it."""
+        """Print one line; as JSON also the `fields`."""
         if self._as_json:
             click.echo(json.dumps({"at": time.time(), "what": what, **fields}))
             sys.stdout.flush()
@@ -44,7 +44,7 @@ class Lines:
 
 
 class Telling:
-    """Prints how far followers are, on a thread of its own, until `close`."""
+    """Prints the followers' progress, in a separate thread, until `close`."""
 
     def __init__(self, runs: Sequence[Run], lines: Lines, seconds: float = LINE_SECONDS) -> None:
         self._runs, self._lines, self._seconds = runs, lines, seconds
@@ -54,7 +54,7 @@ class Telling:
         self._thread.start()
 
     def close(self) -> None:
-        """Print how each follower ended, and no more."""
+        """Print how each follower ended, and stop."""
         self._over.set()
         self._thread.join()
         for run in self._runs:
@@ -73,7 +73,7 @@ class Telling:
 
 
 def fields(run: Run) -> dict[str, Any]:
-    """Return how far a follower is, for a program."""
+    """Return a follower's progress, for a program."""
     at, error = run.applied, run.error
     return {
         "follower": run.name,
@@ -90,13 +90,13 @@ def fields(run: Run) -> dict[str, Any]:
 
 
 def lag(run: Run) -> float | None:
-    """Return how old the newest change or canary is that was applied by this job."""
+    """Return the age in seconds of the newest change or canary that this job applied."""
     newest = max(run.applied.committed_at_us if run.applied else 0, run.progress.canary_at_us or 0)
     return round(max(0.0, time.time() - newest / 1e6), 1) if newest else None
 
 
 def line(run: Run) -> str:
-    """Return how far a follower is, for a person."""
+    """Return a follower's progress, for a person."""
     at = f"at {run.applied.lsn}, seq {run.applied.seq}" if run.applied else "not opened yet"
     told = f"{run.name}: {run.state.replace('_', ' ')}, {at}"
     if run.error is not None:

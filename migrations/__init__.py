@@ -1,1 +1,1 @@
-"""Alembic's scripts: what may live in the source database, all of it optional and removable."""
+"""Alembic's scripts: what may be created in the source database, all optional and removable."""

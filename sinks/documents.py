@@ -1,15 +1,15 @@
-"""Nested documents: a row with the rows that belong to it, any depth, to one and to many.
+"""Nested documents: a row with the rows that belong to it, at any depth, to one and to many.
 
-Pure: what documents are made of comes from a `Find`, which reads tables as they stood at one
-frontier; nothing here knows which. `affected` walks up from changed rows to the roots whose
-documents they may have changed, `documents` makes the documents of roots by walking down.
+Pure: rows come from a `Find`, which reads tables at one frontier; this module does not know which.
+`affected` walks up from changed rows to the roots whose documents they may have changed,
+`documents` builds the documents of roots by walking down.
 
-A cut's documents are exact by asking both sides: a changed row's old image is walked up in the
-tables as they were, its new one in the tables as they are. So a child that moves changes the
-document that it left and the one that it came to, and an orphan appears when its parent does.
+A cut's documents are exact because both sides are read: a changed row's old image is walked up in
+the tables before the cut, its new one in the tables after it. So a child that moves changes the
+document that it left and the one that it joined, and an orphan appears when its parent does.
 
-A row belongs to a parent where every column of `by` equals its parent's, as a foreign key has it:
-NULL equals nothing. Of a child to one that several rows match, the first in order stands there.
+A row belongs to a parent if every column of `by` equals its parent's, as with a foreign key: NULL
+equals nothing. If several rows match a child to one, the first in order is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-# What a column's value is compared by; None: NULL.
+# The form in which a column's value is compared; None: NULL.
 Term: TypeAlias = "Hashable"
 Terms: TypeAlias = "tuple[Term, ...]"
 
@@ -30,28 +30,28 @@ Terms: TypeAlias = "tuple[Term, ...]"
 class Node(NamedTuple):
     """A table's place in a document."""
 
-    name: str  # the field's; the document's own at the root
+    name: str  # the field's name; at the root the document's
     table: str  # `schema.table`
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    by: tuple[tuple[str, str], ...] = ()  # a column here, and the parent's that it equals
+    by: tuple[tuple[str, str], ...] = ()  # a column, and the parent's column that it equals
     one: bool = False
-    order: tuple[tuple[str, bool], ...] = ()  # a column, and whether the greatest comes first
+    order: tuple[tuple[str, bool], ...] = ()  # a column, and whether it is descending
     children: tuple[Node, ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The columns that tie it to its parent."""
+        """The columns that join it to its parent."""
         return tuple(own for own, _ in self.by)
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The columns of its parent that it is tied to."""
+        """The columns of its parent that it is joined to."""
         return tuple(parents for _, parents in self.by)
 
     @property
     def ties(self) -> tuple[str, ...]:
-        """Every column of its table that rows are found by."""
+        """Every column of its table by which rows are found."""
         found = dict.fromkeys((*self.key, *self.own))
         for child in self.children:
             found |= dict.fromkeys(child.parents)
@@ -65,20 +65,20 @@ class Node(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row as its node shows it."""
+    """A row in the form that its node shows."""
 
-    key: bytes  # JSON, as the log has it
+    key: bytes  # JSON, as in the log
     members: bytes  # the node's columns as members of a JSON object: `"id":7,"name":"Ada"`
     terms: Mapping[str, Term]  # of the node's ties
-    place: tuple[object, ...]  # what lists are sorted by; no two rows of a table have the same
+    place: tuple[object, ...]  # the sort key in lists; unique in a table
 
     def of(self, columns: tuple[str, ...]) -> Terms | None:
-        """Return the terms of some columns; None where one is NULL, which equals nothing."""
+        """Return the terms of some columns; None if one is NULL, which equals nothing."""
         found = tuple([self.terms[each] for each in columns])
         return None if None in found else found
 
 
-# The rows of a node's table whose `columns` are among `wanted`, as of one frontier.
+# Returns the rows of a node's table whose `columns` are among `wanted`, as of one frontier.
 Find: TypeAlias = "Callable[[Node, tuple[str, ...], frozenset[Terms]], Iterable[Row]]"
 
 
@@ -87,7 +87,7 @@ def affected(
 ) -> dict[bytes, Terms]:
     """Return the keys of the roots above the changed rows, as JSON and as terms.
 
-    `changed` gives a node's changed rows and `find` the tables, both as of one and the same side of
+    `changed` returns a node's changed rows and `find` reads the tables, both on the same side of
     the cut.
     """
     found = {}
@@ -99,7 +99,7 @@ def affected(
 
 
 def _upward(node: Node, changed: Callable[[Node], Iterable[Row]], find: Find) -> Iterable[Row]:
-    """Yield the node's rows that changed, and those below which a row did."""
+    """Yield the node's rows that changed, and those with a changed row below them."""
     yield from changed(node)
     for child in node.children:
         wanted = {row.of(child.own) for row in _upward(child, changed, find)}

@@ -1,8 +1,8 @@
-"""Floats as Postgres writes them: the fewest digits that no other value of the type could mean.
+"""Write floats as Postgres does: the fewest digits that identify a value of the type.
 
-Python's `repr` is nearly that, for doubles. But it takes digits that lie exactly between two values
-for the even one, and Postgres takes them for neither (its Ryu accepts no bounds); those occur from
-the numbers on that have no fraction any more. Pure.
+Python's `repr` does almost the same for doubles. But it assigns digits exactly between two values
+to the even one, and Postgres to neither (its Ryu does not accept bounds); this occurs among numbers
+that are so large that they have no fraction. Pure.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html#DATATYPE-FLOAT
 """
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class _Type(NamedTuple):
-    code: str  # of `struct`
-    bits: int  # of the mantissa
-    most: int  # digits that tell any two values apart
-    exponent: int  # from which on Postgres writes one
+    code: str  # the format character of `struct`
+    bits: int  # bits of the mantissa
+    most: int  # digits that distinguish any two values
+    exponent: int  # the exponent from which on Postgres writes one
 
 
 _SINGLE: Final = _Type("f", 24, 9, 6)
 _DOUBLE: Final = _Type("d", 53, 17, 15)
 _SMALLEST_EXPONENT: Final = -4
-# A float of that mantissa has a smaller gap below it than above it.
+# A float with this mantissa has a smaller gap below it than above it.
 _POWER_OF_TWO: Final = 0.5
 
 
@@ -51,7 +51,7 @@ def _text(value: float, kind: _Type) -> bytes:
 
 
 def _everyday(value: float, kind: _Type) -> Decimal | None:
-    """Return the digits where no bound can be in the way: it has a fraction, and even gaps."""
+    """Return the digits if no bound matters: the value has a fraction and even gaps. Else None."""
     if abs(value) >= 2**kind.bits or abs(math.frexp(value)[0]) == _POWER_OF_TWO:
         return None
     if kind is _DOUBLE:
@@ -72,12 +72,12 @@ def _shortest(value: float, kind: _Type) -> Decimal:
 
 
 def _preference(found: Decimal, value: float) -> tuple[Decimal, int]:
-    """Return what sorts the nearer first, and of two that are as near the even one."""
+    """Return a sort key: the nearer digits first, and of two equally near the even ones."""
     return abs(found - Decimal(value)), found.as_tuple().digits[-1] % 2
 
 
 def _near(value: float, digits: int) -> Iterator[Decimal]:
-    """Yield what so many digits can say that is next to the value, below and above."""
+    """Yield the nearest numbers with `digits` digits, below and above the value."""
     exact = Decimal(value)
     yield Context(prec=digits, rounding=ROUND_FLOOR).plus(exact)
     yield Context(prec=digits, rounding=ROUND_CEILING).plus(exact)
@@ -87,7 +87,7 @@ def _means(found: Decimal, value: float, kind: _Type) -> bool:
     """Return whether the digits are nearer to the value than to any other of its type."""
     exact, off = Decimal(value), found - Decimal(value)
     other = _next(value, math.copysign(math.inf, off), kind)
-    if math.isinf(other):  # behind the greatest the same gap is left as before it
+    if math.isinf(other):  # after the greatest value the gap counts as large as before it
         gap = exact - Decimal(_next(value, math.copysign(math.inf, -off), kind))
     else:
         gap = Decimal(other) - exact
@@ -103,7 +103,7 @@ def _rounds(found: float, value: float, kind: _Type) -> bool:
 
 
 def _next(value: float, way: float, kind: _Type) -> float:
-    """Return the type's next value that way."""
+    """Return the type's next value in the direction of `way`."""
     if kind is _DOUBLE:
         return math.nextafter(value, way)
     (bits,) = struct.unpack("<I", struct.pack("<f", value))

@@ -1,7 +1,7 @@
-"""A store in this process's memory: the contract in its plainest form, for tests.
+"""A store in this process's memory: the contract in its simplest form, for tests.
 
-A `Memory` outlives the sinks made for it, as a server outlives its clients; sinks of one name share
-one. So it is never given to executors, which are other processes.
+A `Memory` outlives its sinks, as a server outlives its clients; sinks of the same name share one.
+So it is never passed to executors, which are other processes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Table:
 
     rows: dict[bytes, tuple[int, Row | None]] = field(default_factory=dict)
     keyless: list[Row] = field(default_factory=list)
-    # Every change that came, where a history is kept.
+    # Every change, if a history is kept.
     history: dict[int, Change] = field(default_factory=dict)
-    floor: int = 0  # a truncate's seq: what is below it is late
-    newest: int = 0  # of a table without a key, which comes in seq order
+    floor: int = 0  # a truncate's seq: changes below it are late
+    newest: int = 0  # for a table without a key, whose changes come in seq order
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the store holds; `build` is another after the store was lost."""
+    """The store's content; `build` changes after the store was lost."""
 
     tables: dict[str, Table] = field(default_factory=dict)
     applied: Applied | None = None
@@ -44,7 +44,7 @@ class Memory:
     generation: int = 1
     build: object = field(default_factory=object)
     lost: bool = False
-    # The generations that readers do not see, by number; of which tables this one is, if not all.
+    # The generations that readers do not see, by number; then the tables of this one, if not all.
     aside: dict[int, Memory] = field(default_factory=dict)
     only: frozenset[str] | None = None
 
@@ -128,7 +128,7 @@ class MemorySink:
         return {key: msgspec.json.encode(stored[key]) for key in keys if key in stored}
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def generations(self) -> Mapping[int, Applied | None]:
         store = STORES.get(self._name)
@@ -206,7 +206,7 @@ def _apply(table: Table, change: Change) -> bool:
 
 
 def _apply_keyless(table: Table, change: Change) -> bool:
-    """Take the old row's place, or add one: rows have nothing but their values."""
+    """Replace the old row, or add one: only the values identify a row."""
     if change.seq <= table.newest:
         return False
     table.newest = change.seq

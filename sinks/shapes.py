@@ -1,11 +1,11 @@
-"""Shapes: how a table's rows stand in a store of keys and values, by templates.
+"""Shapes: how a table's rows are stored as keys and values, by templates.
 
-A template is text with `{column}` for that column's value; `{{` and `}}` stand for braces. A
+A template is text with `{column}` for that column's value; `{{` and `}}` are literal braces. A
 value's text is its JSON without the quotes: `7`, `12.50`, `true`, `Ada`. NULL has no text, so a row
-that has one in its key, member or text does not stand in the store.
+with a NULL in its key, member or text is not shown in the store.
 
-Pure: no store is known here. A `Shaper` is made for one version of a table and takes its rows as
-the log's JSON; it parses no more columns than the shape needs, and of whole rows none.
+Pure and independent of any store. A `Shaper` is for one version of a table and takes its rows as
+the log's JSON; it parses only the columns that the shape needs, and none for complete rows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cdc.errors import ConfigError
 from sinks.contract import Change, Version
 
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)")
-# Between the columns of a key of several stands a colon; one within a value is escaped.
+# A colon separates the columns of a composite key; a colon in a value is escaped.
 _ESCAPED: Final = str.maketrans({"%": "%25", ":": "%3A"})
-_NULL_IN_KEY: Final = "%N"  # no text's escape, so no text's like
+_NULL_IN_KEY: Final = "%N"  # not a valid escape, so no text can equal it
 
-Values: TypeAlias = Mapping[str, bytes]  # by column, its JSON; a column that is missing is NULL
+Values: TypeAlias = Mapping[str, bytes]  # JSON by column; a missing column is NULL
 
 
 class Shape(NamedTuple):
-    """What the configuration says of a table's rows; see docs/CONFIG.md."""
+    """The configuration of a table's rows; see docs/CONFIG.md."""
 
     key: str | None = None
     form: str = "row"
@@ -48,22 +48,22 @@ class Shape(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """Where a row stands and as what."""
+    """A row's place and value."""
 
-    place: bytes  # the key that any client reads
-    # The value: one string; of a hash, fields and values in turn; of a set the member, of a sorted
-    # set its score behind it.
+    place: bytes  # the key that clients read
+    # The value: one string; for a hash, alternating fields and values; for a set the member, for a
+    # sorted set the member and its score.
     value: tuple[bytes, ...]
     # JSON with the columns of the templates, from which an update that does not send them is
-    # filled; nothing where the value itself tells them.
+    # filled; empty if the value itself has them.
     kept: bytes = b""
 
 
 class Template:
-    """Text with columns in it."""
+    """Text with column placeholders."""
 
     def __init__(self, text: str) -> None:
-        """Raise ValueError where a brace is alone."""
+        """Raise ValueError for an unmatched brace."""
         self.pieces: list[tuple[str, str | None]] = []  # literal, or "" and a column
         for match in _PIECE.finditer(text):
             column, alone, literal = match.groups()
@@ -77,7 +77,7 @@ class Template:
         return frozenset(column for _, column in self.pieces if column)
 
     def fill(self, values: Values, *, to_the_tag: bool = False) -> bytes | None:
-        """Return the text for a row, or as much as tells its slot; None where a column is NULL."""
+        """Return a row's text, or the part that decides its slot; None if a column is NULL."""
         filled = []
         for literal, column in self.pieces[: self._tagged if to_the_tag else None]:
             text = literal.encode() if column is None else text_of(values.get(column, b"null"))
@@ -87,14 +87,15 @@ class Template:
         return b"".join(filled)
 
     def fixed_by(self, columns: Iterable[str]) -> bool:
-        """Return whether `columns` decide the hash slot of every text that it gives."""
+        """Return whether `columns` decide the hash slot of every text from this template."""
         telling = {column for _, column in self.pieces[: self._tagged] if column}
         return telling <= frozenset(columns)
 
     def _tag_end(self) -> int | None:
-        """Return how many pieces tell the slot: those up to the tag's end, None for all.
+        """Return how many pieces decide the slot: those up to the tag's end, None for all.
 
-        A slot is that of the text between the first brace and the next closing one, else of all.
+        The slot is that of the text between the first brace and the next closing one, else of the
+        complete text.
         """
         opened = None
         for at, (literal, _) in enumerate(self.pieces):
@@ -106,7 +107,7 @@ class Template:
 
 
 def text_of(value: bytes) -> bytes | None:
-    """Return the text of a JSON value, None of null."""
+    """Return the text of a JSON value, None for null."""
     if value[:1] == b'"':
         return _decode_text(value).encode()
     return None if value == b"null" else value
@@ -116,7 +117,7 @@ _decode_text: Final = msgspec.json.Decoder(str).decode
 
 
 class Columns:
-    """Takes some columns out of rows, as JSON, without parsing the others."""
+    """Extracts some columns from rows, as JSON, without parsing the others."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
@@ -127,7 +128,7 @@ class Columns:
         self._pairs = [(f"c{n}", name) for n, name in enumerate(self.names)]
 
     def of(self, row: bytes) -> dict[str, bytes]:
-        """Return the columns' JSON by name; null of those that the row lacks."""
+        """Return the columns' JSON by name; null for those that the row lacks."""
         found = self._decode(row)
         return {name: bytes(getattr(found, slot)) for slot, name in self._pairs}
 
@@ -148,20 +149,20 @@ def object_of(values: Values) -> bytes:
 
 
 class Placer:
-    """Tells by its key where a row stands that does not move."""
+    """Computes from its key the place of a row that does not move."""
 
     def __init__(self, shape: Shape, prefix: str, table: str) -> None:
-        """Raise ValueError where the key's template is none."""
+        """Raise ValueError if the key's template is invalid."""
         self.template = None if shape.key is None else Template(shape.key)
-        self.head = f"{prefix}:{table}:".encode()  # of every place without a template
+        self.head = f"{prefix}:{table}:".encode()  # the prefix of every place without a template
 
     def place(self, key: bytes) -> bytes:
         """Return the place of the row with this key, which is JSON."""
         if self.template is not None:
             filled = self.template.fill(values_of(key))
-            # A key that is too long for the log is a digest there, whose columns have no names.
+            # A key that is too long for the log is a digest there, without the template's columns.
             return self.head + key if filled is None else filled
-        # Mostly a column alone, whose JSON is its text but for the quotes: `{"id":7}`.
+        # Mostly a single column, whose text is its JSON without the quotes: `{"id":7}`.
         value = key[1:-1].partition(b":")[2]
         if value.isdigit():
             return self.head + value
@@ -179,15 +180,16 @@ class Placer:
         )
 
     def keys(self, place: bytes, columns: Sequence[str]) -> list[bytes]:
-        """Return the keys whose row may be at a place that no template made.
+        """Return the keys whose row may be at a place without a template.
 
-        Several, since a text does not tell whether it was a number; none where it is no key's.
+        There may be several, because a text does not show whether it was a number; none if it is
+        not a key's place.
         """
         text = place.removeprefix(self.head).decode(errors="replace")
         texts = text.split(":") if len(columns) > 1 else [text]
         if len(texts) != len(columns):
             return []
-        known = [text.encode()] if text.startswith("{") else []  # of a key that is a digest
+        known = [text.encode()] if text.startswith("{") else []  # a key that is a digest
         names = [msgspec.json.encode(name) for name in columns]
         for values in product(*(_json_of(each, escaped=len(texts) > 1) for each in texts)):
             pairs = (b"%b:%b" % pair for pair in zip(names, values, strict=True))
@@ -195,7 +197,7 @@ class Placer:
         return known
 
     def anchor(self, key: bytes) -> bytes:
-        """Return text in the hash slot of the row's place, which its key alone tells."""
+        """Return text in the hash slot of the row's place, computed from its key only."""
         if self.template is None:
             return self.place(key)
         filled = self.template.fill(values_of(key), to_the_tag=True)
@@ -206,7 +208,7 @@ _BARE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false")
 
 
 def _json_of(text: str, *, escaped: bool) -> list[bytes]:
-    """Return what JSON may have had this text in a place."""
+    """Return the JSON values that have this text in a place."""
     found = [b"null"] if text == _NULL_IN_KEY else []
     if escaped:
         text = text.replace("%3A", ":").replace("%25", "%")
@@ -219,7 +221,7 @@ class Shaper:
     """Shapes the rows of one version of a table."""
 
     def __init__(self, shape: Shape, version: Version, prefix: str) -> None:
-        """Raise ConfigError where the table lacks what the shape names."""
+        """Raise ConfigError if the table lacks a column of the shape."""
         self.shape, self.version = shape, version
         if not version.key:
             raise _refused(version, "has no key, by which rows are told apart", _KEYLESS)
@@ -234,7 +236,7 @@ class Shaper:
         self._key, self.place, self.anchor = placer.template, placer.place, placer.anchor
         known = {column.name for column in version.columns}
         self._fields = shape.fields or tuple(column.name for column in version.columns)
-        # What stands in the templates, and of the row what the shape shows.
+        # The columns of the templates, and those of the row that the shape shows.
         templates = (each for each in (self._key, self._value, self._member) if each)
         named = {name for template in templates for name in template.columns}
         self._templated = sorted(named | ({shape.score} if shape.score else set()))
@@ -247,24 +249,24 @@ class Shaper:
 
     @property
     def plain(self) -> bool:
-        """Whether a row's key alone tells where it stands, and its value is the row."""
+        """Whether a row's key alone decides its place, and its value is the row."""
         return self.shape.form == "row" and not self.moves
 
     @property
     def moves(self) -> bool:
-        """Whether a change of a row can take it to another place."""
+        """Whether a change of a row can move it to another place."""
         return self._key is not None and not self._key.columns <= set(self.version.key)
 
     @property
     def slot_is_fixed(self) -> bool:
-        """Whether a row stays in one hash slot wherever it moves."""
+        """Whether a row stays in one hash slot when it moves."""
         return self._key is None or self._key.fixed_by(self.version.key)
 
     def shaped(self, change: Change) -> Shaped | None:
-        """Return what a change makes of its row; None where it then stands nowhere.
+        """Return a row's place and value after a change; None if it has no place then.
 
-        So it is where the key has no row any more, where a template's column is NULL, and where
-        a column is unknown that the shape needs: nothing is better than something else.
+        It has none if the key no longer has a row, if a template's column is NULL, or if a column
+        that the shape needs is unknown: no value is better than a wrong one.
         """
         row = change.row
         if row is None or not self._used.isdisjoint(change.unchanged):
@@ -314,9 +316,9 @@ class Shaper:
         return None if math.isnan(score) else repr(score).encode()
 
     def row(self, value: Iterable[bytes] | None, kept: bytes) -> bytes:
-        """Return the columns that a stored value and what was kept tell, as a JSON object.
+        """Return the columns in a stored value and the kept columns, as a JSON object.
 
-        A hash tells text alone, so its values are strings there whatever they were.
+        A hash only holds text, so its values become strings.
         """
         values = values_of(kept) if kept else {}
         form, parts = self.shape.form, list(value or ())
@@ -333,10 +335,10 @@ class Shaper:
 
 
 def number_of(text: str) -> float:
-    """Return a number's or a time's number: of a time the seconds since 1970.
+    """Return the number of a numeric or time value: for a time the seconds since 1970.
 
     Dates and timestamps without a zone are numbers in the log, each type in its own unit; one that
-    is out of their range is text, and no number.
+    is out of range is text.
     """
     try:
         return float(text)
@@ -347,13 +349,13 @@ def number_of(text: str) -> float:
         if far["zone"] is None:
             return math.nan
     year = 1 - int(far["year"]) if far["bc"] else int(far["year"])
-    # The calendar repeats itself every 400 years, which are 146,097 days; Python has but 9999.
+    # The calendar repeats every 400 years, which are 146,097 days; Python only supports 9999.
     cycles, year = divmod(year, 400)
     near = f"{2000 + year}{far['rest']}{far['zone']}"
     return datetime.fromisoformat(near).timestamp() + (cycles - 5) * 146_097 * 86_400
 
 
-# A time before our era or behind the year 9999, as Postgres writes it.
+# A time before our era or after the year 9999, as Postgres writes it.
 _FAR: Final = re.compile(
     r"(?P<year>\d{4}(?=.* BC)|\d{5,})"
     r"(?P<rest>-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:\.\d+)?)?)(?P<zone>[+-][\d:]+)?(?P<bc> BC)?"

@@ -1,1 +1,1 @@
-"""The `cdc` command: one module a group of commands."""
+"""The `cdc` command: one module per group of commands."""

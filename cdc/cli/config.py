@@ -1,4 +1,4 @@
-"""`cdc config check|show`: what the configuration says, before anything connects."""
+"""`cdc config check|show`: check and show the configuration, without connecting to anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config() -> None:
 @_path
 @as_json
 def check(path: Path, *, as_json: bool) -> None:
-    """Check every field, and tell every error at once.
+    """Check every field, and report all errors at once.
 
     Exits 0 when the configuration is good and 78 when it is not.
     """

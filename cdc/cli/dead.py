@@ -1,4 +1,4 @@
-"""`cdc dead list|show`: events that were too large for their topics, and the whole of one."""
+"""`cdc dead list|show`: events that were too large for their topics, and a complete one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _REASONS = {"size": "too large for its topic"}
 
 @click.group(epilog=example("cdc dead list", "cdc dead show 1-42 > event.json"))
 def dead() -> None:
-    """List dead letters, or show the whole of one.
+    """List dead letters, or show a complete one.
 
-    An event too large for its topic stands there without its large values, and points to the whole
-    event in the topic of dead letters. Nothing is to be replayed: the event has its place already.
+    An event too large for its topic is in the topic without its large values, and refers to the
+    complete event in the topic of dead letters. Nothing needs to be replayed: the event has its
+    place already.
     """
 
 
@@ -30,7 +31,7 @@ def dead() -> None:
 @with_config
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
-    """List the dead letters: id, commit, position, what happened to which row, size, and why."""
+    """List the dead letters: id, commit, position, operation, row, size, and why."""
     from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
 
     from cdc.log import letters_topic  # noqa: PLC0415
@@ -70,7 +71,7 @@ def _line(head: Head) -> str:
 @with_config
 @click.argument("letter_id", metavar="ID")
 def show(config: Config, letter_id: str) -> None:
-    """Write the whole event of the dead letter ID, as it would stand in its topic."""
+    """Write the complete event of the dead letter ID, as it would be in its topic."""
     from cdc.log import letters_topic  # noqa: PLC0415 - not for --help
 
     click.echo(letters_topic.event(config, letter_id))

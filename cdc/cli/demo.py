@@ -51,9 +51,9 @@ def demo(
 ) -> int:
     """Watch the changes of a live Postgres arrive in Kafka, and in three stores that follow it.
 
-    Starts the servers, the daemon and the followers, copies the rows that are there of old while a
-    small social network and shop write to the database, and shows what arrives in the log, at which
-    LSN, how late, and where each follower stands. Runs until Ctrl-C or as long as --for says, then
+    Starts the servers, the daemon and the followers, copies the existing rows while a small social
+    network and shop write to the database, and shows what arrives in the log, at which LSN, with
+    what delay, and how far each follower is. Runs until Ctrl-C or for the time given by --for, then
     proves that the topics, Delta Lake, Redis and OpenSearch equal the database: exit code 0 if they
     do, else 1. Everything that it started is stopped again. Your own servers are not touched.
     """
@@ -69,7 +69,7 @@ def demo(
     from cdc.local.progress import Terminal  # noqa: PLC0415
 
     extras.require("cdc demo", "local", *(("spark", "redis", "opensearch") if followers else ()))
-    # What goes wrong is raised or shown; lines of the clients would only tear the picture.
+    # Errors are raised or shown; log lines of the clients would only garble the screen.
     logging.getLogger("cdc").addHandler(logging.NullHandler())
     options = Options(
         home=home,

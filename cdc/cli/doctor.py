@@ -1,4 +1,4 @@
-"""`cdc doctor`: what would stop the pipeline, and what mends it."""
+"""`cdc doctor`: what would stop the pipeline, and how to fix it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MARKS |= {"error": ("✗", "red")}
 @as_json
 @click.option("--quiet", is_flag=True, help="Leave out what is well.")
 def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
-    """Find what would stop the pipeline, with the SQL or command that mends it.
+    """Find what would stop the pipeline, with the SQL or command that fixes it.
 
-    Looks at the server, privileges, tables, publication, slot, brokers, topics, transactions, and
-    at whether slot and log still meet. Changes nothing; may run beside the daemon.
+    Checks the server, privileges, tables, publication, slot, brokers, topics, transactions, and
+    whether slot and log still match. Changes nothing; may run while the daemon runs.
 
-    Exits 0 when nothing is wrong (warnings are not), 1 when something is.
+    Exits 0 when there are no errors (warnings are allowed), 1 when there are.
     """
     from cdc.control.doctor import examine  # noqa: PLC0415 - not for --help
     from cdc.control.findings import Severity, worst  # noqa: PLC0415

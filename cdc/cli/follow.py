@@ -45,13 +45,13 @@ def follow(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Keep the configured stores equal to the source, until told to stop.
+    """Keep the configured stores equal to the source, until stopped.
 
-    Becomes jobs/follow.py on Spark: by spark-submit where SPARK_HOME has one, with the settings of
-    its conf/ (a cluster's master, say), else in a small local session. Where each follower goes on
-    is in its store; it may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C
-    ends it after the batches at hand, or at once while Spark starts. It prints a line where a
-    follower's state changes, and one for each every 30 s; with --json objects, to standard output.
+    Runs jobs/follow.py on Spark: by spark-submit where SPARK_HOME has one, with the settings of its
+    conf/ (a cluster's master, say), else in a small local session. Each follower's position is in
+    its store; the job may be killed at any time, and run twice without harm. SIGTERM or Ctrl-C ends
+    it after the current batches, or at once while Spark starts. It prints a line where a follower's
+    state changes, and one for each every 30 s; with --json objects, to standard output.
     """
     from cdc.config.followers import named  # noqa: PLC0415 - not for --help
 
@@ -70,7 +70,7 @@ def follow(
 
 
 def need(what: str, config: Config, followers: Iterable[str]) -> None:
-    """Raise MissingExtraError where an extra is not installed that these followers need."""
+    """Raise MissingExtraError where these followers need an extra that is not installed."""
     from cdc import extras  # noqa: PLC0415 - not for --help
 
     each = [config.followers[name] for name in followers]
@@ -79,7 +79,7 @@ def need(what: str, config: Config, followers: Iterable[str]) -> None:
 
 
 def become(job: str, given: list[str]) -> NoReturn:
-    """Go on as one of our jobs, with these arguments: in this process or as spark-submit."""
+    """Replace this process by one of our jobs, with these arguments: by Python or spark-submit."""
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help
     from cdc.local.progress import Progress  # noqa: PLC0415 - as above
 
@@ -95,7 +95,7 @@ def become(job: str, given: list[str]) -> NoReturn:
 
 
 def _spark_submit() -> str | None:
-    """Return spark-submit where SPARK_HOME has one."""
+    """Return the path of spark-submit where SPARK_HOME has one."""
     home = os.environ.get("SPARK_HOME")
     path = Path(home or "") / "bin" / "spark-submit"
     return str(path) if home and path.exists() else None

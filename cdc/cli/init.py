@@ -53,7 +53,7 @@ def init(
         "log.bootstrap_servers": bootstrap_servers,
         "control.secret": new_secret(),
     }
-    # Another user must not read the secret, nor a password that is put there later.
+    # Another user must not read the secret, nor a password that is added later.
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:

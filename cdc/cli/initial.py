@@ -1,4 +1,4 @@
-"""`cdc snapshot --initial`: take the initial snapshot without streaming, and show how it goes."""
+"""`cdc snapshot --initial`: take the initial snapshot without streaming, and show progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.snapshot.progress import Report
 
-# Where nobody watches a bar, a line so often.
+# How often a line is printed where there is no terminal for a bar.
 _LINE_SECONDS: Final = 5.0
-# A server that restarts is back by then; the daemon would try for ever.
+# A server that restarts is available again by then; the daemon would retry for ever.
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 3.0
 
@@ -57,13 +57,13 @@ def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
 
 
 def _taken(take: Callable[[], object], host: _Terminal) -> None:
-    """Take it; try again on what passes by itself, as the daemon does."""
+    """Take it; retry what passes by itself, as the daemon does."""
     left = _TRIES
     while True:
         try:
             take()
         except CDCError as error:
-            # Another process that takes it may need hours: for that one it waits without an end.
+            # Another process that takes it may need hours: for that one this waits without a limit.
             left -= not isinstance(error, SlotBusyError)
             if error.policy is not Policy.BACKOFF or not left:
                 raise
@@ -76,7 +76,7 @@ def _taken(take: Callable[[], object], host: _Terminal) -> None:
 
 
 class _Terminal:
-    """The process as a host: a bar on a terminal, else lines."""
+    """The process as a host: a progress bar on a terminal, else lines."""
 
     def __init__(self, config_file: Path) -> None:
         self.config_file: Path | None = config_file
@@ -103,7 +103,7 @@ class _Terminal:
         self.stopping = True
 
     def beat(self) -> None:
-        """Nobody asks for the health of a command."""
+        """Do nothing: a command has no health checks."""
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
         if self._bar and self._task is not None:

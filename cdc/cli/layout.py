@@ -1,4 +1,4 @@
-"""How lines fit a terminal: 80 columns suffice, and what is piped is never wrapped."""
+"""How lines fit a terminal: 80 columns suffice, and piped output is never wrapped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-# Wider lines are hard to read, whatever the terminal has.
+# Wider lines are hard to read, on any terminal.
 _MOST_COLUMNS: Final = 100
 
 
@@ -21,13 +21,13 @@ def columns() -> int | None:
 
 
 def labelled(name: str, value: str, width: int) -> None:
-    """Print a label of `width` columns and its value; what continues stands below the value."""
+    """Print a label of `width` columns and its value; further lines are below the value."""
     lines = wrapped(value, width + 1)
     click.echo(f"{click.style(f'{name:<{width}}', dim=True)} {lines}")
 
 
 def wrapped(text: str, indent: int) -> str:
-    """Return the text for a line that it starts at column `indent`; its other lines start there."""
+    """Return the text wrapped: its first line starts at column `indent`, and so do the others."""
     room = columns()
     if room is None or room <= indent + 20:
         return text

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SERVERS: Final = ("postgres", "kafka", "redis", "opensearch")
 _MAJORS: Final = ("14", "15", "16", "17", "18")
 _FOLLOW_SECONDS: Final = 0.3
-_INTERRUPTED: Final = 130  # as shells say it: ended by SIGINT
+_INTERRUPTED: Final = 130  # as in shells: ended by SIGINT
 
 _home = click.option(
     "--home",
@@ -34,9 +34,9 @@ _home = click.option(
 
 @click.group(epilog=example("cdc local up", "cdc local up redis", "cdc local status --json"))
 def local() -> None:
-    """Run Postgres, Kafka, Redis and OpenSearch here, for trying out.
+    """Run Postgres, Kafka, Redis and OpenSearch here, to try out Lockstep.
 
-    Real servers as plain processes on loopback, without containers. They go on running when the
+    Real servers as plain processes on loopback, without containers. They keep running when the
     command ends; cdc local down stops them and keeps their data.
     """
 
@@ -49,10 +49,10 @@ def local() -> None:
 @click.option("--pg", "pg_major", type=click.Choice(_MAJORS), help="Postgres major.  [default: 17]")
 @json_option
 def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: bool) -> None:
-    """Have SERVERS running (default: postgres and kafka).
+    """Start SERVERS that do not run yet (default: postgres and kafka).
 
-    The first time downloads them, about 60 MB, into a cache that all stacks share. Those that run
-    already stay as they are.
+    The first start downloads them, about 60 MB, into a cache that all stacks share. Running servers
+    are left unchanged.
     """
     from cdc.local.progress import Terminal  # noqa: PLC0415 - not for --help
     from cdc.local.stack import DEFAULT_SERVERS, LocalStack  # noqa: PLC0415
@@ -65,7 +65,7 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
     except KeyboardInterrupt:
         click.echo("cdc: interrupted; what has arrived is kept", err=True)
         next_step("`cdc local up` goes on; `cdc local down` stops what runs")
-        # At once: threads that download or wait for a server cannot be broken off.
+        # At once: threads that download or wait for a server cannot be interrupted.
         os._exit(_INTERRUPTED)
     if as_json:
         print_json(asdict(ends))
@@ -81,7 +81,7 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
 @_home
 @json_option
 def status(home: Path, *, as_json: bool) -> int:
-    """Tell what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
+    """Show what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
     from cdc.local.stack import LocalStack  # noqa: PLC0415
 
     stack = LocalStack(home)

@@ -1,8 +1,8 @@
-"""The command `cdc`: its commands by name, and the one place where errors become exit codes.
+"""The command `cdc`: its commands by name, and the code that turns errors into exit codes.
 
-Commands live in one module each and are imported when used, so that `cdc --help` answers at once.
-What fails with a remedy (`CDCError`) prints one sentence and the remedy on stderr and exits with
-the error's code. Everything else is a bug: it alone prints where it is, and exits 70.
+Commands are in one module each and are imported when used, so that `cdc --help` answers at once. An
+error with a remedy (`CDCError`) prints one sentence and the remedy on stderr and exits with the
+error's code. Everything else is a bug: only a bug prints its location, and exits 70.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cdc.errors import CDCError, Exit
 
 
 class Entry(NamedTuple):
-    """Where a command lives, and its line in `cdc --help`."""
+    """The module of a command, and its line in `cdc --help`."""
 
     module: str
     attribute: str
     line: str
 
 
-# In the order in which a newcomer meets them.
+# In the order in which a new user needs them.
 COMMANDS = {
     "demo": Entry("cdc.cli.demo", "demo", "Watch a live database arrive in the log."),
     "init": Entry("cdc.cli.init", "init", "Write a commented lockstep.yaml."),
@@ -69,7 +69,7 @@ COMMANDS = {
 
 
 class LazyCommands(click.Group):
-    """A group that imports a command when it is asked for, and lists them without importing any."""
+    """A group that imports a command when it is used, and lists them without importing any."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as the base class
         return list(COMMANDS)
@@ -94,7 +94,7 @@ class LazyCommands(click.Group):
 
 
 class ReaderGoneError(Exception):
-    """Who read our output has seen enough, as in `cdc tail | head`: no error."""
+    """The reader of our output has closed it, as in `cdc tail | head`: no error."""
 
 
 @click.group(
@@ -114,7 +114,7 @@ def cdc() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `cdc` and leave the process with the exit code that the outcome has."""
+    """Run `cdc` and exit the process with the exit code of the outcome."""
     from cdc import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
 
     bugs.install()
@@ -133,16 +133,16 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    """Say what happened, and return the exit code that stands for it."""
+    """Print what happened, and return the exit code for it."""
     match error:
         case click.ClickException():
             error.show()
             code = int(Exit.USAGE)
         case click.Abort():
             click.echo("cdc: interrupted", err=True)
-            code = 128 + 2  # as shells say it: ended by SIGINT
+            code = 128 + 2  # as in shells: ended by SIGINT
         case ReaderGoneError():
-            # Python would complain once more when it flushes stdout at exit.
+            # Python would report it again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = Exit.OK
         case CDCError():

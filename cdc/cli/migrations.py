@@ -1,4 +1,4 @@
-"""`cdc migrations`: what may live in the source database beside publication and slot."""
+"""`cdc migrations`: optional objects in the source database, besides publication and slot."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _names = click.argument(
 def migrations() -> None:
     """Show, create or remove what is optional in the source database.
 
-    NAME is signal_table, heartbeat_table or ddl_audit. The pipeline needs none of them.
-    `cdc setup` creates those that the configuration asks for, `cdc teardown` removes them.
+    NAME is signal_table, heartbeat_table or ddl_audit. The pipeline needs none of them. `cdc setup`
+    creates those that the configuration enables, `cdc teardown` removes them.
     """
 
 
@@ -44,7 +44,7 @@ def migrations() -> None:
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> None:
-    """Tell which are there, and which the configuration asks for."""
+    """Show which are applied, and which the configuration enables."""
     from cdc.control.migrations import survey  # noqa: PLC0415 - not for --help
 
     found = survey(config)
@@ -67,7 +67,7 @@ def status(config: Config, *, as_json: bool) -> None:
 @_names
 @as_json
 def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
-    """Create those, by default what the configuration asks for."""
+    """Create them, by default those that the configuration enables."""
     from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
 
     chosen = list(names) or control.asked(config)
@@ -84,7 +84,7 @@ def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
 @yes
 @as_json
 def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
-    """Remove those, by default all that are there, with the rows they hold. Asks first."""
+    """Remove them, by default all that are applied, with the rows they hold. Asks first."""
     from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
 
     chosen = list(names) or [each.name for each in control.survey(config) if each.revision]
@@ -102,10 +102,10 @@ def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) ->
 @_names
 @click.option("--down", "remove", is_flag=True, help="The statements that remove them.")
 def sql(config: Config, names: tuple[str, ...], *, remove: bool) -> None:
-    """Print the SQL, for somebody to run who may what the pipeline's role may not.
+    """Print the SQL, to run as a role with the rights that the pipeline's role lacks.
 
-    By default of all that the configuration asks for. Once, on a database where they are not yet
-    (or with --down: still are).
+    By default for all that the configuration enables. Run it once, on a database that does not have
+    them yet (or with --down: still has them).
     """
     from cdc.control.migrations import asked  # noqa: PLC0415 - not for --help
     from cdc.source.migrations import as_sql  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What several commands share: the options, and how they print results and the next step."""
+"""Shared by several commands: the options, and how they print results and the next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def config_file(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the option --config, which it takes as the argument `name`."""
+    """Give a command the option --config, passed as the argument `name`."""
     return click.option(
         "-c",
         "--config",
@@ -71,7 +71,7 @@ class Duration(click.ParamType[float]):
 
 
 def waited(line: str) -> None:
-    """Print on stderr what is waited for: output may be piped."""
+    """Print on stderr what the command waits for: output may be piped."""
     click.echo(f"{click.style('·', dim=True)} {line}", err=True)
 
 
@@ -84,7 +84,7 @@ def print_json(value: object) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask, and leave with exit code 1 on anything but yes; no answer at all is a usage error."""
+    """Ask, and exit with code 1 on anything but yes; no answer at all is a usage error."""
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort as error:
@@ -101,17 +101,17 @@ def did(what: str) -> None:
 
 
 def left(what: str) -> None:
-    """Print one thing that was as it should be, or was left as it is."""
+    """Print one thing that was already right, or was left unchanged."""
     click.echo(f"{click.style('·', dim=True)} {what}")
 
 
 def warn(what: str) -> None:
-    """Print one thing to know before going on."""
+    """Print one warning to read before going on."""
     click.echo(f"{click.style('!', fg='yellow', bold=True)} {what}")
 
 
 def progress(what: str) -> None:
-    """Print how far a long step is, on stderr."""
+    """Print the progress of a long step, on stderr."""
     click.echo(f"{click.style('…', dim=True)} {what}", err=True)
 
 
@@ -122,7 +122,7 @@ def tell(step: Step) -> None:
 
 
 def tell_all(steps: Iterable[Step], *, as_json: bool) -> None:
-    """Print steps as they are made; for a program all of them in the end."""
+    """Print steps as they are done; with `as_json` all of them at the end."""
     if as_json:
         done = [step for step in steps if step.did.value != "progress"]
         print_json([{"did": step.did.value, "what": step.what} for step in done])

@@ -1,4 +1,4 @@
-"""`cdc publication acknowledge`: go on with a publication that was altered by hand."""
+"""`cdc publication acknowledge`: continue with a publication that was altered manually."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(epilog=example("cdc publication acknowledge"))
 def publication() -> None:
-    """Continue with a publication that was altered by hand."""
+    """Continue with a publication that was altered manually."""
 
 
 @publication.command(

@@ -1,4 +1,4 @@
-"""`cdc rebuild`: a follower built anew beside what there is, as spark-submit runs it."""
+"""`cdc rebuild`: a follower built again alongside the current one, by spark-submit."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def rebuild(
     drop_old: bool,
     as_json: bool,
 ) -> None:
-    """Build FOLLOWER anew, as another generation beside what there is, and switch to it.
+    """Build FOLLOWER again, as a new generation alongside the current one, and switch to it.
 
-    From the log's beginning where the topics still hold it, else from rows that the daemon reads
-    again (`cdc snapshot`). Readers see the old generation until the new one holds what the log
-    says; what the old one had otherwise is told. The old one is kept until --drop-old. Killed, it
-    goes on where it was when it is started again. A running follower may go on meanwhile.
+    From the log's start where the topics still hold it, else from rows that the daemon reads again
+    (`cdc snapshot`). Readers see the old generation until the new one holds what the log has;
+    differences from the old one are reported. The old one is kept until --drop-old. If killed, it
+    resumes where it was when started again. A running follower may continue meanwhile.
     """
     from cdc.cli.follow import become, need  # noqa: PLC0415 - not for --help
     from cdc.config.followers import named  # noqa: PLC0415 - as above

@@ -1,7 +1,7 @@
-"""Write the reference pages from what the code says: `python -m cdc.cli.reference`.
+"""Write the reference pages from the code: `python -m cdc.cli.reference`.
 
 docs/CLI.md is every command's own help, docs/CONFIG.md the configuration's model. A test compares
-both with the files, so that neither can fall behind.
+both with the files, so that neither becomes outdated.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
 def _deep_rows(
     struct: type[msgspec.Struct], at: tuple[str, ...], seen: dict[type, str]
 ) -> Iterator[str]:
-    """Yield the fields of a section and of those in it; of one that holds itself once."""
+    """Yield the fields of a section and of its subsections; a recursive one only once."""
     seen = {**seen, struct: ".".join(at)}
     for field in msgspec.structs.fields(struct):
         here = (*at, field.name)
@@ -268,7 +268,7 @@ def pages() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages into docs/ of the folder this runs in."""
+    """Write the pages into docs/ of the current folder."""
     for name, text in pages().items():
         Path("docs", name).write_text(text, encoding="utf-8")
         click.echo(f"wrote docs/{name}")

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     help="Log lines for people or for programs; auto decides by the terminal.",
 )
 def run(config: Config, log_format: str) -> int:
-    """Run the daemon: from the slot into the log, until it is told to stop.
+    """Run the daemon: from the slot into the log, until it is stopped.
 
-    On a new pipeline it copies the rows that the tables have first (snapshot.mode).
+    On a new pipeline it first copies the rows that the tables have (snapshot.mode).
 
-    It keeps no state of its own: it resumes where the log says, so it may be killed at any time. A
-    second one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it
-    after the open Kafka transaction; health and metrics are served at http.listen.
+    It keeps no state of its own: it resumes from the log, so it may be killed at any time. A second
+    one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it after the
+    open Kafka transaction; health and metrics are served at http.listen.
     """
     from cdc import daemon, waiting  # noqa: PLC0415 - heavy, and not for --help
     from cdc.control.logs import setup_logging  # noqa: PLC0415
 
-    # A crash below Python would end the daemon without a word.
+    # A crash below Python would end the daemon without a message.
     faulthandler.enable()
-    waiting.tell_with(None)  # the log tells it
+    waiting.tell_with(None)  # the log reports it
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
     return daemon.run(config, click.get_current_context().params["config_path"])

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 )
 @as_json
 def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
-    """Create publication, topics and slot, and write where the log begins.
+    """Create publication, topics and slot, and write where the log starts.
 
-    May be repeated: it does what is missing and leaves the rest, and adds tables that
-    source.tables has come to match. It never recreates a slot, since that would hide lost changes.
+    May be repeated: it creates what is missing and leaves the rest, and adds tables that
+    source.tables newly matches. It never recreates a slot, since that would hide lost changes.
     """
     from cdc.control.setup import set_up  # noqa: PLC0415 - not for --help
 

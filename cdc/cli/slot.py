@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def slot() -> None:
     """Show, alter or drop the replication slot.
 
-    A slot keeps WAL for its reader, also for one that never comes back: that is how nothing is
-    lost, and how a forgotten slot fills a disk.
+    A slot keeps WAL for its reader, also for one that never comes back: so nothing is lost, but a
+    forgotten slot fills a disk.
     """
 
 
@@ -85,7 +85,7 @@ def _failover(slot: Slot) -> str:
 
 
 def _print_copies(config: Config) -> None:
-    """Tell which of the other hosts that source.dsn names have the slot."""
+    """Show which of the other hosts that source.dsn names have the slot."""
     from cdc.control.doctor_failover import ask_hosts  # noqa: PLC0415 - not for --help
 
     for host in ask_hosts(config):
@@ -133,7 +133,7 @@ def alter(config: Config, *, failover: bool | None, no_two_phase: bool, as_json:
 def drop(config: Config, name: str | None, *, yes: bool, as_json: bool) -> None:
     """Drop the slot NAME (default: the pipeline's), and release the WAL it keeps.
 
-    Changes that nobody has read from it are gone; a log that was fed from it cannot be continued.
+    Changes that were not read from it are lost; a log that was fed from it cannot be continued.
     """
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
     from cdc.errors import GapError  # noqa: PLC0415

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DefaultCommand(click.Group):
-    """A group whose first member needs not be named: `cdc snapshot TABLE` is `… start TABLE`."""
+    """A group whose first member need not be named: `cdc snapshot TABLE` is `… start TABLE`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         known = {*self.commands, *ctx.help_option_names}
@@ -47,11 +47,12 @@ _EXAMPLES = (
 
 @click.group(cls=DefaultCommand, epilog=example(*_EXAMPLES))
 def snapshot() -> None:
-    """Read tables again while everything goes on: `cdc snapshot TABLE`.
+    """Read tables again while the daemon streams: `cdc snapshot TABLE`.
 
-    The daemon reads each in chunks by its key, between two marks in the stream, and publishes the
-    rows as `op r`. What changes meanwhile wins. Nothing is locked, no transaction stays open, and
-    a daemon that stops goes on where it was; where the key is masked, from the first row.
+    The daemon reads each in chunks by its key, between a low and a high watermark in the stream,
+    and publishes the rows as `op r`. Changes made meanwhile take precedence. Nothing is locked, no
+    transaction stays open, and a daemon that stops continues where it was; where the key is masked,
+    from the first row.
     """
 
 
@@ -91,8 +92,8 @@ def start(
 ) -> int:
     """Read TABLEs again (`schema.table`, `*` for any text); the word `start` may be left out.
 
-    With --wait exits 0 when all is read, 1 when a snapshot failed or was stopped; with --timeout
-    75 when it is not over in time, 69 when it is not because no daemon reads the slot.
+    With --wait exits 0 when everything is read, 1 when a snapshot failed or was stopped; with
+    --timeout 75 when it is not finished in time, 69 when that is because no daemon reads the slot.
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout is of --wait")
@@ -161,7 +162,7 @@ def _told(config: Config, do: Do, number: str | None, *, as_json: bool) -> None:
 @click.argument("number", metavar="[ID]", required=False)
 @as_json
 def pause(config: Config, number: str | None, *, as_json: bool) -> None:
-    """Let a live snapshot rest, or every one; what is on its way is finished."""
+    """Pause an incremental snapshot, or all of them; chunks in flight are finished."""
     _told(config, "pause", number, as_json=as_json)
 
 
@@ -170,7 +171,7 @@ def pause(config: Config, number: str | None, *, as_json: bool) -> None:
 @click.argument("number", metavar="[ID]", required=False)
 @as_json
 def resume(config: Config, number: str | None, *, as_json: bool) -> None:
-    """Go on with a live snapshot that rests, or with every one."""
+    """Resume a paused incremental snapshot, or all of them."""
     _told(config, "resume", number, as_json=as_json)
 
 
@@ -179,7 +180,7 @@ def resume(config: Config, number: str | None, *, as_json: bool) -> None:
 @click.argument("number", metavar="[ID]", required=False)
 @as_json
 def stop(config: Config, number: str | None, *, as_json: bool) -> None:
-    """End a live snapshot, or every one; the rows that are in the log stay."""
+    """Stop an incremental snapshot, or all of them; its rows that are in the log stay."""
     _told(config, "stop", number, as_json=as_json)
 
 
@@ -187,7 +188,7 @@ def stop(config: Config, number: str | None, *, as_json: bool) -> None:
 @with_config
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
-    """List live snapshots: id, table, state, rows, of about how many, and what they wait for."""
+    """List incremental snapshots: id, table, state, rows, estimated total, cause of a wait."""
     from cdc.control import snapshots  # noqa: PLC0415 - not for --help
 
     _print(snapshots.listing(config), as_json=as_json)

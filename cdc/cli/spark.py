@@ -1,4 +1,4 @@
-"""`cdc spark`: what spark-submit is to be given."""
+"""`cdc spark`: the arguments for spark-submit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spark() -> None:
 def jars(*, packages: bool, as_json: bool) -> None:
     """Fetch the jars that Spark lacks (Delta, the Kafka source) and print their paths.
 
-    As spark-submit takes them: spark-submit --jars "$(cdc spark jars)". Every jar is checked
+    In the form for spark-submit: spark-submit --jars "$(cdc spark jars)". Every jar is checked
     against its sha256. With --packages Spark fetches them itself, at every start.
     """
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help
@@ -46,11 +46,11 @@ def jars(*, packages: bool, as_json: bool) -> None:
 @click.option("--job", is_flag=True, help="Also what a job of ours wants of its driver's JVM.")
 @json_option
 def conf(*, job: bool, as_json: bool) -> None:
-    """Print the settings that a Spark session needs for our mirrors, as spark-submit takes them.
+    """Print the settings that a Spark session needs for our mirrors, in the form for spark-submit.
 
     spark-submit $(cdc spark conf) --jars "$(cdc spark jars)" app.py: `read_as_of` and Delta's SQL
-    work in it, and times are UTC. With --job also for our own applications: Spark logs warnings
-    only, and its JVM ends where memory runs out.
+    work in it, and times are UTC. With --job also for our own applications: Spark logs only
+    warnings, and its JVM ends when memory runs out.
     """
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help
 
@@ -64,9 +64,9 @@ def conf(*, job: bool, as_json: bool) -> None:
 @click.argument("name", type=click.Choice(["follow", "rebuild", "snapshot"]))
 @json_option
 def app(name: str, *, as_json: bool) -> None:
-    """Print the path of the application NAME, as spark-submit takes it.
+    """Print the path of the application NAME, in the form for spark-submit.
 
-    It is installed with the package, so this path is right after `pip install` and in a checkout:
+    It is installed with the package, so this path is correct after `pip install` and in a checkout:
     spark-submit --jars "$(cdc spark jars)" "$(cdc spark app follow)" --config lockstep.yaml.
     """
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help
@@ -84,7 +84,7 @@ def app(name: str, *, as_json: bool) -> None:
 def pack(target: Path, *, as_json: bool) -> None:
     """Write our own code into the zip TARGET, for a cluster's --py-files.
 
-    It holds Python only: what we import besides (lockstep-cdc[spark]'s dependencies) is to be
+    It holds Python only: other packages that we import (lockstep-cdc[spark]'s dependencies) must be
     installed on every worker.
     """
     from cdc.local import spark as files  # noqa: PLC0415 - not for --help

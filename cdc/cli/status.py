@@ -1,4 +1,4 @@
-"""`cdc status`: how far the log is, and whether all is well."""
+"""`cdc status`: how far the log is, and the pipeline's verdict."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 @with_config
 @as_json
 def status(config: Config, *, as_json: bool) -> int:
-    """Tell how far log and followers are behind the source, and whether all is well.
+    """Show how far log and followers lag behind the source, and the pipeline's verdict.
 
-    Asks the log and the source; the daemon, where it answers at http.listen, adds what it is doing.
-    Of each follower: up to where its store holds everything, how far that is behind, for how long
-    the log has held what it lacks, and how old the newest canary is that came out of it.
+    Reads the log and the source; the daemon, where it answers at http.listen, adds what it is
+    doing. For each follower: the LSN up to which its store holds everything, its lag in bytes, how
+    long the log has held what it lacks, and the age of the newest canary that it has applied.
 
     The level is ok, degraded or failed, with each cause, since when, and what to do. Exits 0 when
-    it is ok or degraded: late, but moving, or it may pass by itself. 1 when something has failed or
-    is stalled: no daemon reads, a snapshot was skipped, a follower has applied nothing for three
-    minutes. 69 or 77 when a server does not answer or refuses us, 78 when the pipeline is not set
-    up or a person is needed.
+    it is ok or degraded (late, but advancing, or it may pass by itself); 1 when something has
+    failed or is stalled: no daemon reads, a snapshot was skipped, a follower has applied nothing
+    for three minutes; 69 or 77 when a server does not answer or refuses us; 78 when the pipeline is
+    not set up or a person is needed.
     """
     from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
 
@@ -43,7 +43,7 @@ def status(config: Config, *, as_json: bool) -> int:
 
 
 def _causes(verdict: Verdict) -> None:
-    """Print what is wrong, the worst last: it stands next to the prompt."""
+    """Print what is wrong, the worst last, so that it is next to the prompt."""
     from cdc.control.retention import spell  # noqa: PLC0415 - not for --help
     from cdc.control.verdict import Level  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ def _causes(verdict: Verdict) -> None:
 
 
 def _snapshot(fields: dict[str, Any]) -> str:
-    """Return how far the initial snapshot is, as the daemon tells it, or the log alone."""
+    """Return the progress of the initial snapshot, from the daemon's report or only the log."""
     if fields["stage"] == "done":
         return f"{fields['rows']:,} rows, done in {fields['seconds']:.0f} s"
     if "percent" not in fields:
@@ -73,7 +73,7 @@ def _snapshot(fields: dict[str, Any]) -> str:
 
 
 def _follower(fields: dict[str, Any]) -> str:
-    """Return where a follower stands."""
+    """Return how far a follower is."""
     from cdc.control.findings import size  # noqa: PLC0415 - not for --help
 
     told = [str(fields["state"]).replace("_", " ")]

@@ -1,8 +1,8 @@
-"""What ends a long-running command while it still starts: SIGTERM and SIGINT, with its exit code.
+"""End a long-running command that is still starting: on SIGTERM and SIGINT, by exit code.
 
-Imports take most of a second, in which a supervisor may change its mind. Nothing is held by then,
-so the process just ends; the command's own handlers replace these once there is something to end.
-Imports nothing that takes time.
+Imports take most of a second, and a supervisor may stop the process meanwhile. Nothing needs
+cleanup yet, so the process just exits; the command's own handlers replace these later. This module
+imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import FrameType
 
-# By command: the exit code of one that was told to stop before it began.
+# By command: the exit code of one that was stopped before it started.
 _CODES: Final = {"run": 0, "tail": 0}
 _PROGRAMS: Final = {"cdc", "main.py"}
 
 
 def install() -> None:
-    """Have the process end well where it is one of those commands, and not a test or a child."""
+    """Install the handlers where the process is such a command, and not a test or a child."""
     program, *arguments = sys.argv or [""]
     if os.path.basename(program) not in _PROGRAMS or not arguments:  # noqa: PTH119 - pathlib is slow
         return

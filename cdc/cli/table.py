@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group(epilog=example("cdc table add public.orders", "cdc table list"))
 def table() -> None:
-    """Add a table to a running pipeline, take one out, or list what is captured."""
+    """Add a table to a running pipeline, remove one, or list what is captured."""
 
 
 @table.command(epilog=example("cdc table add public.orders"))
@@ -46,11 +46,12 @@ def add(
 ) -> int:
     """Add TABLEs to the publication, and have the daemon read the rows that they have.
 
-    source.tables must take them. Publication and command are one transaction, so the rows are read
-    as of the place from which on changes are streamed: nothing is missing and nothing comes twice.
+    source.tables must match them. Publication and command are one transaction, so the rows are read
+    as of the position from which on changes are streamed: nothing is missing and nothing is
+    duplicated.
 
-    With --wait exits 0 when all is read, 1 when it failed; with --timeout 75 when it is not over in
-    time, 69 when it is not because no daemon reads the slot.
+    With --wait exits 0 when everything is read, 1 when it failed; with --timeout 75 when it is not
+    finished in time, 69 when that is because no daemon reads the slot.
     """
     from cdc.control import tables as control  # noqa: PLC0415 - not for --help
 
@@ -81,10 +82,10 @@ def add(
 @click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
 @as_json
 def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
-    """Take TABLEs out of the publication; their topics stay as they are.
+    """Remove TABLEs from the publication; their topics stay unchanged.
 
-    source.exclude must leave them out. The daemon may go on: it is told that they were meant to
-    leave, and calls it no gap.
+    source.exclude must match them. The daemon may run: it is informed that they were removed on
+    purpose, so it reports no gap.
     """
     from cdc.control import tables as control  # noqa: PLC0415 - not for --help
 
@@ -101,7 +102,7 @@ def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
 @with_config
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
-    """List the captured tables, with their size and about how many rows they have."""
+    """List the captured tables, with their size and an estimate of their rows."""
     from cdc.control import tables as control  # noqa: PLC0415 - not for --help
     from cdc.control.findings import size  # noqa: PLC0415
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _COLOURS = {"c": "green", "r": "green", "u": "yellow", "d": "red", "t": "magenta", "m": "cyan"}
 _WORDS = {"c": "insert", "r": "read", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
-# Nothing has come for so long: say so, and again after twice as long.
+# Nothing has arrived for this long: print a line, and again after twice as long.
 _IDLE_SECONDS = 3.0
-# Narrow enough that a few columns stand side by side.
+# Narrow enough to show a few columns side by side.
 _VALUE_WIDTH = 24
 
 
@@ -45,13 +45,14 @@ def tail(
 ) -> None:
     """Print events as they arrive in the log, committed ones only, until Ctrl-C.
 
-    TABLE is schema.table or schema.*; none are all, and logical messages. A line tells the
-    commit's time, how much later it was published, the commit LSN, seq, what happened, the table,
-    the key and the row. Where nothing comes, a line on stderr says up to where the log is.
+    TABLE is schema.table or schema.*; without any, all tables and logical messages are printed. A
+    line shows the commit's time, how much later it was published, the commit LSN, seq, the
+    operation, the table, the key and the row. Where nothing arrives, a line on stderr shows how far
+    the log is.
     """
     from cdc.log.tail import tail as follow  # noqa: PLC0415 - not for --help
 
-    # A supervisor's stop is no other than Ctrl-C.
+    # A supervisor's stop is handled like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     left = limit
@@ -80,7 +81,7 @@ def tail(
 
 
 class _Idle:
-    """Says on stderr that nothing arrives, and where the log ends: silence could be a fault."""
+    """Reports on stderr that nothing arrives, and where the log ends: silence could be a fault."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -88,13 +89,13 @@ class _Idle:
         self._due: float | None = _IDLE_SECONDS
 
     def turn(self, *, came: bool) -> None:
-        """Note whether something came; print a line where nothing has for long."""
+        """Note whether something arrived; print a line where nothing has for a while."""
         now = time.monotonic()
         if came:
             self._since, self._due = now, _IDLE_SECONDS
         elif self._due is not None and now - self._since >= self._due:
             waited(f"waiting, {self._place()}")
-            # Once where nobody looks on.
+            # Only once where stderr is no terminal.
             self._due = 2 * self._due if sys.stderr.isatty() else None
 
     def _place(self) -> str:
@@ -108,12 +109,12 @@ class _Idle:
 
 
 def _reader_is_gone() -> bool:
-    """Return whether nobody reads our output any more, as after `| head`."""
+    """Return whether the reader of our output has closed it, as after `| head`."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)
     except (OSError, ValueError):
-        return False  # not a file of the system's, as in a test
+        return False  # not a file descriptor, as in a test
     return any(flags & select.POLLERR for _, flags in poll.poll(0))
 
 
@@ -159,7 +160,7 @@ def _line(arrived: Arrived) -> str:
     if dead := source.get("dead"):
         absent |= dict.fromkeys(dead["columns"], f"(dead letter {dead['id']})")
     row = _row(event, set(key), absent)
-    # What does not fit on the terminal's line is cut; programs take --json.
+    # What does not fit on the terminal's line is cut; programs use --json.
     room = shutil.get_terminal_size((160, 24)).columns - len("  ".join(head)) - 2
     row = row if len(row) <= room or not sys.stdout.isatty() else row[: max(0, room - 1)] + "…"
     return "  ".join(
@@ -175,9 +176,10 @@ def _line(arrived: Arrived) -> str:
 
 
 def _row(event: dict[str, Any], key: set[str], absent: dict[str, str]) -> str:
-    """Return the row's columns beside its key; of an update, what the old row says has changed.
+    """Return the row's columns without its key; of an update, those that differ from the old row.
 
-    Of a logical message it is the content. `absent` are columns whose value is not there, and why.
+    Of a logical message it is the content. `absent` are columns without a value here, with the
+    reason.
     """
     if (message := event.get("message")) and (dead := event["source"].get("dead")):
         return f"content=(dead letter {dead['id']})"

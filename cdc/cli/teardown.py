@@ -1,4 +1,4 @@
-"""`cdc teardown`: take away what `cdc setup` made."""
+"""`cdc teardown`: remove what `cdc setup` created."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> None:
     """Drop the slot and the publication, and with --topics every topic of the pipeline.
 
-    The slot's WAL is released, so what the log does not hold by then is gone. Asks first.
+    The slot's WAL is released, so changes that the log does not hold by then are lost. Asks first.
     """
     from cdc.control.setup import survey, tear_down  # noqa: PLC0415 - not for --help
 

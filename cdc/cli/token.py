@@ -1,4 +1,4 @@
-"""`cdc token`: up to where the source has been written."""
+"""`cdc token`: the LSN up to which the source has been written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 @with_config
 @as_json
 def token(config: Config, *, as_json: bool) -> None:
-    """Print a token of all that is committed in the source by now.
+    """Print a token of everything that is committed in the source by now.
 
-    It is an LSN and whose: 0/16B3748@7431…/shop. Applications take theirs on the connection that
-    has committed, by cdc.client.
+    It is an LSN and its database: 0/16B3748@7431…/shop. Applications take theirs on the connection
+    that has committed, with cdc.client.
     """
     from cdc.source.connection import connect  # noqa: PLC0415 - not for --help
     from cdc.source.token import take  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`cdc topics acknowledge`: go on with topics that are not as the resume record has them."""
+"""`cdc topics acknowledge`: continue with topics that differ from the resume record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(epilog=example("cdc topics acknowledge"))
 def topics() -> None:
-    """Say what is to become of topics that have changed."""
+    """Continue with topics that have changed."""
 
 
 @topics.command(epilog=example("cdc topics acknowledge", "cdc topics acknowledge --yes"))
@@ -33,12 +33,12 @@ def topics() -> None:
 @yes
 @as_json
 def acknowledge(config: Config, *, yes: bool, as_json: bool) -> None:
-    """Accept added partitions and emptied topics, and begin a new epoch on them.
+    """Accept added partitions and emptied topics, and start a new epoch on them.
 
-    For when the daemon has stopped with exit code 78 over a topic that was widened, or emptied
-    sooner than log.retention_hours says. From the new epoch on, a key of a widened topic may live
-    in another partition: readers that take order from partitions alone must first have read
-    everything before it; `seq` orders both. Only while no daemon runs. Asks first.
+    For when the daemon has stopped with exit code 78 because a topic got more partitions, or was
+    emptied sooner than log.retention_hours allows. From the new epoch on, a key of a topic with
+    more partitions may be in another partition: readers that take order from partitions only must
+    first have read everything before it; `seq` orders both. Only while no daemon runs. Asks first.
     """
     from cdc.control import acknowledge as control  # noqa: PLC0415 - not for --help
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cdc.log.followers import FollowerRecord
 
 
-# So often a wait says what it waits for.
+# The interval at which a wait reports what it waits for.
 _TELL_SECONDS: Final = 3.0
 
 
@@ -45,13 +45,13 @@ def wait(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Return as soon as every follower named has applied all up to an LSN.
+    """Return as soon as every named follower has applied everything up to an LSN.
 
-    From then on its store shows what was committed up to there. Asks the followers' reports in the
+    From then on its store shows what was committed up to there. Reads the followers' reports in the
     log, and no store.
 
-    Exits 0 when all have, 75 when one is behind, 69 when one or the daemon is not running, 78 when
-    one has halted and needs a person, or when the token is of another database.
+    Exits 0 when all have, 75 when one lags, 69 when one or the daemon is not running, 78 when one
+    has halted and needs a person, or when the token is of another database.
     """
     from cdc.client import Client  # noqa: PLC0415 - not for --help
     from cdc.source.connection import connect  # noqa: PLC0415
@@ -78,7 +78,7 @@ def wait(
 def _patiently(
     config: Config, client: Client, given: str, names: list[str] | None, timeout: float
 ) -> dict[str, FollowerRecord]:
-    """Wait, and say every few seconds for what; a pipeline that nobody runs is said at once."""
+    """Wait, and report every few seconds for what; a missing daemon is reported at once."""
     from cdc.control.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
     from cdc.errors import BehindError, Exit  # noqa: PLC0415
 

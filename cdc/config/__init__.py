@@ -1,10 +1,10 @@
-"""The configuration: one YAML file, checked once, with the environment above it.
+"""The configuration: one YAML file, checked once, overridden by the environment.
 
-What is written wins over what is default, and the environment over the file. Every value is checked
-before anything connects, every finding is told at once, and each names its place. The modules:
+The file overrides the defaults, and the environment overrides the file. Every value is checked
+before anything connects, all errors are reported at once, and each names its place. The modules:
 `model` what can be set, `layers` where it is read from, `check` and `rules` what is refused,
-`selection` what of each table is captured, `snapshot` and `delta` their sections, `secrecy` what of
-it is secret, `show` how it is shown without that.
+`selection` what is captured of each table, `snapshot` and `delta` their sections, `secrecy` what is
+secret, `show` how the rest is shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check the layers against the model and against what Postgres and Kafka can take.
+"""Check the layers against the model and against what Postgres and Kafka accept.
 
 `read` returns a configuration that needs no further checks, or raises one `ConfigError` that lists
 every finding: the place, the field, what was given (never a secret) and what is expected.
@@ -69,7 +69,7 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
 
 
 def _together(config: Config) -> Iterator[str]:
-    """Yield what sections say that does not go together."""
+    """Yield contradictions between sections."""
     direct = [name for name, rule in config.tables.items() if rule.snapshot == "direct"]
     if direct and config.delta.path is None:
         yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
@@ -85,7 +85,7 @@ def _build(
     path: Path,
     problems: list[str],
 ) -> Any:  # noqa: ANN401 - an instance of `struct`, or None after a problem
-    """Return `struct` filled from what stands below `at`; None where a problem was found."""
+    """Return `struct` filled from what is given below `at`; None where a problem was found."""
     known = known_paths()
     values: dict[str, Any] = {}
     before = len(problems)
@@ -118,7 +118,7 @@ def _build(
 def _followers(
     given: Mapping[tuple[str, ...], Given], path: Path, problems: list[str]
 ) -> dict[str, Follower]:
-    """Return the followers that are right, by name."""
+    """Return the correct followers, by name."""
 
     def missing(at: tuple[str, ...], kind: Any) -> None:  # noqa: ANN401 - a type as a value
         place = _place(given, at, path)
@@ -132,13 +132,13 @@ def _followers(
 
 
 def _place(given: Mapping[tuple[str, ...], Given], at: tuple[str, ...], path: Path) -> str:
-    """Return where `at` is given, or the section that it is missing in."""
+    """Return where `at` is given, or the section in which it is missing."""
     written = (given[at[:n]].place for n in range(len(at), 0, -1) if at[:n] in given)
     return next(written, str(path))
 
 
 def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
-    """Return whether an empty value stands for the default, as `slot:` and `slot: null` do."""
+    """Return whether an empty value means the default, as `slot:` and `slot: null` do."""
     return given.value is None and not field.required
 
 
@@ -151,8 +151,8 @@ def _checked(
 ) -> Any:  # noqa: ANN401 - of that type, or None after a problem
     name = ".".join(at)
     if isinstance(given.value, Broken):
-        return None  # told already
-    # YAML reads a choice that is spelled `on` or `off` as a yes or no.
+        return None  # reported already
+    # YAML reads a choice `on` or `off` as a boolean.
     choice = isinstance(given.value, bool) and _is_choice(inspect.type_info(kind))
     try:
         found = given.written if choice else given.value
@@ -168,7 +168,7 @@ def _checked(
 
 
 def _is_choice(info: inspect.Type) -> bool:
-    """Return whether a field takes one of some words."""
+    """Return whether a field takes one of a list of words."""
     return (
         _is_choice(info.type)
         if isinstance(info, inspect.Metadata)
@@ -177,7 +177,7 @@ def _is_choice(info: inspect.Type) -> bool:
 
 
 def _what(at: tuple[str, ...], given: Given) -> str:
-    """Return what was given, as it was written: a reference, not what it brought in."""
+    """Return what was given, as it was written: a reference, not the value that it names."""
     kinds = {str: "text", bool: "a yes or no", int: "a whole number", float: "a number"}
     kinds |= {list: "a list", dict: "names with values", type(None): "nothing"}
     kind = kinds.get(type(given.value), "something else")
@@ -186,7 +186,7 @@ def _what(at: tuple[str, ...], given: Given) -> str:
 
 
 def expected(kind: Any) -> str:  # noqa: ANN401 - a type as a value
-    """Return in words what a field of the type `kind` takes."""
+    """Return in words what values a field of the type `kind` takes."""
     return _words(inspect.type_info(kind))
 
 
@@ -209,7 +209,7 @@ def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of t
             return f"names, each with {_entry(info.value_type)}"
         case inspect.UnionType():
             return _either(info)
-        case inspect.CustomType():  # object: whatever YAML and JSON both have
+        case inspect.CustomType():  # object: any value that YAML and JSON both have
             return "a text, number, true or false, a list or names with values"
         case _:
             raise AssertionError(f"no words for {info}")
@@ -225,7 +225,7 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _entry(info: inspect.Type) -> str:
-    """Return what an open section's entries are, in words; a struct by its own name."""
+    """Return in words what an open section's entries are; a struct by its own name."""
     if isinstance(info, inspect.StructType):
         return f"a {info.cls.__name__.lower()}"
     return _words(info)
@@ -243,7 +243,7 @@ def _either(info: inspect.UnionType) -> str:
 
 
 def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:
-    """Let files be named from the configuration's folder, wherever the command is run."""
+    """Resolve file names relative to the configuration's folder, wherever the command is run."""
     for at, each in given.items():
         named = at == ("source", "password_file") or at[2:] == ("opensearch", "ca_file")
         if named and isinstance(each.value, str):

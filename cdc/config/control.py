@@ -1,4 +1,4 @@
-"""What can be configured of who may command the daemon."""
+"""The section `control`: what authorizes commands to the daemon."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def new_secret() -> str:
-    """Return a fresh secret of 256 bits."""
+    """Return a new secret of 256 bits."""
     return secrets.token_hex(32)

@@ -1,4 +1,4 @@
-"""The section `delta`: where mirrors in Delta Lake lie."""
+"""The section `delta`: where mirrors in Delta Lake are stored."""
 
 from __future__ import annotations
 

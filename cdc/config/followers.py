@@ -1,4 +1,4 @@
-"""The section `followers`: which stores follow the log, by name, and in which shape."""
+"""The section `followers`: which stores follow the log, by name, and in which form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Names = tuple[str, ...]
 
 
 class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Mirrors in Delta Lake: a table each."""
+    """Mirrors in Delta Lake: one table each."""
 
     __repr__ = described
 
@@ -81,7 +81,7 @@ class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a table's rows stand in Redis. `{column}` in a template is that column's value."""
+    """How a table's rows are stored in Redis. `{column}` in a template is that column's value."""
 
     key: Annotated[
         str | None,
@@ -145,7 +145,7 @@ class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An index in OpenSearch for each table, behind an alias."""
+    """An index in OpenSearch for each table, with an alias."""
 
     __repr__ = described
 
@@ -179,7 +179,7 @@ class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A row with the rows that belong to it, any depth."""
+    """A row with the rows that belong to it, at any depth."""
 
     table: Annotated[str, Meta(description="The table, `schema.table`.")]
     by: Annotated[
@@ -240,7 +240,7 @@ class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def named(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> list[str]:
-    """Return the names that are wanted, each once, all for None; ConfigError where one has none."""
+    """Return the wanted names, each once, all for None; ConfigError where one is unknown."""
     names = list(dict.fromkeys(followers if wanted is None else wanted))
     unknown = [name for name in names if name not in followers]
     if unknown or not names:

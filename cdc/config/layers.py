@@ -1,13 +1,13 @@
-"""Read the configuration's layers: a YAML file, and the environment above it.
+"""Read the configuration's layers: a YAML file, and the environment, which overrides it.
 
 Each value keeps where it was given, and how it was written there, so that messages name the line
-and never a secret that a `${…}` brought in. Nothing is checked against the model but names; nothing
-is guessed: an unset variable, a missing secret file, a doubled key is a finding.
+and never a secret that a `${…}` resolved to. Only names are checked against the model; nothing is
+guessed: an unset variable, a missing secret file, a duplicate key is a finding.
 
 One variable for each field: `LOCKSTEP_`, then the path in capitals joined by `_`
 (`LOCKSTEP_SOURCE_DSN`, `LOCKSTEP_LOG_LEVEL` for `log_level`). Settings below `log.kafka` follow a
 double underscore, with `_` for each dot: `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD`. Lists are separated
-by commas. The sections below `tables` and `followers` stand in the file only.
+by commas. The sections below `tables` and `followers` can be given in the file only.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_FILE_BYTES = 1_000_000
 
 
 class Given(NamedTuple):
-    """A value that the file or the environment gives, and what to say about it."""
+    """A value that the file or the environment gives, with its origin for messages."""
 
     value: object
-    written: str  # as it stands where it was given, before `${…}` is filled in
+    written: str  # as it was written, before `${…}` is filled in
     place: str  # `lockstep.yaml:4` or the variable's name
-    as_text: bool  # text that may stand for a number: from the environment or a `${…}`
+    as_text: bool  # text that may be a number: from the environment or a `${…}`
 
 
 class Layers(NamedTuple):
-    """All values given, by path, and everything wrong with how they were given."""
+    """All values given, by path, and all errors in how they were given."""
 
     given: dict[tuple[str, ...], Given]
     problems: list[str]
 
 
 def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
-    """Return what `path` gives, with what `env` gives laid over it. Raise OSError on the file."""
+    """Return what `path` gives, overridden by what `env` gives. Raise OSError on the file."""
     layers = Layers({}, [])
     _read_file(path, layers)
     _read_environment(env, layers)
@@ -64,7 +64,7 @@ def read_layers(path: Path, env: Mapping[str, str]) -> Layers:
 
 
 class Known(NamedTuple):
-    """Where the model has fields: leaves by path, and the paths whose entries are free names.
+    """Where the model has fields: leaves by path, and the paths whose entries have free names.
 
     The entries of `open` are values, those of `named` are sections, all of one struct, and below
     `deep` are sections within sections: `cdc.config.nested`.
@@ -79,7 +79,7 @@ class Known(NamedTuple):
 
 @cache
 def known_paths() -> Known:
-    """Return every path that the model knows."""
+    """Return every path of the model."""
     leaves: list[tuple[str, ...]] = []
     opened: list[tuple[str, ...]] = []
     sections: list[tuple[str, ...]] = []
@@ -106,7 +106,7 @@ def known_paths() -> Known:
 
 
 def _entries(kind: Any) -> Any:  # noqa: ANN401 - a type as a value
-    """Return the type of a dict's values; None for what is no dict."""
+    """Return the type of a dict's values; None where it is no dict."""
     plain = getattr(kind, "__origin__", kind)
     return get_args(plain)[1] if get_origin(plain) is dict else None
 
@@ -150,22 +150,22 @@ def _read_file(path: Path, layers: Layers) -> None:
 
 
 def _why(error: yaml.MarkedYAMLError) -> str:
-    """Return what is wrong, up to what the parser quotes: an unquoted password may be there."""
+    """Return what is wrong, without what the parser quotes: that may be an unquoted password."""
     problem = re.split(r"""['"]""", error.problem or error.context or "", maxsplit=1)[0].strip()
     quote = "a text that begins with one of * & ! % @ ` | > { [ or holds `: ` needs quotes"
     return f"{problem.rstrip(',')}; {quote}"
 
 
 def _unreadable(what: str) -> ConfigError:
-    """Return what is raised before anything is missed that may well stand there."""
+    """Return the error for an unreadable file: it comes before errors about missing fields."""
     return ConfigError(what, hint="correct it, then `cdc config check`")
 
 
 class _Shape(NamedTuple):
-    """What may stand below a path: names that are known (None: any), and which are sections."""
+    """What may be below a path: the known names (None: any), and which of them are sections."""
 
     names: frozenset[str] | None
-    sections: frozenset[str] | None  # None: whatever is written as one
+    sections: frozenset[str] | None  # None: any that is written as one
 
 
 _NONE: frozenset[str] = frozenset()
@@ -174,7 +174,7 @@ _MASKS = frozenset({"fixed", "truncate", "hmac"})
 
 
 def _shape(at: tuple[str, ...]) -> _Shape:
-    """Return what the model has below `at`, a section or a place of free names."""
+    """Return what the model has below `at`, a section or a map of free names."""
     known = known_paths()
     if at[:1] in known.deep:
         return _Shape(nested.names_of(nested.kind_at(at)), None)
@@ -194,7 +194,7 @@ def _shape(at: tuple[str, ...]) -> _Shape:
 
 
 def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Layers) -> None:
-    """Put every value below `node`, the section `at`, into `layers`."""
+    """Read every value below `node`, the section `at`, into `layers`."""
     section = ".".join(at) or "the file"
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         return
@@ -213,7 +213,7 @@ def _read_mapping(node: yaml.Node, at: tuple[str, ...], path: Path, layers: Laye
             layers.problems.append(f"{place}: {'.'.join(here)}: given twice")
         elif shape.names is not None and name not in shape.names:
             hint = nearest(name, shape.names)
-            # `password:hunter2` without its space is a name, too.
+            # `password:hunter2` without its space is also read as a name.
             here = here if _NAME.fullmatch(name) else (*at, "(no name)")
             layers.problems.append(f"{place}: {'.'.join(here)}: unknown name{hint}")
         elif _is_section(shape, here, value_node):
@@ -230,7 +230,7 @@ def _is_section(shape: _Shape, here: tuple[str, ...], node: yaml.Node) -> bool:
     if here[:1] in known_paths().deep:
         return nested.is_section(nested.kind_at(here))
     if shape.sections is None:
-        # A table's rule is always one; a column's mask where it is written so.
+        # A table's rule is always a section; a column's mask only where it is written as one.
         return here[:-1] in known_paths().named or isinstance(node, yaml.MappingNode)
     return here[-1] in shape.sections
 
@@ -245,15 +245,15 @@ def _scalar(node: yaml.Node, place: str, depth: int) -> Given:
 
 
 class Untyped:
-    """A value that plain YAML has no type for; no field takes it."""
+    """A value that plain YAML has no type for; no field accepts it."""
 
 
 class Broken:
-    """A text whose references could not be filled in; the finding is told already."""
+    """A text whose references could not be filled in; the finding is already reported."""
 
 
 def _construct(node: yaml.Node, depth: int) -> object:
-    """Return the plain value of `node`; the depth is limited, since an alias may hold itself."""
+    """Return the plain value of `node`; the depth is limited, since an alias may contain itself."""
     if depth == 0:
         raise ValueError("nested too deeply")
     if isinstance(node, yaml.SequenceNode):
@@ -300,7 +300,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class _References:
-    """Fills in `${VAR}` and `${file:PATH}`; `$${` stands for `${` itself."""
+    """Fills in `${VAR}` and `${file:PATH}`; `$${` means a literal `${`."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._folder = folder

@@ -1,6 +1,6 @@
 """Refuse values of the right type that Postgres, Kafka or Lockstep could not work with.
 
-One function a field; each sees a value whose type is right, and yields complaints.
+One function per field; each gets a value of the right type, and yields complaints.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cdc.config.secrecy import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-# A secret of so many characters can't be guessed, written in hex or as words.
+# A secret of this many characters can't be guessed, written in hex or as words.
 MIN_SECRET = 32
-# What exactly-once rests on; whoever sets one of these gets it from us, not from the file.
+# Exactly-once depends on these: Lockstep sets them, and the file may not.
 OWNED_KAFKA_SETTINGS = frozenset(
     {
         "acks",

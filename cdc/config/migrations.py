@@ -1,4 +1,4 @@
-"""What `cdc setup` may create in the source database beside publication and slot: nothing at all.
+"""The section `migrations`: optional objects that `cdc setup` may create in the source.
 
 Field by field as in `cdc.config.model`. The names of the switches are those of the migrations.
 """
@@ -12,7 +12,7 @@ from msgspec import Meta
 
 
 class Migrations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may live in the source database, in the schema `lockstep`; the pipeline needs none."""
+    """What may be created in the source database, in the schema `lockstep`; none is needed."""
 
     signal_table: Annotated[
         bool,

@@ -1,7 +1,7 @@
-"""What can be configured: one frozen struct a section, each field with its meaning and its limits.
+"""What can be configured: one frozen struct per section, each field with its meaning and limits.
 
 The reference in docs/CONFIG.md, the file that `cdc init` writes and every message about a wrong
-value are made from what stands here.
+value are generated from this module.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cdc.log.values_options import Values
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Streaming = Literal["off", "on", "parallel"]
-# Where there are followers and nothing else is said.
+# Where there are followers and the configuration gives no other value.
 CANARY_SECONDS = 5.0
 
 
 class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands in a column's place: `value` is the hmac's key, the length, or what is fixed."""
+    """What replaces a column's value: `value` is the hmac's key, the length, or the fixed value."""
 
     kind: Literal["keep", "null", "fixed", "truncate", "hmac"]
     value: str | int | float | bool | None = None
@@ -223,7 +223,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The log: a Kafka cluster and the topics' shape."""
+    """The log: a Kafka cluster and the form of its topics."""
 
     __repr__ = described
 
@@ -281,7 +281,7 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a Kafka transaction ends: by what comes first of size, time and idleness."""
+    """When a Kafka transaction ends: at its limit of size, time or idleness, whichever is first."""
 
     max_events: Annotated[
         int, Meta(ge=1, le=10_000_000, description="Events in one Kafka transaction.")
@@ -391,7 +391,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def password(self) -> str | None:
-        """The password in `source.password_file`, read anew, so that it may be rotated."""
+        """The password in `source.password_file`, read each time, so that it may be rotated."""
         name = self.source.password_file
         if name is None:
             return None

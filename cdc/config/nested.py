@@ -1,7 +1,7 @@
 """Read and build a section of structs within structs, as deep as their types go: `followers`.
 
-The types alone say what may stand where. Every section that is written is noted as given, with no
-value: one whose fields all have defaults would leave no trace otherwise.
+Only the types define which names and values are allowed. Every section that is written is noted as
+given, with no value: otherwise one whose fields all have defaults would leave no trace.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     Checked = Callable[[At, Given, Any, Mapping[str, Any]], Any]
 
 SECTION: Final = "followers"
-# How deep a value goes whose form is a store's own, such as a mapping.
+# The maximum depth of a value whose form the store defines, such as a mapping.
 FREE_DEPTH: Final = 20
 
 
 def plain(kind: Any) -> Any:  # noqa: ANN401 - a type as a value
-    """Return a type without its notes, and without the None that it may be instead."""
+    """Return a type without its annotations, and without None where it is optional."""
     kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
     if get_origin(kind) in (Union, types.UnionType):
         left = [each for each in get_args(kind) if each is not types.NoneType]
@@ -36,7 +36,7 @@ def plain(kind: Any) -> Any:  # noqa: ANN401 - a type as a value
 
 
 def kind_at(at: At) -> Any:  # noqa: ANN401 - a type as a value
-    """Return what stands at a path below `followers`, plainly; None where nothing may, or else."""
+    """Return the plain type at a path below `followers`; None where no value may be there."""
     kind: Any = dict[str, Follower] if at[:1] == (SECTION,) else None
     for name in at[1:]:
         if is_struct(kind):
@@ -53,19 +53,19 @@ def is_struct(kind: Any) -> bool:  # noqa: ANN401 - a type as a value
 
 
 def is_section(kind: Any) -> bool:  # noqa: ANN401 - a type as a value
-    """Return whether names stand below what is of this type."""
+    """Return whether a value of this type has names below it."""
     return is_struct(kind) or get_origin(kind) is dict
 
 
 def names_of(kind: Any) -> frozenset[str] | None:  # noqa: ANN401 - a type as a value
-    """Return the names that may stand below a section; None where any may."""
+    """Return the names that a section may have; None where any may be given."""
     if is_struct(kind):
         return frozenset(field.name for field in msgspec.structs.fields(kind))
     return None
 
 
 def is_json(value: object) -> bool:
-    """Return whether JSON has such a value; YAML has more, such as dates."""
+    """Return whether JSON can represent the value; YAML has more types, such as dates."""
     if isinstance(value, dict):
         return all(map(is_json, value.values()))
     if isinstance(value, list):
@@ -80,7 +80,7 @@ def build(
     checked: Checked,
     missing: Callable[[At, Any], None],
 ) -> Any:  # noqa: ANN401 - of that type, or None after a problem
-    """Return the section at `at`; `checked` and `missing` tell what is wrong below it."""
+    """Return the section at `at`; `checked` and `missing` report what is wrong below it."""
     kind = plain(kind)
     if not is_struct(kind):
         below = {each[-1]: each for each in given if each[:-1] == at}

@@ -1,8 +1,7 @@
-"""Names in the configuration that may stand for many: `public.users`, `public.*`, `shop_*.log_*`.
+"""Names and patterns in the configuration: `public.users`, `public.*`, `shop_*.log_*`.
 
-Pure. A name stands as the catalog holds it, with no folding to lower case; a star is any text.
-Double quotes, doubled inside, make a name exact and are needed only around dots, spaces, stars and
-quotes.
+Pure. A name is written as in the catalog, with no folding to lower case; a star is any text. Double
+quotes, doubled inside, make a name exact and are needed only around dots, spaces, stars and quotes.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ _QUOTED = re.compile(r'"(?:[^"]|"")+"')
 
 
 class NamePattern(NamedTuple):
-    """A name, or with stars many."""
+    """A name, or with stars a pattern."""
 
     text: str  # as it is written
-    exact: str | None  # the one name that it stands for
+    exact: str | None  # the single name that it matches
     wild: re.Pattern[str] | None
 
     def matches(self, name: str) -> bool:
@@ -31,7 +30,7 @@ class NamePattern(NamedTuple):
 
 
 def parse_name(text: str) -> NamePattern:
-    """Return what `text` stands for."""
+    """Return the pattern that `text` describes."""
     if _QUOTED.fullmatch(text):
         return NamePattern(text, text[1:-1].replace('""', '"'), None)
     if "*" not in text:
@@ -41,7 +40,7 @@ def parse_name(text: str) -> NamePattern:
 
 
 class TablePattern(NamedTuple):
-    """One table, or with stars many."""
+    """One table, or with stars a pattern."""
 
     text: str  # as it is written
     schema: NamePattern
@@ -52,19 +51,19 @@ class TablePattern(NamedTuple):
 
     @property
     def exact(self) -> tuple[str, str] | None:
-        """Schema and name of the one table that it stands for; None where it may be many."""
+        """Schema and name of the one table that it names; None where it is a pattern."""
         if self.schema.exact is None or self.table.exact is None:
             return None
         return self.schema.exact, self.table.exact
 
     @property
     def whole_schema(self) -> str | None:
-        """The schema that it takes all of: `schema.*`."""
+        """The schema of which it matches every table: `schema.*`."""
         return self.schema.exact if self.table.is_all else None
 
 
 def parse_table_pattern(text: str) -> TablePattern:
-    """Return the pattern that `text` writes; raise ValueError where that is none."""
+    """Return the pattern that `text` describes; raise ValueError where it is none."""
     match = _TABLE.fullmatch(text)
     if match is None:
         raise ValueError(f"not a table pattern: {text!r}")

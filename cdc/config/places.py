@@ -1,7 +1,7 @@
-"""Refuse followers that would write to one place: each would take the other's rows for its own.
+"""Refuse followers that would write to the same place, and would overwrite each other's rows.
 
-Pure. Only what the configuration alone tells: one server under two names, or patterns of which
-neither matches the other, look like two places.
+Pure. Only what the configuration itself shows: one server under two names, or two patterns that do
+not match each other, look like two places.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Places(NamedTuple):
     server: str
     prefix: str
     tables: tuple[TablePattern, ...]
-    named: Mapping[str, str]  # by table, the place that it was given in place of the prefix' one
-    are_documents: bool  # which `*.*` does not name
+    named: Mapping[str, str]  # by table, the configured place, instead of the one with the prefix
+    are_documents: bool  # `*.*` does not match these
 
 
 def shared(config: Config) -> Iterator[Complaint]:
-    """Yield what of Redis and OpenSearch followers would be in one place."""
+    """Yield which Redis and OpenSearch followers would share a place."""
     known: dict[str, _Places] = {}
     for name, follower in config.followers.items():
         places = _places(config, follower)
@@ -79,7 +79,7 @@ def _places(config: Config, follower: Follower) -> _Places | None:
 
 
 def _both_have(one: _Places, other: _Places) -> str | None:
-    """Return a table that both would write to one place; None if there is none."""
+    """Return a table that both would write to the same place; None if there is none."""
     if (one.store, one.server) != (other.store, other.server):
         return None
     for table, place in one.named.items():
@@ -106,11 +106,11 @@ def _overlap(one: TablePattern, other: TablePattern) -> tuple[str, str] | None:
 
 
 def _server(url: str) -> str:
-    """Return what of a URL tells the server and the database in it."""
+    """Return the part of a URL that identifies the server and the database in it."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme)
-    except ValueError:  # no port or address, as the client will say
+    except ValueError:  # no port or address; the client reports that
         return url
     path = parts.path.strip("/")
     if parts.scheme.startswith("redis"):

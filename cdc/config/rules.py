@@ -1,7 +1,7 @@
-"""Build the sections below `tables` from what was given, and refuse what contradicts itself.
+"""Build the sections below `tables` from what was given, and refuse contradictions.
 
-What only the database can tell, such as whether a column exists, is left to `cdc doctor` and
-`cdc setup`.
+What only the database can show, such as whether a column exists, is left to `cdc doctor` and `cdc
+setup`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     At = tuple[str, ...]
     Checked = Callable[[At, Given, Any, Mapping[str, Any]], Any]
 
-# With fewer characters the key can be found by trying, and with it every value.
+# With fewer characters the key can be found by trying, and with the key every value.
 MIN_HMAC_KEY = 16
 _MASKS: dict[str, Any] = {"fixed": str | int | float | bool, "truncate": int, "hmac": str}
 

@@ -1,9 +1,9 @@
-"""Which values of the configuration are secrets: a note on each field's type says so.
+"""Which values of the configuration are secrets: an annotation on each field's type defines it.
 
-A field that may hold a secret has one of three types. `Secret` is never shown. Of an `Address`,
-a URL or a connection string, only what is known to be harmless is shown. `Options` notes a map of
-free names, such as librdkafka's: an entry is shown where its name is known to be harmless. Nothing
-here lists the names of secrets, since such a list is never complete.
+A field that may hold a secret has one of three types. A `Secret` is never shown. Of an `Address`, a
+URL or a connection string, only what is known to be harmless is shown. `Options` annotates a map of
+free names, such as librdkafka's: an entry is shown only where its name is known to be harmless.
+There is no list of the names of secrets, since such a list is never complete.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 MASK: Final = "***"
 
 
-# No tuples: of equal ones of two kinds typing's cache would make one type.
+# Not tuples: typing's cache would treat equal tuples of two classes as one type.
 @dataclass(frozen=True)
 class Never:
-    """Notes a value that is never shown."""
+    """Annotates a value that is never shown."""
 
     def shown(self, _: tuple[str, ...], value: object) -> object:
         return None if value is None else MASK
@@ -28,7 +28,7 @@ class Never:
 
 @dataclass(frozen=True)
 class InPart:
-    """Notes a URL, a connection string or an address, of which passwords are hidden."""
+    """Annotates a URL, a connection string or an address; its passwords are hidden."""
 
     def shown(self, _: tuple[str, ...], value: object) -> object:
         if value is None:
@@ -38,16 +38,16 @@ class InPart:
 
 @dataclass(frozen=True)
 class Options:
-    """Notes a map of free names, any depth: values are shown of the names listed, in small letters.
+    """Annotates a map of free names, at any depth: only values of the listed names are shown.
 
-    A prefix that names a section of its own, such as `index.`, counts for nothing.
+    Names are compared in lower case. A prefix that names a section, such as `index.`, is ignored.
     """
 
     harmless: frozenset[str]
     prefix: str = ""
 
     def shown(self, names: tuple[str, ...], value: object) -> object:
-        """Return what may be shown of the value that `names` lead to, below the map."""
+        """Return what may be shown of the value at the path `names` below the map."""
         if isinstance(value, dict):
             return {name: self.shown((*names, name), each) for name, each in value.items()}
         name = names[-1].lower().removeprefix(self.prefix) if names else ""
@@ -63,7 +63,7 @@ Address = Annotated[str, InPart()]
 
 
 def note_of(kind: Any) -> Note | None:  # noqa: ANN401 - a type as a value
-    """Return the note on a type, or on one that it may be."""
+    """Return the annotation on a type, or on a member of its union."""
     for note in getattr(kind, "__metadata__", ()):
         if isinstance(note, Never | InPart | Options):
             return note
@@ -74,7 +74,7 @@ def note_of(kind: Any) -> Note | None:  # noqa: ANN401 - a type as a value
 
 
 def described(section: msgspec.Struct) -> str:
-    """Return the text of a section, with what is secret of it hidden: its `__repr__`."""
+    """Return the text of a section, with its secrets hidden: its `__repr__`."""
     shown = []
     for field in msgspec.structs.fields(section):
         value, note = getattr(section, field.name), note_of(field.type)
@@ -88,7 +88,7 @@ def _names(text: str) -> frozenset[str]:
 
 # --- URLs and connection strings ---
 
-# What libpq, redis-py and OpenSearch's client take in a query or in keywords, and is no secret.
+# Parameters of libpq, redis-py and OpenSearch's client that are no secrets.
 _PARAMETERS: Final = _names(
     """application_name channel_binding client_encoding connect_timeout db dbname decode_responses
     fallback_application_name gssencmode health_check_interval host hostaddr keepalives
@@ -104,7 +104,7 @@ _HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
 def without_passwords(text: str) -> str:
-    """Return a URL, connection string or address without what may be secret in it."""
+    """Return a URL, connection string or address without what may be secret."""
     scheme, separator, rest = text.partition("://")
     if separator:
         return f"{scheme}://{_of_url(rest)}"
@@ -117,7 +117,7 @@ def without_passwords(text: str) -> str:
 
 
 def _of_url(text: str) -> str:
-    # Of the last @: a password that is not escaped may hold one, and each of / ? # too.
+    # Split at the last @: an unescaped password may contain @, and each of / ? # too.
     login, at, rest = text.rpartition("@")
     user, colon, _ = login.partition(":")
     rest, hash_, _ = rest.partition("#")
@@ -153,7 +153,7 @@ def _of_keywords(text: str) -> str:
 
 
 def has_password(text: str) -> bool:
-    """Return whether a URL or connection string itself has a password."""
+    """Return whether a URL or connection string contains a password."""
     _, separator, rest = text.partition("://")
     if separator and ":" in _server(rest).rpartition("@")[0]:
         return True
@@ -161,9 +161,10 @@ def has_password(text: str) -> bool:
 
 
 def is_misread(url: str) -> bool:
-    """Return whether a client would take a part of an unescaped password for a host or port.
+    """Return whether a client would read a part of an unescaped password as a host or port.
 
-    And quote it in its error. It ends the login at the first @, and the server at / ? or #.
+    It would then quote that part in its error. A client ends the login at the first @, and the
+    server at / ? or #.
     """
     _, separator, rest = url.partition("://")
     if not separator:
@@ -175,12 +176,12 @@ def is_misread(url: str) -> bool:
 
 
 def has_login(path: str) -> bool:
-    """Return whether the URL of a store has a password or a token in it."""
+    """Return whether the URL of a store contains a password or a token."""
     return "://" in path and without_passwords(path) != path
 
 
 def _server(rest: str) -> str:
-    """Return login and hosts of a URL, of what follows its `://`."""
+    """Return login and hosts of a URL; `rest` is what follows its `://`."""
     return re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
@@ -233,7 +234,7 @@ STORAGE: Final = _names(
     unsigned_payload virtual_hosted_style_request"""
 )
 
-# OpenSearch's settings of an index and its properties of a field.
+# OpenSearch's index settings and field properties.
 INDEX: Final = _names(
     """analyzer auto_expand_replicas coerce codec copy_to default_pipeline dims dimension
     doc_values dynamic eager_global_ordinals enabled engine fielddata filter format final_pipeline

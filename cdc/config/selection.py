@@ -1,12 +1,12 @@
-"""What is captured, by table and by column, as the configuration says it.
+"""What the configuration captures, by table and by column.
 
 Pure: nothing here knows what the database holds. `Selection` answers for any table, also for one
-that the configuration has never heard of; `cdc.source.plan` and the doctor hold the answers against
+that the configuration does not mention; `cdc.source.plan` and the doctor compare the answers with
 the catalog, and the daemon asks for each relation that the stream describes.
 
-Several sections of `tables` may match one table. They are laid over each other in the order they
-stand in the file: `exclude` and `mask` add up, of two masks for a column the last one counts, and
-so does the last of every other setting.
+Several sections of `tables` may match one table. They are combined in the order of the file:
+`exclude` and `mask` add up; of two masks for a column the last one is used, and so is the last
+value of every other setting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from cdc.config.snapshot import SnapshotKind
 
 
-# What migrations make lives there: `*.*` means the user's tables.
+# Migrations create their objects there: `*.*` means the user's tables.
 OWN_SCHEMA: Final = "lockstep"
 
 
 class TableSelection(NamedTuple):
-    """What of one table is captured, and how."""
+    """What is captured of one table, and how."""
 
     included: tuple[NamePattern, ...] | None  # None: every column
     excluded: tuple[NamePattern, ...]
@@ -46,7 +46,7 @@ class TableSelection(NamedTuple):
         return not _any(self.excluded, column)
 
     def mask(self, column: str) -> Mask | None:
-        """Return how the column is masked; `keep` and None are: not at all."""
+        """Return the column's mask; with `keep` and None it is not masked."""
         return next((mask for name, mask in reversed(self.masks) if name.matches(column)), None)
 
     @property
@@ -65,7 +65,7 @@ class Rule(NamedTuple):
     rule: TableRule
 
     def columns(self) -> dict[str, list[NamePattern]]:
-        """Return the columns that it names, by the setting that names them."""
+        """Return the columns that it names, by setting."""
         rule = self.rule
         return {
             "columns": [parse_name(each) for each in rule.columns or ()],
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 
 
 class Selection:
-    """The configuration's answer for every table."""
+    """The configuration's selection for every table."""
 
     def __init__(self, config: Config) -> None:
         self.patterns = _parsed(config.source.tables)
@@ -84,7 +84,7 @@ class Selection:
         self.rules = [Rule(parse_table_pattern(at), rule) for at, rule in config.tables.items()]
 
     def takes(self, schema: str, table: str) -> bool:
-        """Return whether the table is captured: one of ours only where its schema is named."""
+        """Return whether the table is captured; one of ours only where its schema is named."""
         patterns = self.patterns
         if schema == OWN_SCHEMA:
             patterns = tuple(each for each in patterns if each.schema.exact == schema)
@@ -108,7 +108,7 @@ class Selection:
 
     @cached_property
     def schemas(self) -> list[str] | None:
-        """The schemas that captured tables may be in; None where that may be any."""
+        """The schemas that captured tables may be in; None where they may be in any."""
         exact = [each.schema.exact for each in self.patterns]
         named = [each for each in exact if each is not None]
         return named if len(named) == len(exact) else None
@@ -119,7 +119,7 @@ def _over(below: TableSelection, section: Rule) -> TableSelection:
     masks = tuple((parse_name(name), mask) for name, mask in rule.mask.items())
     hiding = [*named["exclude"], *(name for name, mask in masks if mask.kind != "keep")]
     if section.pattern.exact is None:
-        hiding = []  # of many tables, some may well not have the column
+        hiding = []  # of many tables, some may lack the column
     return TableSelection(
         below.included if rule.columns is None else tuple(named["columns"]),
         below.excluded + tuple(named["exclude"]),

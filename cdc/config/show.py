@@ -1,6 +1,7 @@
 """Show the effective configuration: every value, where it came from, and no secret.
 
-What is secret is noted on the model's types: `cdc.config.secrecy`. A mask's HMAC key is, too.
+What is secret is annotated on the model's types: `cdc.config.secrecy`. A mask's HMAC key is secret,
+too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def note_at(at: tuple[str, ...]) -> tuple[Note | None, tuple[str, ...]]:
-    """Return the note on the field that a path leads to, and the names below that field.
+    """Return the annotation on the field that a path leads to, and the names below that field.
 
-    A path that the model does not have is secret: nobody knows what is given there.
+    A path that the model does not have is secret: what is given there is unknown.
     """
     kind: Any = Config
     for depth, name in enumerate(at):
@@ -40,18 +41,18 @@ def note_at(at: tuple[str, ...]) -> tuple[Note | None, tuple[str, ...]]:
 
 
 def is_secret(at: tuple[str, ...]) -> bool:
-    """Return whether what is given at `at` may hold a secret, so that no message quotes it."""
+    """Return whether the value at `at` may hold a secret, so that no message quotes it."""
     return note_at(at)[0] is not None
 
 
 def mask(path: tuple[str, ...], value: object) -> object:
-    """Return `value`, or what may be shown in its place."""
+    """Return `value`, or what may be shown instead."""
     note, names = note_at(path)
     return value if note is None else note.shown(names, value)
 
 
 def _is_silent(struct: msgspec.Struct, value: object, default: object, at: tuple[str, ...]) -> bool:
-    """Return whether a field says nothing: of a table by default, of a follower an absent store."""
+    """Return whether a field is not shown: of a table a default, of a follower an absent store."""
     if at[:1] == (nested.SECTION,):
         return value is None
     return isinstance(struct, TableRule) and value == default
@@ -61,7 +62,7 @@ def show(effective: Effective) -> list[tuple[str, object, str]]:
     """Return path, value and origin of every field, in the model's order, secrets masked.
 
     The origin is `file:line`, the variable's name or `default`; slot, publication and prefix are
-    shown as they take effect.
+    shown with their effective values.
     """
     config = effective.config
     derived: dict[tuple[str, ...], object] = {

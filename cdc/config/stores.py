@@ -1,7 +1,7 @@
 """Refuse followers that contradict themselves, each other or the rest of the configuration.
 
-What only the database can tell, such as whether a table is captured, is left to `cdc doctor`; what
-only a store can, to the follower.
+What only the database can show, such as whether a table is captured, is left to `cdc doctor`; what
+only a store can show, to the follower.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _BEGINS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
 _HTTP_URL: Final = re.compile(r"https?://[^/\s]+.*")
 _DEFAULT_TABLES: Final = ("*.*",)
-# Which forms take a field of a shape, and which of these need it.
+# Which forms accept a field of a shape, and which of these need it.
 _TAKEN: Final = {
     "fields": ({"fields", "hash"}, set[str]()),
     "value": ({"text"}, {"text"}),
     "member": ({"set", "zset"}, {"set", "zset"}),
     "score": ({"zset"}, {"zset"}),
-    # A member has no time of its own, and a collection without some of its members is wrong.
+    # A member has no expiry of its own, and a collection that lacks some members is wrong.
     "ttl_seconds": ({"row", "fields", "text", "hash"}, set[str]()),
 }
 
 
 def plainly(follower: Follower) -> Follower:
-    """Return it with every single table's name as sinks know it, `schema.table` without quotes."""
+    """Return it with each single table's name as sinks write it, `schema.table` without quotes."""
     given: dict[str, object] = {}
     for store in (follower.delta, follower.redis, follower.opensearch):
         if store is not None:
@@ -73,7 +73,7 @@ def _named(name: str) -> str:
 
 
 def _exact(name: str) -> tuple[str, str] | None:
-    """Return schema and name of the one table that `name` writes; None where it is none."""
+    """Return schema and name of the single table that `name` describes; None where it is none."""
     try:
         return parse_table_pattern(name).exact
     except ValueError:
@@ -85,7 +85,7 @@ def _store(follower: Follower) -> str:
 
 
 def complaints(followers: Mapping[str, Follower | None]) -> Iterator[Complaint]:
-    """Yield what is wrong with followers, each of the right types; None is told of already."""
+    """Yield what is wrong with followers of the right types; None is already reported."""
     for name, follower in followers.items():
         at = ("followers", name)
         if not _NAME.fullmatch(name):
@@ -96,7 +96,7 @@ def complaints(followers: Mapping[str, Follower | None]) -> Iterator[Complaint]:
 
 
 def together(config: Config) -> Iterator[Complaint]:
-    """Yield what followers and the other sections say that does not go together."""
+    """Yield contradictions between followers and the other sections."""
     paths: dict[str, str] = {}
     for name, follower in config.followers.items():
         if follower.delta is None:
@@ -234,12 +234,12 @@ def _document(document: Document, mirror: Follower | None) -> Iterator[Complaint
 
 
 def follows(follower: Follower, schema: str, table: str) -> bool:
-    """Return whether a follower's `tables` match; whether it is captured is not its question."""
+    """Return whether a follower's `tables` match; the table need not be captured."""
     return any(parse_table_pattern(each).matches(schema, table) for each in follower.tables)
 
 
 def _parse(follower: Follower) -> bool:
-    """Return whether its `tables` are patterns; where not, that is told of it."""
+    """Return whether its `tables` are valid patterns; where not, that is reported elsewhere."""
     try:
         return bool([parse_table_pattern(each) for each in follower.tables])
     except ValueError:

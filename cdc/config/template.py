@@ -1,6 +1,6 @@
-"""Write the file that `cdc init` gives: every field with its meaning, optional ones commented out.
+"""Write the file of `cdc init`: every field with its meaning, optional ones commented out.
 
-Made from the model, so that it cannot fall behind it; a test loads what it writes.
+Generated from the model, so that it is never outdated; a test loads what it writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]
         name = field.encode_name
         at = f"{path}{name}"
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            # A section without a value would be nothing; one with comments only is allowed.
+            # A section without a value would be null; one with comments only is allowed.
             yield f"\n# {(field.type.__doc__ or '').strip()}\n{name}:"
             yield from _lines(field.type, f"{at}.", values)
             continue
@@ -51,7 +51,7 @@ def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]
 
 
 def described(kind: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a type as a value
-    """Return the description and the examples that stand on a field's type."""
+    """Return the description and the examples in a field type's annotations."""
     for note in getattr(kind, "__metadata__", ()):
         if isinstance(note, msgspec.Meta):
             return note.description or "", list(note.examples or ())
@@ -60,6 +60,6 @@ def described(kind: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a type as a
 
 def _flow(value: object) -> str:
     value = list(value) if isinstance(value, tuple) else value
-    # Flow style wraps nowhere, so that a line can be switched on by removing its mark.
+    # Flow style never wraps, so that a line can be enabled by removing its comment mark.
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("...\n").strip()

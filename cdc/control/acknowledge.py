@@ -1,9 +1,10 @@
-"""Begin a new epoch on topics that are not as the resume record has them: `cdc topics acknowledge`.
+"""Start a new epoch for topics that differ from the resume record: `cdc topics acknowledge`.
 
-A topic that was given more partitions sends keys to other ones, and a topic that was emptied leaves
-followers that were behind without a path. Neither loses an event, so the log may go on, once a
-person has said so. The new epoch marks where: all events before it, by `seq`, lie as the old
-partition counts say, all after it as the new ones do. What is lost for good can't be acknowledged.
+A topic that got more partitions maps keys to other partitions, and a topic that was emptied leaves
+followers that lagged without events to read. Neither loses an event of the log, so it may continue
+after a person has acknowledged it. The new epoch marks where: all events before it, by `seq`,
+follow the old partition counts, and all after it the new ones. What is lost for good can't be
+acknowledged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Changed(NamedTuple):
-    """What there is to acknowledge: a sentence for each topic, and where the log stands."""
+    """What can be acknowledged: a sentence for each topic, and the log's current records."""
 
     what: list[str]
     identity: ResumeIdentity
@@ -34,7 +35,7 @@ class Changed(NamedTuple):
 
 
 def survey(config: Config) -> Changed:
-    """Return what there is to acknowledge; raise what can't be, and while a daemon runs."""
+    """Return what can be acknowledged; raise for what can't, and while a daemon runs."""
     nobody_streams(config)
     reach(config)
     record = reader.read_resume(config)
@@ -54,9 +55,9 @@ def survey(config: Config) -> Changed:
 
 
 def acknowledge(config: Config, changed: Changed) -> int:
-    """Begin a new epoch with the topics as they are; return its number.
+    """Start a new epoch with the topics as they are; return its number.
 
-    A daemon that starts at this moment is fenced, and then finds the new epoch.
+    A daemon that starts at the same time is fenced, and then finds the new epoch.
     """
     nobody_streams(config)
     epoch = changed.identity.epoch + 1

@@ -1,10 +1,10 @@
-"""Send canaries: logical messages that come out of the log, and out of every follower, as events.
+"""Send canaries: logical messages that the log and every follower carry, as events do.
 
-What a canary needs is what a change needs: a server that writes WAL, a slot that is read, a broker
-that takes transactions, a follower that applies them. So its age where it comes out is the health
-of all of it, also while nobody changes anything. It is outside any transaction and in no table, and
-takes no rights that the publication does not. It is signed, and the daemon publishes none that is
-not: a stranger's would hide that a follower is dead.
+A canary needs what a change needs: a server that writes WAL, a slot that is read, a broker that
+accepts transactions, a follower that applies them. So its age at each of these shows the health of
+all of them, even when the database is idle. It is outside any transaction and in no table, and
+needs no rights that the publication does not. It is signed, and the daemon publishes only signed
+ones: a forged one would hide that a follower is dead.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Canary:
         self._config, self._followed = config, followed
         self._pipeline, self._secret = config.pipeline, authority.canary_secret(config)
         self._sent_at = float("-inf")
-        self.findings: list[Finding] = []  # what stood in the way of the newest
+        self.findings: list[Finding] = []  # why the newest could not be sent
 
     @property
     def seconds(self) -> float:
-        """How often one is sent: also for followers that were added after this process began."""
+        """How often one is sent: also for followers that were added after this process started."""
         if self._config.source.canary_seconds is None and self._followed():
             return CANARY_SECONDS
         return self._config.canary_seconds
 
     def send(self, sql: Connection) -> None:
-        """Send one where it is time. Raises the error of a connection that is gone."""
+        """Send one when it is due. Raises the error of a lost connection."""
         now = time.monotonic()
         if not self.seconds or now - self._sent_at < self.seconds:
             return
@@ -70,7 +70,7 @@ class Canary:
             self.findings = [note("canary", f"no canary is sent: {error.what}", _FIX)]
 
     def pause(self, left: float) -> float:
-        """Return for how long to rest, when something else is due after `left` seconds."""
+        """Return how long to wait, when something else is due after `left` seconds."""
         if not self.seconds:
             return left
         return max(0.0, min(left, self._sent_at + self.seconds - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Look at source and log, and say what would stop the pipeline, and what exactly mends it.
+"""Check source and log, and report what would stop the pipeline, with the exact fix.
 
-Gathers the facts once and lets pure checks judge them. A server that does not answer is itself a
+Gathers the facts once, and pure checks judge them. A server that does not answer is itself a
 finding; the checks of the other one still run. Changes nothing, and may be run at any time, also
-beside a daemon.
+while a daemon runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def examine(config: Config) -> list[Finding]:
-    """Return every finding, the good ones too: source first, then log, then how they meet."""
+    """Return every finding, also the good ones: source first, then log, then how they match."""
     findings: list[Finding] = []
     source = _source_facts(config, findings)
     log = _log_facts(config, source.tables if source else [], findings)
@@ -71,8 +71,8 @@ def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None
 
 
 def _requirements(config: Config, source: SourceFacts, log: LogFacts | None) -> list[Finding]:
-    """Return the findings of what `cdc setup` insists on."""
-    if log is None:  # it knows whether an initial snapshot is due
+    """Return the findings on what `cdc setup` requires."""
+    if log is None:  # the log shows whether an initial snapshot is due
         return requirements.check(config, requirements.Facts(source, None))
     try:
         facts = readiness.with_snapshot(config, source)
@@ -105,7 +105,8 @@ def _log_facts(
             if has_topic(config, table)
         ]
         names = [*(topic.name for topic in wanted), TRANSACTION_LOG]
-        # Before the topics are looked at: the first transaction ever makes the brokers' own topic.
+        # Before the topics are described: the first transaction ever creates the brokers' own
+        # topic.
         transactions, resume = _probe(config), reader.read_resume(config)
         facts = log_inspection.topics(client, names)
         return LogFacts(

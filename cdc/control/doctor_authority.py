@@ -1,4 +1,4 @@
-"""The doctor's checks of who may command the pipeline, and of passwords on open connections.
+"""The doctor's checks: who may command the pipeline, and passwords on unencrypted connections.
 
 Pure functions from facts and the configuration to findings; `examine` gathers the facts.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.rights import NamedRole, Rights
 
-# What libpq takes for encrypted; `prefer` and `allow` may fall back to plain text.
+# The libpq modes that are always encrypted; `prefer` and `allow` may fall back to plain text.
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 
 
@@ -36,7 +36,7 @@ def examine(config: Config) -> list[Finding]:
 
 
 def check_secret(config: Config) -> Iterator[Finding]:
-    """Yield whether commands can be given."""
+    """Yield whether commands are possible."""
     if config.control.secret:
         yield ok("control_secret", "commands to the daemon are signed with control.secret")
     else:
@@ -47,7 +47,7 @@ def check_secret(config: Config) -> Iterator[Finding]:
 
 
 def check_rights(found: Rights) -> Iterator[Finding]:
-    """Yield who may do what by the database."""
+    """Yield which roles may do what in the database."""
     if found.replication:
         what = (
             f"may read all WAL, and so every row, besides {found.role}: {_names(found.replication)}"
@@ -70,7 +70,7 @@ def _names(roles: list[NamedRole]) -> str:
 
 
 class _Open(NamedTuple):
-    """A connection that sends a password as it stands."""
+    """A connection that sends a password unencrypted."""
 
     setting: str
     host: str
@@ -78,7 +78,7 @@ class _Open(NamedTuple):
 
 
 def check_connections(config: Config) -> list[Finding]:
-    """Return a warning for each password that goes over an open connection to another host."""
+    """Return a warning for each password that another host gets over a plain connection."""
     found = [*_postgres(config), *_kafka(config), *_stores(config)]
     return [
         warning(
@@ -125,7 +125,7 @@ def _stores(config: Config) -> Iterator[_Open]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody else is on the way: a socket, localhost, 127.0.0.0/8, ::1."""
+    """Return whether the host is this machine: a socket, localhost, 127.0.0.0/8, ::1."""
     if not host or host.startswith(("/", "@")) or host == "localhost":
         return True
     try:

@@ -1,8 +1,8 @@
-"""The doctor's checks of what a promotion would find: the slot on every standby, and nothing ahead.
+"""The doctor's checks for a promotion: the slot is on every standby, and the log is not ahead.
 
-Asks each host that source.dsn names: which of them is the primary, and whether the others have the
-slot. A DSN of one host tells what the primary knows: whether the slot may be copied, and whether
-the walsender waits for the standbys. The checks are pure; `examine` gathers the facts.
+Asks every host in source.dsn: which of them is the primary, and whether the others have the
+slot. With a DSN of one host only the primary's facts are known: whether the slot may be copied, and
+whether the walsender waits for the standbys. The checks are pure; `examine` gathers the facts.
 
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html#LOGICALDECODING-REPLICATION-SLOTS-SYNCHRONIZATION
 """
@@ -37,7 +37,7 @@ class Host(NamedTuple):
 
 
 class FailoverFacts(NamedTuple):
-    """All that the checks look at."""
+    """All facts that the checks use."""
 
     server: Server
     slot: Slot | None
@@ -58,7 +58,7 @@ def examine(config: Config, server: Server, slot: Slot | None) -> list[Finding]:
 
 
 def ask_hosts(config: Config) -> list[Host]:
-    """Return what each host says; none where source.dsn names only one."""
+    """Return what each host reports; none where source.dsn names only one."""
     return [_ask(config, place, own) for place, own in hosts(config).items()]
 
 
@@ -72,7 +72,7 @@ def _ask(config: Config, place: str, own: Config) -> Host:
 
 
 def _walsender(config: Config) -> Finding:
-    """Return whether source.dsn lets a walsender be reached, which a pooler does not."""
+    """Return whether source.dsn reaches a walsender, which it does not through a pooler."""
     try:
         connect(config, replication=True).close()
     except CDCError as failure:
@@ -81,7 +81,7 @@ def _walsender(config: Config) -> Finding:
 
 
 def check_failover(config: Config, facts: FailoverFacts) -> Iterator[Finding]:
-    """Yield what a promotion would find missing."""
+    """Yield what would be missing after a promotion."""
     server, slot = facts.server, facts.slot
     others = [each for each in facts.hosts if each.server is None or each.server.in_recovery]
     if slot is None or not (facts.standbys or others):
@@ -148,7 +148,7 @@ def _standby(config: Config, host: Host) -> Iterator[Finding]:
 
 
 def _lacking(server: Server) -> Iterator[str]:
-    """Yield the settings, as they should be, that keep a standby from copying slots."""
+    """Yield the settings, as they should be, whose absence keeps a standby from copying slots."""
     settings = server.settings
     if settings.get("sync_replication_slots") != "on":
         yield "sync_replication_slots = on"

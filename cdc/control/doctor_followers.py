@@ -1,7 +1,7 @@
-"""The doctor's checks of followers that need no store: what they name is there and can be followed.
+"""The doctor's checks of followers that need no store: what they name exists and has a key.
 
 What a store itself lacks is found by its follower, which halts; here is what the configuration and
-the database tell beforehand. The checks are pure; `examine` gathers the facts.
+the database show beforehand. The checks are pure; `examine` gathers the facts.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PLACE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 class Facts(NamedTuple):
-    """What is captured, by name as the configuration has it, and the columns of each by its oid."""
+    """What is captured, by name as in the configuration, and the columns of each by its oid."""
 
     tables: dict[str, Table]
     columns: dict[int, list[Column]]
 
 
 def examine(config: Config, tables: list[Table]) -> list[Finding]:
-    """Return what stands in followers' way; nothing where there are none."""
+    """Return what is wrong for followers; nothing where there are none."""
     if not config.followers:
         return []
     captured = {str(each): each for each in tables if has_topic(config, each)}
@@ -50,7 +50,7 @@ def examine(config: Config, tables: list[Table]) -> list[Finding]:
 
 
 def check_followers(config: Config, facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with what followers name, and how they will fare."""
+    """Yield what is wrong with what followers name, and what they will lack."""
     found = [
         finding
         for name, follower in config.followers.items()
@@ -100,7 +100,7 @@ def _follows(follower: Follower, table: Table) -> bool:
 
 
 def _key(config: Config, facts: Facts, table: Table) -> tuple[str, ...]:
-    """Return the columns of the key that the table's events have."""
+    """Return the key columns of the table's events."""
     chosen = config.selection.of((table.schema, table.name)).key
     if chosen is not None:
         return chosen
@@ -128,7 +128,7 @@ def _named(follower: Follower) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         tables = dict.fromkeys([*search.aliases, *search.mappings])
         for table in tables:
             if table not in follower.documents:
-                # A mapping may be of a field that is none of the columns.
+                # A mapping may be for a field that is not a column.
                 yield "opensearch", table, ()
     for document in _every(follower.documents):
         joined = [column for child in document.children.values() for column in child.by.values()]
@@ -165,7 +165,7 @@ def _columns(
 
 
 def _expiring(facts: Facts, name: str, follower: Follower) -> Iterator[Finding]:
-    """Tell what an update lacks whose row has expired: large values that it did not change."""
+    """Warn about updates of expired rows: they lack the large values that they did not change."""
     shapes = follower.redis.shapes if follower.redis else {}
     blind = [
         table

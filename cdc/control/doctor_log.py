@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LogFacts(NamedTuple):
-    """All that the checks look at; `resume` and `examined` are None before `cdc setup`."""
+    """All facts that the checks use; `resume` and `examined` are None before `cdc setup`."""
 
     cluster: Cluster
     wanted: list[Topic]  # internal topics, and one for each matched table

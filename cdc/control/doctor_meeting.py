@@ -1,8 +1,8 @@
-"""The doctor's check that log and source meet: what the daemon would say at its start.
+"""The doctor's check that source and log match: the one that the daemon runs at its start.
 
-The same proof, from the same facts (`cdc.continuity`), so that the doctor never finds well what the
-daemon refuses, nor the other way round. May run beside a daemon: the slot was looked at before the
-log and all else is after it, since either may move on in between.
+It uses the same code on the same facts (`cdc.continuity`), so that the doctor never accepts what
+the daemon refuses, nor the other way round. May run while a daemon runs: the slot is read before
+the log and everything else after it, since each may advance in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def examine(config: Config, slot: Slot | None, resume: Resume | None) -> list[Finding]:
-    """Gather what is missing and return the finding; `slot` is older than `resume`."""
+    """Gather the other facts and return the finding; `slot` was read before `resume`."""
     if resume is None:
         return check_unrecorded(slot)
     try:
@@ -50,7 +50,7 @@ def gather(config: Config, slot: Slot | None, resume: Resume) -> tuple[System, S
 
 
 def refusal(config: Config, slot: Slot | None, resume: Resume) -> CDCError | None:
-    """Return what the daemon would halt with at its start; None where it would go on."""
+    """Return the error with which the daemon would halt at its start; None if it would run."""
     try:
         prove(config, resume, *gather(config, slot, resume))
         whole_log(config, resume)
@@ -61,14 +61,14 @@ def refusal(config: Config, slot: Slot | None, resume: Resume) -> CDCError | Non
 
 def whole_log(config: Config, resume: Resume) -> None:
     """Raise where the log contradicts its own records, as the daemon does at its start."""
-    with suppress(FencedError):  # a daemon is at work, and has done this
+    with suppress(FencedError):  # a daemon runs, and has checked this
         LogWatch(config, topics.admin(config)).begin(*resume)
 
 
 def unbroken(config: Config, slot: Slot | None, resume: Resume) -> None:
-    """Raise where the daemon would halt over a gap that `cdc setup` must not cover up.
+    """Raise where the daemon would halt at a gap that `cdc setup` must not hide.
 
-    Tables that left the publication are setup's own matter: it goes on without them.
+    Tables that left the publication are no such gap: setup continues without them.
     """
     system, source = gather(config, slot, resume)
     identity, position = resume

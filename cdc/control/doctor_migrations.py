@@ -1,4 +1,4 @@
-"""The doctor's checks of what `cdc setup` may have created in the source: asked for, there, whole.
+"""The doctor's checks of optional migrations: requested, applied, complete.
 
 None of it is needed, so nothing here is an error. The check is a pure function from facts to
 findings; `examine` gathers the facts.
@@ -23,12 +23,12 @@ _CHECK = "migrations"
 
 
 class MigrationFacts(NamedTuple):
-    """What is asked for, and what there is of it."""
+    """The migrations that are requested, and their state."""
 
     asked: list[str]
     applied: dict[str, str]  # revision by name
     newest: dict[str, str]
-    working: dict[str, bool]  # whether its objects are there and on; none of what is not there
+    working: dict[str, bool]  # whether its objects exist and are enabled
 
 
 def examine(config: Config) -> list[Finding]:
@@ -47,7 +47,7 @@ def examine(config: Config) -> list[Finding]:
 
 
 def check_migrations(facts: MigrationFacts) -> Iterator[Finding]:
-    """Yield one finding for each migration that is asked for or there."""
+    """Yield one finding for each migration that is requested or applied."""
     for name, newest in facts.newest.items():
         its = migrations.spoken(name)
         revision = facts.applied.get(name)

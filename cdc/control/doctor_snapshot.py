@@ -1,7 +1,7 @@
-"""The doctor's look at an initial snapshot that is due: what it needs, and what it will cost.
+"""The doctor's checks of an initial snapshot that is due: what it needs, and what it costs.
 
-The facts are gathered first; the checks are pure. Estimates go by the tables' files and statistics,
-and by the rate at which the server has written WAL since its statistics were reset.
+The facts are gathered first; the checks are pure. Estimates use the tables' files and statistics,
+and the rate at which the server has written WAL since its statistics were reset.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.inspection import Server, Slot, Table
 
-# What one task copies on a core of today, cautiously: into Kafka, exactly once.
+# A conservative rate for one task on a present-day core: into Kafka, exactly once.
 _BYTES_PER_SECOND: Final = 12e6
 
 
 class Facts(NamedTuple):
-    """All that the checks look at."""
+    """All facts that the checks use."""
 
     server: Server
     slot: Slot | None
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 def gather(
     config: Config, server: Server, slot: Slot | None, tables: list[Table], able: Abilities
 ) -> Facts | None:
-    """Return what an initial snapshot will meet; None where none is due."""
+    """Return the facts for an initial snapshot; None where none is due."""
     if config.snapshot.mode == "never" or _is_done(config):
         return None
     with connect(config) as connection:
@@ -73,7 +73,7 @@ def judge(config: Config, facts: Facts) -> list[Finding]:
 
 
 def seconds(config: Config, rows: int, bytes_: int) -> float:
-    """Return about how long the snapshot takes."""
+    """Return the snapshot's estimated duration in seconds."""
     pace = config.snapshot
     paced = [bytes_ / (_BYTES_PER_SECOND * pace.max_parallel)]
     if pace.rows_per_second:
@@ -84,18 +84,18 @@ def seconds(config: Config, rows: int, bytes_: int) -> float:
 
 
 def _is_done(config: Config) -> bool:
-    """Whether the log says that nothing is to be copied; an old log has no such state."""
+    """Whether the log shows that nothing is left to copy; an old log has no such state."""
     try:
         state = due.state(config)
         if state is not None:
             return state.stage == "done"
         return reader.read_resume(config) is not None
     except CDCError:
-        return False  # the log's own checks tell
+        return False  # the log's own checks report it
 
 
 def _room(config: Config, facts: Facts) -> Iterator[Finding]:
-    """Check for one slot and walsender more than the stream's."""
+    """Check that one more slot and walsender than the stream's are available."""
     server = facts.standby or facts.server
     of_stream = 0 if facts.slot or facts.standby else 1
     for setting, used in (

@@ -1,7 +1,7 @@
 """The doctor's checks of the source: pure functions from facts to findings.
 
 The facts are gathered once (`cdc.source.inspection`); nothing here connects, so that each check can
-be tested with facts made up for it.
+be tested with facts made for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.inspection import Holder, Publication, Server, Slot, Table
 
-# Below it, walsenders are cut off by an ordinary pause, such as a broker's restart.
+# Below it, an ordinary pause, such as a broker's restart, disconnects walsenders.
 _SHORT_SENDER_TIMEOUT_MS = 30_000
 
 
 class SourceFacts(NamedTuple):
-    """All that the checks look at."""
+    """All facts that the checks use."""
 
     server: Server
     slot: Slot | None
@@ -38,7 +38,7 @@ class SourceFacts(NamedTuple):
 
 
 def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
-    """Return the findings of every check of the source but its requirements."""
+    """Return the findings of every check of the source except its requirements."""
     return [
         *_settings(facts),
         *_unread(facts),
@@ -50,7 +50,7 @@ def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
 
 
 def _settings(facts: SourceFacts) -> Iterator[Finding]:
-    """Look at what makes trouble later; what is needed at once is a requirement."""
+    """Check settings that cause trouble later; what is needed at once is a requirement."""
     settings, able = facts.server.settings, facts.able
     timeout = int(settings["wal_sender_timeout"])
     if 0 < timeout < _SHORT_SENDER_TIMEOUT_MS:

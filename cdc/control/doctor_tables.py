@@ -1,8 +1,8 @@
 """The doctor's checks of what is captured: tables, columns, rows, keys, masks, the publication.
 
 Everything that Postgres would answer with an error in the application, or that would hide less than
-was meant, is told before the table is published. The checks are pure functions from facts to
-findings; `examine` gathers the facts. The SQL is Postgres' own quoting (`cdc.source`).
+intended, is reported before the table is published. The checks are pure functions from facts to
+findings; `examine` gathers the facts. The SQL uses Postgres' own quoting (`cdc.source`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _PUBLISHED_BY_CDC = "cdc setup"
 
 
 class TablesFacts(NamedTuple):
-    """All that the checks look at."""
+    """All facts that the checks use."""
 
     server: Server
     tables: list[Table]  # what the configuration captures by name, publishable or not
     columns: dict[int, list[Column]]
     wanted: Plan
     state: membership.State | None
-    names: dict[int, tuple[str, str]]  # of what the publication has
+    names: dict[int, tuple[str, str]]  # of what the publication holds
     partitions: list[source_columns.Partition]
 
 
 def examine(config: Config, server: Server, tables: list[Table]) -> list[Finding]:
-    """Gather the facts and return the findings; raises what keeps the source from answering."""
+    """Gather the facts and return the findings; raises the source's errors."""
     with connect(config) as connection:
         columns = source_columns.columns(connection, [each.oid for each in tables])
         wanted = plan(config, server, tables, columns)
@@ -95,7 +95,7 @@ def _origin(config: Config) -> Iterator[Finding]:
 
 
 def _ignored(facts: TablesFacts) -> Iterator[Finding]:
-    """Name what a pattern passes over; unlogged tables, which could be captured, are told apart."""
+    """Name what a pattern skips; unlogged tables, which could be captured, are reported apart."""
     passed = [each for each in facts.tables if not each.publishable and each.persistence != "u"]
     if passed:
         what = listed([f"{each} ({describe_kind(each)})" for each in passed])
@@ -151,7 +151,7 @@ def _partitioned(config: Config, facts: TablesFacts) -> Iterator[Finding]:
 
 
 def _topics(config: Config, facts: TablesFacts) -> Iterator[Finding]:
-    """Kafka keeps apart no two topics that differ only in `.` and `_`."""
+    """Find topics whose names differ only in `.` and `_`, which Kafka does not distinguish."""
     clashing: dict[str, list[str]] = defaultdict(list)
     for member in facts.wanted.members:
         try:

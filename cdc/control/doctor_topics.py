@@ -1,6 +1,6 @@
-"""The doctor's checks of topics: settings that lose events, hold writers up or starve followers.
+"""The doctor's checks of topics: settings that lose events, or block writers or followers.
 
-Pure, from facts. A topic's settings are those in force, the brokers' defaults included.
+Pure, from facts. A topic's settings are its effective ones, including the brokers' defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DURABLE_COPIES: Final = 2
 _WHOLE_CLUSTER: Final = 3
-# Settings that Kafka answers in another form than they were given, or that may grow.
+# Settings that Kafka returns in another form than they were set, or that may be larger.
 _AT_LEAST: Final = frozenset({"max.message.bytes"})
 
 
@@ -32,7 +32,7 @@ def check_topic(
     if topic.leaderless:
         what = f"{topic.name}: {topic.leaderless} partitions without a leader"
         yield error("topic_leader", what, "start the brokers that hold them")
-    # A count that differs from a pinned one is the watch's to judge.
+    # A count that differs from a pinned one is reported by the log watch.
     if pinned is None and topic.partitions != wanted.partitions:
         yield error(
             "topic_partitions",
@@ -116,7 +116,7 @@ def _setting(topic: TopicFacts, setting: str, value: str) -> Iterator[Finding]:
 
 
 def check_retention(config: Config, topics: dict[str, TopicFacts]) -> Iterator[Finding]:
-    """Yield where followers could read events, but no longer tell what is whole."""
+    """Yield where followers could read events, but not which of them are complete."""
     frontier = topics.get(names.frontier_topic(config.prefix))
     if frontier is None:
         return
@@ -161,7 +161,7 @@ def check_transaction_log(cluster: Cluster, state: TopicFacts | None) -> Iterato
 
 
 def check_examined(config: Config, examined: Examined | None) -> Iterator[Finding]:
-    """Yield what has become of the log since it was written."""
+    """Yield what has changed in the log since it was written."""
     if examined is None:
         return
     for problem in examined.problems:

@@ -1,4 +1,4 @@
-"""The doctor on how the pipeline runs: the verdict that `cdc status` gives, cause by cause."""
+"""The doctor on the running pipeline: the verdict that `cdc status` gives, cause by cause."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cdc.errors import Exit
 if TYPE_CHECKING:
     from cdc.config import Config
 
-# The others have checks of their own, which say more.
+# The other causes have checks of their own, with more detail.
 _ABOUT: Final = {"daemon", "snapshot", "live_snapshot", "follower"}
 
 
 def examine(config: Config) -> list[Finding]:
-    """Return what does not move on; nothing before the pipeline is set up.
+    """Return what is stalled; nothing before the pipeline is set up.
 
-    What was never started, or was stopped, is no error here: the doctor is asked before it runs.
+    What was never started, or was stopped, is no error here: the doctor may be run before that.
     """
     status = read_status(config)
     if status.resume is None or status.slot is None:
@@ -29,7 +29,7 @@ def examine(config: Config) -> list[Finding]:
     found, named = [], set()
     for cause in status.verdict.causes:
         if cause.about not in _ABOUT or (cause.about == "snapshot" and not reads):
-            continue  # what a snapshot that is due will cost is told where its needs are checked
+            continue  # the cost of a snapshot that is due is reported with the checks of its needs
         kind = error if cause.level is Level.FAILED else warning
         follower = cause.subject if cause.about == "follower" else ""
         halted = cause.exit_code == Exit.CONFIG

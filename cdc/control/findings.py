@@ -1,4 +1,4 @@
-"""What the doctor says: one finding a check, how bad it is, and exactly what mends it."""
+"""The doctor's findings: the result of each check, its severity, and the exact fix."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 
 class Severity(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"  # to know; nothing is wrong
-    WARNING = "warning"  # works, and will hurt some day
+    NOTE = "note"  # for information; nothing is wrong
+    WARNING = "warning"  # works, but will fail some day
     ERROR = "error"  # does not work, or loses changes
 
 
 class Finding(NamedTuple):
-    """The outcome of one check. `fix` is SQL or a command, ready to be pasted; empty when ok."""
+    """The outcome of one check. `fix` is SQL or a command, ready to paste; empty when ok."""
 
-    check: str  # what was looked at, such as `wal_level`
+    check: str  # what was checked, such as `wal_level`
     severity: Severity
     what: str
     fix: str = ""
@@ -55,7 +55,7 @@ def worst(findings: list[Finding]) -> Severity:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people read it: `1.5 GiB`."""
+    """Return a number of bytes in readable form: `1.5 GiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -64,6 +64,6 @@ def size(count: float) -> str:
 
 
 def listed(names: list[str], limit: int = 8) -> str:
-    """Return `names` with commas, at most `limit` of them."""
+    """Return `names` separated by commas, at most `limit` of them."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,7 +1,8 @@
-"""Where followers stand: from their reports and the log, whether or not their jobs run.
+"""How far followers are, by their reports and the log, whether or not their jobs run.
 
-`cdc status` looks once; the daemon looks every few seconds, on a thread of its own, and shows what
-it saw in /readyz and /metrics. A follower's trouble is never the daemon's: it stays ready.
+`cdc status` reads this once; the daemon does so every few seconds, on a thread of its own, and
+shows the result in /readyz and /metrics. A follower's failure does not affect the daemon: it stays
+ready.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.control.followers")
 
-# What a state can be beside those that a job reports.
+# The states in addition to those that a job reports.
 NEW: Final = "new"  # has never reported
-NOT_RUNNING: Final = "not_running"  # has reported nothing of late, and not that it stops
+NOT_RUNNING: Final = "not_running"  # has reported nothing recently, and not that it stops
 STATES: Final = (
     *("starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"),
     *(NOT_RUNNING, NEW),
 )
-# A canary passes a follower that keeps up within a batch or two, and so does all else: what takes
-# longer is told.
+# A follower that keeps up applies a canary within a batch or two, like everything else: a longer
+# time is reported.
 LATE_SECONDS: Final = 60.0
-# Who has applied nothing for so long, though there is something, does not work: a store is up again
-# sooner, and no batch but a huge one takes longer.
+# A follower that has applied nothing for this long, though there is something to apply, has failed:
+# a store is up again sooner, and only a huge batch takes longer.
 STALLED_SECONDS: Final = 180.0
 
 
 class Standing(NamedTuple):
-    """A follower at one moment; what cannot be told is None."""
+    """A follower's state at one moment; what is not known is None."""
 
     name: str
     record: FollowerRecord | None
     wal_end: LSN | None
     unapplied: Unapplied | None
-    # When the log took the first report of the present frontier; None where it is not known. A job
-    # may report that it moved: what counts is that its frontier is another one.
+    # When the log took the first report of the current frontier; None where it is not known. A job
+    # may report progress with an unchanged frontier: only a different frontier counts.
     reached_at_us: int | None = None
 
     @property
@@ -61,14 +62,14 @@ class Standing(NamedTuple):
 
     @property
     def lag_bytes(self) -> int | None:
-        """WAL between its end and the applied frontier."""
+        """WAL between the WAL's end and the applied frontier."""
         if self.record is None or self.wal_end is None:
             return None
         return max(0, self.wal_end - self.record.lsn)
 
     @property
     def lag_seconds(self) -> float | None:
-        """For how long the log has held what is not applied; 0 where all is."""
+        """How long the log has held events that are not applied; 0 where all are."""
         if self.unapplied is None:
             return None
         since = self.unapplied.since_us
@@ -76,20 +77,20 @@ class Standing(NamedTuple):
 
     @property
     def canary_age_seconds(self) -> float | None:
-        """How long ago the newest canary that is applied was sent; None of one from the future."""
+        """How long ago the newest applied canary was sent; None where its time is in the future."""
         at_us = self.record.canary_at_us if self.record else None
         if at_us is not None and at_us > time.time() * 1e6 + CLOCK_US:
-            return None  # a log of an older version may hold a stranger's
+            return None  # a log of an older version may hold a forged one
         return self._ago("canary_at_us")
 
     @property
     def job_seconds(self) -> float | None:
-        """For how long its job has been there."""
+        """How long its job has existed."""
         return self._ago("began_at_us")
 
     @property
     def stands_seconds(self) -> float:
-        """For how long its frontier has been where it is though the log has more, by the log."""
+        """How long its frontier has not moved though the log has more events, by the log."""
         still = self._ago("moved_at_us") or 0.0
         if self.reached_at_us is not None:
             still = max(still, time.time() - self.reached_at_us / 1e6)
@@ -97,7 +98,7 @@ class Standing(NamedTuple):
 
     @property
     def failing_seconds(self) -> float | None:
-        """For how long errors have kept its job from applying anything."""
+        """How long errors have prevented its job from applying anything."""
         return self._ago("failing_since_us")
 
     def _ago(self, field: str) -> float | None:
@@ -130,7 +131,7 @@ def _plain(value: object) -> object:
 
 
 class Look:
-    """Looks at the followers of a configuration; what is open stays open."""
+    """Reads the state of a configuration's followers; connections stay open until `close`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -139,11 +140,11 @@ class Look:
 
     @property
     def anyone(self) -> bool:
-        """Whether a follower was running at the newest look, one of the configuration's or not."""
+        """Whether a follower was running at the newest look, configured or not."""
         return any(record.runs for record in self._readings.newest.values())
 
     def take(self, wal_end: LSN | None) -> list[Standing]:
-        """Return where each stands now."""
+        """Return the current state of each."""
         newest = self._readings.refresh()
         found = []
         for name in self._config.followers:
@@ -154,7 +155,7 @@ class Look:
         return found
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._readings.close()
         self._places.close()
 
@@ -170,7 +171,7 @@ class Complaint(NamedTuple):
 
 
 def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
-    """Yield what is wrong with followers, or will be; nothing of those that keep up."""
+    """Yield what is wrong with followers, or will be; nothing for those that keep up."""
     for each in standings:
         if each.unapplied is not None and each.unapplied.forgotten:
             what = f"the log no longer holds what {each.name} has not applied"
@@ -181,7 +182,7 @@ def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
 
 
 def _since(each: Standing) -> float | None:
-    """Return for how long it has been so, as far as the log shows; None where it does not."""
+    """Return how long this has lasted, as far as the log shows; None where it does not."""
     if each.record is None:
         return None
     if not each.record.runs and each.lag_seconds is None:
@@ -190,7 +191,7 @@ def _since(each: Standing) -> float | None:
 
 
 def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
-    """Return the gravest thing that keeps a follower from what the log has."""
+    """Return the most serious thing that keeps a follower from applying what the log has."""
     record, name = each.record, each.name
     run = f"cdc follow --followers {name}"
     if record is None:
@@ -210,7 +211,7 @@ def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
 
 
 def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
-    """Return that it lacks what the log has held for long; the worse where it does not move on."""
+    """Return that it has long lacked events of the log; worse where its frontier does not move."""
     lag, stands, waits = each.lag_seconds or 0.0, each.stands_seconds, _waits(config, each.name)
     if lag <= LATE_SECONDS + waits:
         return None
@@ -228,8 +229,8 @@ def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
 
 
 def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
-    """Return that canaries should have come out of it since its job began, and have not."""
-    # What a job found when it began is as old as the time without one.
+    """Return that canaries should have been applied since its job started, and were not."""
+    # A canary that was applied before the job started counts from the job's start.
     ages = [age for age in (each.canary_age_seconds, each.job_seconds) if age is not None]
     silent, each_seconds = min(ages, default=0.0), config.canary_seconds
     if not each_seconds or silent <= LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
@@ -239,20 +240,21 @@ def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
 
 
 def _waits(config: Config, name: str) -> float:
-    """Return how long a follower may wait for more by its settings, its mirror included."""
+    """Return how long a follower may wait by its settings, including its mirror's."""
     follower = config.followers[name]
     mirror = config.followers.get(follower.mirror or "")
     return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
 
 
 class Watch:
-    """Looks until `close`; `standings` is what the newest look saw.
+    """Reads until `close`; `standings` is the newest result.
 
-    Also where the configuration names no followers: some may be added while this process runs.
+    It also runs where the configuration names no followers: some may be added while this process
+    runs.
     """
 
     def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
-        """Begin at once."""
+        """Start at once."""
         self.anyone = False  # whether a follower was running then, named here or not
         self.standings: list[Standing] = []
         self._config = config
@@ -261,7 +263,7 @@ class Watch:
         threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking; the thread ends with its look."""
+        """Stop; the thread ends after its current look."""
         self._over.set()
 
     def _run(self) -> None:
@@ -271,7 +273,7 @@ class Watch:
                 self.standings = look.take(self._wal_end())
                 self.anyone, told = look.anyone, False
             except CDCError as error:
-                # What was seen last stays, and grows old.
+                # The last result stays, and gets older.
                 if not told and self._config.followers:
                     fields = {"error": error.what, "hint": error.hint}
                     log.warning("cannot look at the followers", extra={"fields": fields})

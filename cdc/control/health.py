@@ -1,12 +1,12 @@
-"""The daemon's health: what it is doing, whether its loop turns, and whether the log moves on.
+"""The daemon's health: what it is doing, whether its loop runs, and whether the log advances.
 
-Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`;
-if not, the process is stuck and should be killed. *Ready*: it streams, or copies what was there
-before, or stands by for the daemon that does, and the log is not standing still. It stands still
-when Kafka has not taken a batch for `BATCH_SECONDS`, or when, for `STALL_SECONDS`, the server's WAL
-end has been beyond the published LSN while neither that LSN nor `seq` moved: an idle database is
-not a stall (its keepalives move the published LSN), nor is one huge transaction (its changes move
-`seq`). A snapshot stands still when no row was copied for so long.
+Two questions, as orchestrators ask them. *Live*: the main loop has beaten within `LIVE_SECONDS`; if
+not, the process is stuck and should be killed. *Ready*: it streams, or copies the initial snapshot,
+or stands by for the daemon that does, and the log is not stalled. It is stalled when Kafka has not
+committed a batch for `BATCH_SECONDS`, or when, for `STALL_SECONDS`, the server's WAL end has been
+above the published LSN while neither that LSN nor `seq` moved: an idle database is not a stall (its
+keepalives move the published LSN), nor is one huge transaction (its changes move `seq`). A snapshot
+is stalled when no row was copied for `STALL_SECONDS`.
 
 The pipeline's thread writes, HTTP threads read; one lock makes every answer consistent.
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from cdc.snapshot.progress import Report as Snapshot
 
-# Longer than any single step of the loop, shorter than a person's patience.
+# Longer than any single step of the loop, shorter than an operator would wait.
 LIVE_SECONDS = 30.0
 # Longer than a broker's restart; wal_sender_timeout is the same.
 STALL_SECONDS = 60.0
-# Longer than a cluster takes to give a dead broker's partitions another leader; a batch takes less
-# than a second.
+# Longer than a cluster takes to elect another leader for a dead broker's partitions; a batch takes
+# less than a second.
 BATCH_SECONDS = 15.0
 
 
@@ -40,14 +40,14 @@ class State(Enum):
 
     STARTING = "starting"
     STANDBY = "standby"  # another daemon holds the slot
-    SNAPSHOTTING = "snapshotting"  # copying the rows that the tables have, before it streams
+    SNAPSHOTTING = "snapshotting"  # copying the tables' existing rows, before it streams
     STREAMING = "streaming"
     RECONNECTING = "reconnecting"
     HALTED = "halted"  # stopped by an error that needs a person
 
 
 class Report(NamedTuple):
-    """One consistent answer, as `/livez` and `/readyz` give it."""
+    """One consistent answer, for `/livez` and `/readyz`."""
 
     live: bool
     ready: bool
@@ -59,8 +59,8 @@ class Report(NamedTuple):
     published_lsn: LSN
     wal_end_lsn: LSN
     seq: int
-    snapshot: Snapshot | None = None  # while and after this process has taken the initial one
-    warnings: tuple[str, ...] = ()  # what will hurt if nobody does anything; not ready is worse
+    snapshot: Snapshot | None = None  # while and after this process takes the initial one
+    warnings: tuple[str, ...] = ()  # what will fail if ignored; not ready is worse
     failures: int = 0  # sessions in a row that ended with an error and published nothing
     failing_seconds: float | None = None  # since the first of them ended
     error: str = ""  # why the last one ended
@@ -77,7 +77,7 @@ class Report(NamedTuple):
 
 
 class Health:
-    """The state machine behind `/livez` and `/readyz`: thread-safe, never waiting."""
+    """The state machine for `/livez` and `/readyz`: thread-safe, never waiting."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -100,7 +100,7 @@ class Health:
         return self._state
 
     def beat(self) -> None:
-        """Say that the main loop turns. Call it at every turn, also while waiting to reconnect."""
+        """Note that the main loop runs. Call it on every iteration, also while reconnecting."""
         self._beat_at = self._now()
 
     def to(self, state: State | str, reason: str = "") -> None:
@@ -110,7 +110,7 @@ class Health:
             now = self._beat_at = self._now()
             if state is not self._state:
                 self._since = now
-                # A new connection gets its time to move the log.
+                # A new connection gets the full time to move the log.
                 self._moved_at = now
             self._state = state
             self._reason = reason or state.value
@@ -118,15 +118,15 @@ class Health:
     def progress(
         self, wal_end_lsn: int, published_lsn: int, seq: int, batch_seconds: float = 0.0
     ) -> None:
-        """Note how far the server's WAL and the log are, at a turn of the main loop.
+        """Note how far the server's WAL and the log are, on an iteration of the main loop.
 
-        `batch_seconds` is for how long Kafka has had a batch that it has not committed yet.
+        `batch_seconds` is how long Kafka has had a batch that it has not committed yet.
         """
         with self._lock:
             self._beat_at = self._now()
             self._batch_at = self._beat_at - batch_seconds if batch_seconds else math.inf
             moved = published_lsn > self._published or seq > self._seq
-            # What a session begins with is not progress: only what it publishes is.
+            # A session's initial values are not progress: only what it publishes is.
             if self._published and moved:
                 self._failures = 0
             if moved or published_lsn >= wal_end_lsn:
@@ -135,7 +135,7 @@ class Health:
             self._seq = seq
 
     def snapshotting(self, snapshot: Snapshot | None) -> None:
-        """Note how far the initial snapshot is; None while it has not begun to copy."""
+        """Note the progress of the initial snapshot; None while it has not started to copy."""
         with self._lock:
             self._beat_at = self._now()
             rows = self._snapshot.rows if self._snapshot else -1
@@ -153,11 +153,11 @@ class Health:
             self._error = error
 
     def warn(self, warnings: Iterable[str]) -> None:
-        """Have the report carry these sentences, and no others."""
+        """Set the warnings in the report; they replace the earlier ones."""
         self._warnings = tuple(warnings)
 
     def report(self) -> Report:
-        """Return what stands now."""
+        """Return the current report."""
         with self._lock:
             now = self._now()
             beat_age = now - self._beat_at

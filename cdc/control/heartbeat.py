@@ -1,6 +1,6 @@
-"""Write to `lockstep.heartbeat`, where the configuration asks for the table.
+"""Write to `lockstep.heartbeat`, where the configuration enables the table.
 
-The pipeline does not need it: what cannot be written is a finding, and the stream goes on.
+The pipeline does not need it: a failed write is a finding, and the stream continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ON CONFLICT (pipeline) DO UPDATE SET beat_at = excluded.beat_at, owner = exclude
 
 
 class Heartbeat:
-    """The pipeline's row, written to every `migrations.heartbeat_seconds`."""
+    """The pipeline's row, written every `migrations.heartbeat_seconds`."""
 
     def __init__(self, config: Config) -> None:
         self._pipeline = config.pipeline
@@ -35,9 +35,9 @@ class Heartbeat:
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
     def due(self, sql: Connection) -> list[Finding]:
-        """Write where it is time; return what stands in the way.
+        """Write when it is due; return what prevented it.
 
-        Raises the error of a connection that is gone.
+        Raises the error of a lost connection.
         """
         now = time.monotonic()
         if not self._asked or now - self._beat_at < self._seconds:

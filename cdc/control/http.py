@@ -1,7 +1,8 @@
 """Serve `/livez`, `/readyz`, `/healthz` and `/metrics` over plain HTTP, from standard threads.
 
-There is no login and no TLS: listen on loopback or a private network. Never blocks the pipeline:
-at most `MAX_CONNECTIONS` are answered at once, further ones are closed, a silent client is dropped.
+There is no login and no TLS: listen on loopback or a private network. It never blocks the pipeline:
+at most `MAX_CONNECTIONS` are answered at once, further ones are closed, and a client that sends
+nothing is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
 
 
 class Server:
-    """A running server; `port` is the actual one. Ends with `close` or with the process."""
+    """A running server; `port` is the real one. Ends with `close` or with the process."""
 
     def __init__(self, http: ThreadingHTTPServer) -> None:
         self._http = http
@@ -52,7 +53,7 @@ class Server:
 
 
 def serve(listen: str, health: Health, metrics: Metrics) -> Server | None:
-    """Serve on `listen` (`host:port`, port 0 for a free one); an empty one serves nothing.
+    """Serve on `listen` (`host:port`, port 0 for a free one); nothing where it is empty.
 
     Raises ConfigError where the address cannot be bound.
     """
@@ -85,7 +86,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer asks DNS for our own name here, which can take seconds and serves nothing.
+        # HTTPServer asks DNS for our own name here, which can take seconds and is not needed.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "lockstep", self.server_address[1]
 
@@ -149,4 +150,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
-        """Keep probes, which come every few seconds, out of the log."""
+        """Do not log probes, which arrive every few seconds."""

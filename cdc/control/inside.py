@@ -1,7 +1,7 @@
 """The verdict from inside the daemon: what `/healthz`, `/readyz` and `/metrics` show.
 
-Asks no server: everything was seen by the loop, the watch of the source and the watch of the
-followers, each of which looks every few seconds.
+Queries no server: everything was read by the loop, the watch of the source and the watch of the
+followers, each of which runs every few seconds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def reader(report: Report) -> Reader:
 
 
 def judge_inside(config: Config, health: Health, metrics: Metrics) -> Verdict:
-    """Return whether all is well with the pipeline of this process."""
+    """Return the verdict on the pipeline of this process."""
     report = health.report()
     initial = Initial(metrics.initial_stage, wanted=config.snapshot.mode == "initial")
     if report.state is not State.STREAMING:
-        # It has not looked yet, or is at it: its state and its reason say all there is.
+        # It has not read the log yet, or is copying: its state and reason are all that is known.
         copying = report.state is State.SNAPSHOTTING
         initial = Initial("running" if copying else "done", wanted=True, described=report.reason)
     return verdict(

@@ -1,9 +1,8 @@
-"""Logs: one JSON object a line on stderr, or a line for people where stderr is a terminal.
+"""Logs: one JSON object per line on stderr, or a readable line where stderr is a terminal.
 
-A record is an event's name and its fields: `log.info("slot taken", extra={"fields": {"slot": n}})`
-gives `{"ts": …, "level": "info", "logger": "cdc.pipeline", "event": "slot taken", "fields": {…}}`.
-Fields name objects, counts, sizes and LSNs. Row values never go in, at any level: logs travel
-further than data may. So of an exception a line has where it is, never its words (`cdc.bugs`).
+Fields name objects, counts, sizes and LSNs. Row values are never logged, at any level: logs are
+passed on more freely than data. So for an exception a line has its location, never its message
+(`cdc.bugs`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critica
 def setup_logging(
     level: str = "info", *, as_json: bool | None = None, stream: TextIO | None = None
 ) -> None:
-    """Send every `cdc.*` logger's records to stderr; `as_json` None decides by the terminal.
+    """Send every `cdc.*` logger's records to stderr; with `as_json` None the terminal decides.
 
-    Calling it again replaces what the call before set up.
+    Calling it again replaces the earlier setup.
     """
     stream = stream or sys.stderr
     if as_json is None:
@@ -41,12 +40,12 @@ def setup_logging(
 
 
 def _colours(stream: TextIO) -> bool:
-    """Whether lines may have colours: where a terminal shows them (https://no-color.org)."""
+    """Whether lines may be coloured: on a terminal that shows it (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record, keys in one order, newlines escaped."""
+    """One JSON object per record, keys in a fixed order, newlines escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -58,7 +57,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = bugs.where(record.exc_info[1])
-        # The standard library's: a log line must come out whatever a field holds.
+        # The standard library's: a log line must be written whatever a field holds.
         return json.dumps(line, default=str, ensure_ascii=False)
 
 

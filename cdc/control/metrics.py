@@ -1,8 +1,9 @@
-"""The daemon's numbers, for Prometheus: names `lockstep_*`, units last.
+"""The daemon's metrics, for Prometheus: names `lockstep_*`, units last.
 
-The pipeline writes plain attributes, once a batch and never per row; they become samples only when
-somebody reads `/metrics`. Each `Metrics` has its own registry, so that several pipelines in one
-process (as in tests) do not meet. Python's and the process's own numbers stand beside ours.
+The pipeline writes plain attributes, once per batch and never per row; they become samples only
+when `/metrics` is read. Each `Metrics` has its own registry, so that several pipelines in one
+process (as in tests) stay separate. Python's and the process's own metrics are exported alongside
+ours.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from cdc.source.inspection import Holder
     from cdc.trace import Moments
 
-# A stage takes a millisecond or two at rest.
+# A stage takes a millisecond or two on an idle system.
 _STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 2.0, 10.0)
-# A commit takes some milliseconds at rest and up to a second with a full batch.
+# A commit takes some milliseconds on an idle system and up to a second with a full batch.
 _COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _EVENT_BUCKETS = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000)
 _BYTE_BUCKETS = tuple(4.0**power * 1_024 for power in range(9))
@@ -109,18 +110,18 @@ _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 
 
 class Cut(NamedTuple):
-    """What one Kafka transaction carried."""
+    """The contents of one Kafka transaction."""
 
     events: int
     bytes: int
     frontier_lsn: int | None
     dead_letters: int = 0
-    partitions: int = 0  # that took records of events
+    partitions: int = 0  # that got records of events
     direct: bool = False  # whether our own client wrote it
 
 
 class Durations:
-    """A histogram that costs a third of a microsecond an observation, a tenth of the library's."""
+    """A histogram that costs a third of a microsecond per observation, a tenth of the library's."""
 
     __slots__ = ("counts", "seconds")
 
@@ -129,7 +130,7 @@ class Durations:
         self.seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one; only the pipeline's thread does."""
+        """Count one observation; only the pipeline's thread calls it."""
         self.counts[bisect_left(_STAGE_BUCKETS, seconds)] += 1
         self.seconds += seconds
 
@@ -164,12 +165,12 @@ class Metrics(Collector):
         self._looked: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
         self.snapshot: Snapshot | None = None
-        self.initial_stage: str | None = "done"  # by the log, once the daemon streams
-        # Asked when somebody reads: whether all is well.
+        self.initial_stage: str | None = "done"  # in the log, once the daemon streams
+        # Called when metrics are read: the verdict.
         self.verdict: Callable[[], Verdict | None] = lambda: None
-        # Asked when somebody reads: the live snapshots that are not over.
+        # Called when metrics are read: the incremental snapshots that are not over.
         self.live: Callable[[], list[LiveRecord]] = list
-        self.live_known: Callable[[], list[LiveRecord]] = list  # those that are over too
+        self.live_known: Callable[[], list[LiveRecord]] = list  # also those that are over
         self.followers: Callable[[], list[Standing]] = list
         self.events = 0
         self.dead_letters = 0
@@ -216,7 +217,7 @@ class Metrics(Collector):
         pending_events: int,
         pending_bytes: int,
     ) -> None:
-        """Note where the stream stands after a turn of the loop."""
+        """Note the stream's state after an iteration of the loop."""
         self.wal_end_lsn = wal_end
         self.received_lsn = received
         self.confirmed_lsn = confirmed
@@ -245,7 +246,7 @@ class Metrics(Collector):
             self.lag_seconds = max(0.0, time.time() - position.committed_at_us / 1e6)
 
     def looked(self, timeline: int, retention: Retention | None, holders: list[Holder]) -> None:
-        """Note what a look at the source saw; None of a slot that was not there."""
+        """Note what a look at the source found; `retention` is None where the slot was missing."""
         ages = {
             prepared: max(
                 (each.age_seconds or 0.0 for each in holders if bool(each.prepared) is prepared),
@@ -335,7 +336,7 @@ class Metrics(Collector):
         yield refused
 
     def _collect_verdict(self) -> Iterator[Metric]:
-        """Yield what `/healthz` and `cdc status` say, where something judges."""
+        """Yield the verdict of `/healthz` and `cdc status`, where there is one."""
         found = self.verdict()
         if found is None:
             return
@@ -353,7 +354,7 @@ class Metrics(Collector):
         yield causes
 
     def _collect_snapshot(self) -> Iterator[Metric]:
-        """Yield how far the initial snapshot is, or was when it ended, if this process took one."""
+        """Yield the progress of the initial snapshot, if this process has taken one."""
         if self.snapshot is None:
             return
         for name, meaning in _SNAPSHOT.items():
@@ -362,7 +363,7 @@ class Metrics(Collector):
                 yield GaugeMetricFamily(f"lockstep_snapshot_{name}", meaning, value=value)
 
     def _collect_live(self) -> Iterator[Metric]:
-        """Yield how far each live snapshot is that is not over."""
+        """Yield the progress of each incremental snapshot that is not over."""
         found = self.live()
         yield GaugeMetricFamily(
             "lockstep_live_snapshots", "Live snapshots that run or rest.", value=len(found)
@@ -381,7 +382,7 @@ class Metrics(Collector):
         yield rows
 
     def _collect_followers(self) -> Iterator[Metric]:
-        """Yield where each follower stands; what it has not reported is absent."""
+        """Yield how far each follower is; what it has not reported is absent."""
         found = self.followers()
         state = GaugeMetricFamily(
             "lockstep_follower_state", "1 for what it is doing.", labels=["follower", "state"]

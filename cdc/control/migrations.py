@@ -1,6 +1,6 @@
-"""What `cdc setup` and `cdc teardown` do about the migrations, told step by step.
+"""What `cdc setup` and `cdc teardown` do about the migrations, reported step by step.
 
-None is needed: what is not permitted is a warning with the way around it, and all else goes on.
+None is needed: what is not permitted is a warning with a workaround, and everything else continues.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Migration(NamedTuple):
-    """One of them, as it is asked for and as it is."""
+    """A migration: whether it is requested, and its revision."""
 
     name: str
     asked: bool
-    revision: str | None  # None: not there
+    revision: str | None  # None: not applied
 
 
 def asked(config: Config) -> list[str]:
-    """Return the names of those that the configuration asks for."""
+    """Return the names of those that the configuration requests."""
     return [name for name in migrations.NAMES if getattr(config.migrations, name)]
 
 
@@ -41,7 +41,7 @@ def survey(config: Config) -> list[Migration]:
 
 
 def up(config: Config, names: list[str]) -> Iterator[Step]:
-    """Apply those; what our role may not do is a warning."""
+    """Apply these; what our role may not do is a warning."""
     for name in names:
         try:
             before = _revision(config, name)
@@ -57,7 +57,7 @@ def up(config: Config, names: list[str]) -> Iterator[Step]:
 
 
 def down(config: Config, names: list[str]) -> Iterator[Step]:
-    """Remove those that are there."""
+    """Remove those that are applied."""
     for name in names:
         try:
             if _revision(config, name) is None:
@@ -71,12 +71,12 @@ def down(config: Config, names: list[str]) -> Iterator[Step]:
 
 
 def set_up(config: Config) -> Iterator[Step]:
-    """Do what the configuration asks for."""
+    """Apply those that the configuration requests."""
     yield from up(config, asked(config))
 
 
 def tear_down(config: Config, connection: Connection) -> Iterator[Step]:
-    """Remove what is there, unless another pipeline of this database may use it."""
+    """Remove what is applied, unless another pipeline of this database may use it."""
     try:
         there = list(migrations.applied(connection))
     except PermissionDeniedError as error:

@@ -11,7 +11,7 @@ _RELOAD = "SELECT pg_reload_conf();"
 
 
 def change(able: Abilities, name: str, value: str, *, restart: bool = False) -> str:
-    """Return what sets parameter `name` to `value`, as SQL has it."""
+    """Return the statement or instruction that sets parameter `name` to `value`, written in SQL."""
     after = "  -- then restart Postgres" if restart else ""
     statement = f"ALTER SYSTEM SET {name} = {value}; {_RELOAD}{after}"
     if able.settable is None or name in able.settable:
@@ -23,5 +23,5 @@ def change(able: Abilities, name: str, value: str, *, restart: bool = False) -> 
 
 
 def waits(able: Abilities, name: str) -> bool:
-    """Return whether a change of the parameter is made and takes a restart."""
+    """Return whether the parameter was changed and needs a restart to take effect."""
     return name in able.pending

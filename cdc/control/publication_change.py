@@ -1,8 +1,8 @@
-"""Accept a publication that was altered by hand: `cdc publication acknowledge`.
+"""Accept a publication that was altered manually: `cdc publication acknowledge`.
 
 What the publication left out meanwhile is in no stream, so the tables concerned are read again: the
-commands go into the stream first, then the resume record pins the publication as it is. Whoever is
-stopped in between finds the gap again, and a table that is read twice ends the same.
+commands go into the stream first, then the resume record pins the publication as it is. If this is
+stopped in between, the gap is found again, and a table that is read twice ends in the same state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Altered(NamedTuple):
-    """What there is to accept, and the log that has another publication pinned."""
+    """What can be accepted, and the log's records, which pin another publication."""
 
     gaps: list[Gap]
     publication: Publication  # as it is
@@ -36,13 +36,13 @@ class Altered(NamedTuple):
 
     @property
     def tables(self) -> list[str]:
-        """The tables that have lost changes and are still published, as the log has them."""
+        """The tables that have lost changes and are still published, by their names in the log."""
         lost = {table for gap in self.gaps for table in gap.tables}
         return sorted(lost & self.publication.tables.keys())
 
 
 def survey(config: Config) -> Altered:
-    """Return what there is to accept; raise what can't be, and while a daemon runs."""
+    """Return what can be accepted; raise for what can't, and while a daemon runs."""
     nobody_streams(config)
     record = reader.read_resume(config)
     if record is None:
@@ -67,7 +67,7 @@ def survey(config: Config) -> Altered:
 
 
 def acknowledge(config: Config, altered: Altered, *, read: bool = True) -> dict[str, str]:
-    """Go on with the publication as it is; return the snapshots asked for, by id."""
+    """Accept the publication as it is; return the requested snapshots, by id."""
     nobody_streams(config)
     asked: dict[str, str] = {}
     if read:

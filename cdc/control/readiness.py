@@ -1,4 +1,4 @@
-"""Gather what the requirements look at: for `cdc doctor` and `cdc setup`, from the same questions.
+"""Gather what the requirements check: for `cdc doctor` and `cdc setup`, by the same queries.
 
 Changes nothing: what is tried is refused or rolled back (`cdc.source.abilities`).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def gather(connection: psycopg.Connection, config: Config, *, set_up: bool) -> SourceFacts:
-    """Return the source's facts, abilities among them."""
+    """Return the source's facts, including abilities."""
     server = inspection.server(connection)
     tables = inspection.tables(connection, config.selection)
     able = abilities.abilities(connection, config, server)
@@ -52,7 +52,7 @@ def with_snapshot(config: Config, source: SourceFacts) -> Facts:
 def _publication(
     connection: psycopg.Connection, config: Config, server: Server, tables: list[Table]
 ) -> Refusal | None:
-    """Return how the publication is refused; None where other checks say why it is not tried."""
+    """Return how the publication is refused; None where other checks report why it is not tried."""
     some = [each for each in tables if each.publishable]
     wanted = plan(config, server, some, columns(connection, [each.oid for each in some]))
     if not wanted.members or wanted.problems:

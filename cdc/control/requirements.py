@@ -1,9 +1,9 @@
 """What the source must have before anything is created: one list, for `cdc doctor` and `cdc setup`.
 
-A requirement says which step fails without it and judges the gathered facts; its findings carry the
-SQL that fixes it. The doctor shows all of them, `cdc setup` refuses where one is not met: so setup
-never fails over something that the doctor found in order. Abilities were tried
-(`cdc.source.abilities`), nothing here connects.
+A requirement names the step that fails without it and judges the gathered facts; its findings carry
+the SQL that fixes it. The doctor shows all of them, and `cdc setup` refuses where one is not met:
+so setup never fails on something that the doctor accepted. Abilities were tried
+(`cdc.source.abilities`); nothing here connects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Step(Enum):
 
 
 class Facts(NamedTuple):
-    """All that the requirements look at."""
+    """All facts that the requirements use."""
 
     source: SourceFacts
     snapshot: doctor_snapshot.Facts | None  # None where none is due
@@ -148,7 +148,7 @@ def _room(facts: Facts, name: str, used: int, needed: int) -> Finding:
 
 
 def _replication(_: Config, facts: Facts) -> Iterator[Finding]:
-    """Judge by trying: managed services grant it by roles of their own."""
+    """Judge by trying: managed services grant this through roles of their own."""
     server, able = facts.source.server, facts.source.able
     role = sql.Identifier(server.role).as_string()
     if able.slot is not None and facts.source.slot is None:
@@ -166,7 +166,7 @@ def _replication(_: Config, facts: Facts) -> Iterator[Finding]:
 
 
 def _replicate(facts: Facts, role: str) -> str:
-    """Return the SQL that lets the role stream, as this server has it."""
+    """Return the SQL that allows the role to stream, for this kind of server."""
     managed = facts.source.able.managed or ""
     if "rds." in managed:
         return f"GRANT rds_replication TO {role};"
@@ -189,7 +189,7 @@ _AND_ROWS: Final = "; then `cdc snapshot TABLE`, which reads the rows that it ha
 
 
 def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
-    """Judge a publication that is refused for want of a privilege."""
+    """Judge a publication that is refused because a privilege is missing."""
     source = facts.source
     refused = source.able.publication
     if refused is None or not isinstance(refused.error, PermissionDeniedError):
@@ -199,7 +199,7 @@ def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
         role = sql.Identifier(source.server.role).as_string()
         owners = sorted({each.owner for each in foreign})
         fix = " ".join(f"GRANT {sql.Identifier(each).as_string()} TO {role};" for each in owners)
-        if source.able.superusers.intersection(owners):  # never to be granted
+        if source.able.superusers.intersection(owners):  # must not be granted
             fix = f"{refused.sql}  -- as a superuser, or give the tables to {source.server.role}"
             fix += _AND_ROWS if source.publication is not None else ""
         yield error(
@@ -217,14 +217,14 @@ def _owner(_: Config, facts: Facts) -> Iterator[Finding]:
 
 
 def _publication(_: Config, facts: Facts) -> Iterator[Finding]:
-    """Judge a publication that Postgres does not take from anybody."""
+    """Judge a publication that Postgres refuses for every role."""
     refused = facts.source.able.publication
     if refused is not None and not isinstance(refused.error, PermissionDeniedError):
         yield error("publication", refused.error.what, refused.error.hint)
 
 
 def _migrations(config: Config, _: Facts) -> Iterator[Finding]:
-    """Judge whether what the configuration wants in the database can be put there."""
+    """Judge whether the configured migrations can be applied."""
     if migrations.asked(config):
         try:
             extras.require("migrations in the configuration", "migrations")

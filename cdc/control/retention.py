@@ -1,9 +1,9 @@
-"""What the slot keeps, for how long that goes well, and who holds it back. Pure.
+"""What the slot keeps, how long that lasts, and which transactions hold it back. Pure.
 
-Postgres keeps WAL from the slot's restart LSN on, and gives the slot up once that is more than
-`max_slot_wal_keep_size`. The restart LSN follows the daemon, and stands still while a transaction
-that writes is open or prepared, in whichever database. The forecast asks how long the slot would
-last if it stood still from now on, at the rate at which WAL is being written.
+Postgres keeps WAL from the slot's restart LSN on, and invalidates the slot once that is more than
+`max_slot_wal_keep_size`. The restart LSN follows the daemon, and does not move while a transaction
+that writes is open or prepared, in any database. The forecast is how long the slot would last if
+its restart LSN did not move from now on, at the current WAL rate.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
     from cdc.source.inspection import Holder, Server, Slot, StandbySlot
 
-# The rate is smoothed over about as long: a bulk load shows, a single burst does not alarm.
+# The rate is smoothed over this time: a bulk load shows, a single burst does not alarm.
 _SMOOTHING_SECONDS: Final = 60.0
-# The restart LSN moves in steps, some 15 s apart: the server notes running transactions so often.
+# The restart LSN moves in steps of about 15 s: the interval at which the server logs running
+# transactions.
 _STANDS_STILL_SECONDS: Final = 60.0
-# Time for a person to do something about it.
+# Enough time for a person to act.
 _SOON_SECONDS: Final = 3_600.0
-# Where nobody measured a rate, so little room is too little.
+# Where no rate was measured, less room than this is too little.
 _LITTLE_BYTES: Final = 2**30
-# A transaction open for longer holds the restart LSN back for longer than a step of its own.
+# A transaction that is open for longer holds the restart LSN back visibly.
 LONG_TRANSACTION_SECONDS: Final = 300.0
 
 
 class Retention(NamedTuple):
-    """The slot's share of the server's disk; None is what its server does not tell or limit."""
+    """The slot's share of the server's disk; what its server does not report or limit is None."""
 
     slot: Slot
     wal_bytes_per_second: float | None = None  # None until it was measured
@@ -41,14 +42,14 @@ class Retention(NamedTuple):
 
     @property
     def lost_in_seconds(self) -> float | None:
-        """Return after how long the slot is lost if it stands still; None where it never is."""
+        """Return when the slot is lost if its restart LSN stays; None where it never is."""
         if self.slot.safe_wal_bytes is None or not self.wal_bytes_per_second:
             return None
         return max(0, self.slot.safe_wal_bytes) / self.wal_bytes_per_second
 
 
 class Gauge:
-    """Follows a slot over looks at it, at monotonic times, and tells its `Retention`."""
+    """Follows a slot over repeated looks, at monotonic times, and returns its `Retention`."""
 
     def __init__(self) -> None:
         self._seen: tuple[float, int] | None = None
@@ -57,7 +58,7 @@ class Gauge:
         self._moved_at = 0.0
 
     def observe(self, at: float, wal_lsn: int, slot: Slot) -> Retention:
-        """Take in one look."""
+        """Record one look."""
         if self._seen and at > self._seen[0] and wal_lsn >= self._seen[1]:
             seconds = at - self._seen[0]
             rate = (wal_lsn - self._seen[1]) / seconds
@@ -70,7 +71,7 @@ class Gauge:
 
 
 def judge_slot(retention: Retention) -> Iterator[Finding]:
-    """Yield what threatens the slot, or has lost it."""
+    """Yield what threatens the slot, or that it is lost."""
     slot = retention.slot
     if slot.wal_status == "lost" or slot.invalidation_reason:
         why = slot.invalidation_reason or "the WAL it needs was removed"
@@ -103,7 +104,7 @@ def judge_slot(retention: Retention) -> Iterator[Finding]:
 
 
 def judge_idle(server: Server, slot: Slot) -> Iterator[Finding]:
-    """Yield how long a slot that nobody reads will still be kept (Postgres 18)."""
+    """Yield how long a slot without a reader will still be kept (Postgres 18)."""
     limit = int(server.settings.get("idle_replication_slot_timeout", "0"))
     if limit and slot.active_pid is None and slot.inactive_seconds is not None:
         left = max(0.0, limit - slot.inactive_seconds)
@@ -116,7 +117,7 @@ def judge_idle(server: Server, slot: Slot) -> Iterator[Finding]:
 
 
 def judge_holders(holders: list[Holder]) -> Iterator[Finding]:
-    """Yield the transactions that have held the slot back for long."""
+    """Yield the transactions that have held the slot back for a long time."""
     for each in holders:
         if (each.age_seconds or 0) < LONG_TRANSACTION_SECONDS:
             continue
@@ -133,7 +134,7 @@ def judge_holders(holders: list[Holder]) -> Iterator[Finding]:
 
 
 def judge_standbys(standbys: list[StandbySlot]) -> Iterator[Finding]:
-    """Yield the standbys that a failover slot's walsender waits for in vain."""
+    """Yield disconnected standbys that a failover slot's walsender waits for."""
     for each in standbys:
         if each.named and not each.active:
             state = "is not connected" if each.exists else "has no such slot"
@@ -147,7 +148,7 @@ def judge_standbys(standbys: list[StandbySlot]) -> Iterator[Finding]:
 
 
 def spell(seconds: float) -> str:
-    """Return a duration as people say it, in one unit: `3 h`."""
+    """Return a duration in words, in one unit: `3 h`."""
     for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,9 +1,9 @@
-"""Bring a pipeline into being, and take it away: the steps of `cdc setup` and `cdc teardown`.
+"""Set up and tear down a pipeline: the steps of `cdc setup` and `cdc teardown`.
 
-Setting up may be repeated: each step does what is missing and leaves the rest. The order makes a
-stop between any two steps harmless: publication, topics, slot, then at once the first resume
-record, which says that the log begins at the slot's consistent point. A slot without that record,
-or a record without its slot, is never papered over: either may hide changes that nobody has seen.
+Setup may be repeated: each step creates what is missing and leaves the rest. The order makes a stop
+between any two steps harmless: publication, topics, slot, then at once the first resume record,
+which states that the log starts at the slot's consistent point. A slot without that record, or a
+record without its slot, is an error: either may hide changes that were never read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class _Ready(NamedTuple):
-    """What the steps go on with, once everything was found ready for them."""
+    """What the steps use, once all checks have passed."""
 
     server: inspection.Server
     tables: list[inspection.Table]
@@ -69,9 +69,10 @@ class _Ready(NamedTuple):
 
 
 def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
-    """Do what is missing, telling each step. Raises what makes going on wrong, with its remedy.
+    """Create what is missing, reporting each step. Raises what prevents it, with its fix.
 
-    All is checked before anything is created; what a failed first setup created is removed again.
+    Everything is checked before anything is created; what a failed first setup created is removed
+    again.
     """
     client = topics.admin(config)
     with connect(config) as connection, ExitStack() as undo:
@@ -82,7 +83,7 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
             record = yield from _membership(connection, config, slot, record, tables)
         yield from migrations.set_up(config)
         if record is not None:
-            # Before a table is published: the daemon may meet its first row at once.
+            # Before a table is published: the daemon may receive its first row at once.
             yield from hidden.write()
         state = membership.state(connection, config.publication)
         yield from setup_publication.publish(connection, config, ready.wanted, state, record)
@@ -101,8 +102,8 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
             yield from _rows(config, connection, tables)
 
 
-# What failed is reported by the error on its way, so undoing is silent. Where a slot or a resume
-# record exists by then, another setup has succeeded meanwhile, and what is there is its own.
+# The error that caused the undoing reports what failed, so undoing is silent. Where a slot or a
+# resume record exists by then, another setup has succeeded meanwhile and owns what exists.
 
 
 def _drop(connection: psycopg.Connection, config: Config) -> None:
@@ -126,7 +127,7 @@ def _delete(client: AdminClient, config: Config, names: list[str]) -> None:
 def _checked(
     connection: psycopg.Connection, config: Config, client: AdminClient, *, adopt_slot: bool
 ) -> _Ready:
-    """Return what setup goes on with; raise where one of its steps would fail. Creates nothing."""
+    """Return what the steps use; raise where one of them would fail. Creates nothing."""
     reach(config)
     server = inspection.server(connection)
     tables = source_setup.matched_tables(connection, config)
@@ -163,7 +164,7 @@ def _check_meeting(
     *,
     adopt_slot: bool,
 ) -> None:
-    """Raise where slot and log do not belong together, or one of them is missing."""
+    """Raise where slot and log do not match, or one of them is missing."""
     if record is not None and slot is None:
         raise GapError(
             f"the log ends at {record[1].end_lsn}, but the slot {config.slot} is gone, and the "
@@ -196,7 +197,7 @@ def _membership(
     record: Resume,
     tables: list[inspection.Table],
 ) -> Generator[Step, None, Resume]:
-    """Accept that a table has left the publication for good; refuse to put one back unnoticed.
+    """Accept that a table has left the publication for good; refuse to add one back unnoticed.
 
     Returns the resume record as it is from then on.
     """
@@ -211,7 +212,7 @@ def _membership(
     gone = sorted(set(identity.publication.tables) - set(now.tables))
     running = slot.active_pid is not None
     if not gone or (running and not existing.intersection(gone)):
-        return record  # what was dropped may stay known
+        return record  # a dropped table may stay in the record
     back = sorted({each.catalog_name for each in tables}.intersection(gone))
     if back:
         raise GapError(
@@ -250,7 +251,7 @@ def _topics(
     *,
     new: bool,
 ) -> Iterator[Step]:
-    """Create what is missing; put the data topics as they are into `described`."""
+    """Create what is missing; write the data topics as they are into `described`."""
     own = topics.internal_topics(config)
     data = _wanted(config, tables)[len(own) :]
     names = [topic.name for topic in own + data]
@@ -284,7 +285,7 @@ def _topics(
 
 
 def _refuse_used(config: Config, present: dict[str, topics.Described]) -> None:
-    """Raise where a new log would begin in topics that hold records already."""
+    """Raise where a new log would start in topics that already hold records."""
     places = [
         (name, number) for name, topic in present.items() for number in range(topic.partitions)
     ]
@@ -305,7 +306,7 @@ def _begin(
     described: dict[str, topics.Described],
     undo: ExitStack,
 ) -> Iterator[Step]:
-    """Create the slot, or take the one that is there, and write where the log begins."""
+    """Create the slot, or use the existing one, and write where the log starts."""
     server, slot, hidden = ready.server, ready.slot, ready.hidden
     if slot is None:
         writing = inspection.holders(connection)
@@ -313,7 +314,7 @@ def _begin(
             yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
         failover = config.source.failover is not False and server.major >= FAILOVER_MAJOR
         lsn = source_setup.create_slot(connection, config.slot, failover=failover)
-        # It would keep WAL for a pipeline that does not exist; the next try makes another.
+        # It would keep WAL for a pipeline that does not exist; the next attempt creates another.
         undo.callback(_drop, connection, config)
     else:
         assert slot.confirmed_flush_lsn is not None
@@ -342,16 +343,16 @@ def _begin(
 
 
 def _due(config: Config) -> list[Record]:
-    """Return what says that the log is to begin with an initial snapshot, where it is."""
+    """Return the records that make an initial snapshot due, where one is wanted."""
     if config.snapshot.mode == "never":
         return []
     return [topic.state_record(config, SnapshotState(pipeline=config.pipeline, stage="due"))]
 
 
 def first_position(lsn: LSN) -> ResumePosition:
-    """Return the position of a log that is empty and begins at `lsn`, at this moment.
+    """Return the position of an empty log that starts at `lsn`, now.
 
-    A logical message may be the first event; it takes its time from what was there before it.
+    A logical message may be the first event; it takes its time from this position.
     """
     now_us = time.time_ns() // 1_000
     return ResumePosition(
@@ -368,7 +369,7 @@ def first_position(lsn: LSN) -> ResumePosition:
 
 
 def _wanted(config: Config, tables: list[inspection.Table]) -> list[topics.Topic]:
-    """Return the topics that the pipeline is to have."""
+    """Return the topics that the pipeline should have."""
     data = [
         topics.data_topic(config, each.schema, each.name)
         for each in tables
@@ -382,7 +383,7 @@ def _rows_since(
     tables: list[inspection.Table],
     identity: ResumeIdentity,
 ) -> Iterator[Step]:
-    """Tell which tables are new to the log and had rows before: no stream brings those."""
+    """Report which tables are new to the log and had rows before: no event carries those."""
     new = [each for each in tables if each.catalog_name not in identity.publication.tables]
     filled = [
         str(each)
@@ -400,7 +401,7 @@ def _rows_since(
 def _rows(
     config: Config, connection: psycopg.Connection, tables: list[inspection.Table]
 ) -> Iterator[Step]:
-    """Tell what becomes of the rows that are older than the log."""
+    """Report what happens to the rows that are older than the log."""
     filled, unread = [], []
     for table in tables:
         if not table.may_select:
@@ -426,11 +427,11 @@ def _rows(
         )
 
 
-# --- taking away ---
+# --- tearing down ---
 
 
 class Remains(NamedTuple):
-    """What `tear_down` would take away."""
+    """What `tear_down` would remove."""
 
     slot: inspection.Slot | None
     publication: inspection.Publication | None
@@ -438,7 +439,7 @@ class Remains(NamedTuple):
 
 
 def survey(config: Config) -> Remains:
-    """Return what there is of the pipeline."""
+    """Return what exists of the pipeline."""
     with connect(config) as connection:
         slot = inspection.slot(connection, config.slot)
         found = inspection.publication(connection, config.publication)

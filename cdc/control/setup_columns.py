@@ -1,9 +1,9 @@
 """The step of `cdc setup` that records which columns are hidden, by number.
 
-The configuration hides columns by name. From here on each is followed by its number, so that a name
-that passes to another column, before the daemon has seen the table or while it is stopped, shows
-nothing (`cdc.column_identity`). What was recorded stays: setting up again after such a change is
-refused, as the daemon would refuse it.
+The configuration hides columns by name. From here on each is identified by its number, so that
+nothing is shown when a name passes to another column, before the daemon has seen the table or while
+it is stopped (`cdc.column_identity`). What was recorded stays: repeating the setup after such a
+change is refused, as the daemon would refuse it.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class HiddenColumns:
 
     def __init__(self, connection: Connection, config: Config, tables: list[Table]) -> None:
         self._connection, self._config = connection, config
-        # Oldest first: the newest counts.
+        # Oldest first: the newest takes precedence.
         self._known = {n.relation_id: n for n in reader.read_column_numbers(config)}
         self._written = dict(self._known)
         self._relations = _hiding(connection, config, tables)
 
     def look(self) -> None:
-        """Take the numbers as they are; raise ConfigError where a hidden column has lost its name.
+        """Read the current numbers; raise ConfigError where a hidden column has lost its name.
 
-        Each look adds to the one before.
+        Each look adds to the earlier ones.
         """
         bare = []
         now = catalog.all_column_numbers(
@@ -78,9 +78,9 @@ class HiddenColumns:
             raise _refused(bare)
 
     def refuse_beside(self, slot: Slot | None) -> None:
-        """Raise ConfigError where a daemon runs and a column is to be hidden from now on by a mask.
+        """Raise ConfigError where a daemon runs and a mask will hide a column that was not hidden.
 
-        The daemon hides by the configuration that it began with; a column that the publication
+        The daemon hides by the configuration with which it started; a column that the publication
         leaves out is hidden by Postgres.
         """
         if slot is None or slot.active_pid is None:
@@ -107,17 +107,17 @@ class HiddenColumns:
 
     @property
     def new(self) -> list[ColumnNumbers]:
-        """What the log does not have."""
+        """Return what the log does not have yet."""
         return [n for n in self._known.values() if n.hidden and not self._is_written(n)]
 
     def write(self) -> Iterator[Step]:
-        """Put into the log what it does not have, and show it."""
+        """Write to the log what it does not have, and report it."""
         if new := self.new:
             column_numbers.write(self._config, new)
             yield self.written()
 
     def written(self) -> Step:
-        """Note that the log has what is new; return the step that shows it."""
+        """Note that the log has what is new; return the step that reports it."""
         new = self.new
         self._written |= {n.relation_id: n for n in new}
         names = [f"{n.schema}.{n.table} ({_named(n)})" for n in new]
@@ -139,7 +139,7 @@ def _hiding(connection: Connection, config: Config, tables: list[Table]) -> list
     chosen: dict[tuple[str, str], TableSelection] = {}
     for table in tables:
         if table.kind == "p" and by_leaf:
-            # The stream describes each partition, whose numbers are its own.
+            # The stream describes each partition, which has numbers of its own.
             named: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
                 (leaf.schema, leaf.name): ((leaf.schema, leaf.name), (table.schema, table.name))
                 for leaf in partitions(connection, [table.oid])

@@ -1,8 +1,8 @@
-"""The step of `cdc setup` that makes the publication what the configuration says.
+"""The step of `cdc setup` that changes the publication to what the configuration describes.
 
-A publication that is there is changed in one transaction, so that no change falls between, and with
-a note that lets a running daemon see that no table was out of it (`cdc.source.membership`). Taking
-a table out is the one thing that the daemon must be stopped for: the log goes on without it.
+An existing publication is changed in one transaction, so that no change is lost in between, and
+with a note that shows a running daemon that no table was out of it (`cdc.source.membership`). Only
+for removing a table must the daemon be stopped: the log continues without it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def planned(
     connection: psycopg.Connection, config: Config, server: Server, tables: list[Table]
 ) -> Plan:
-    """Return what the publication is to be; raise ConfigError with every problem."""
+    """Return what the publication should be; raise ConfigError with every problem."""
     wanted = plan(config, server, tables, columns(connection, [each.oid for each in tables]))
     split = partitions(connection, [each.oid for each in tables if each.kind == "p"])
     problems = [*wanted.problems, *partition_problems(config, split)]
@@ -63,7 +63,7 @@ def publish(
     state: membership.State | None,
     record: Record | None,
 ) -> Iterator[Step]:
-    """Create the publication or change it to `wanted`; `check` has found nothing against it."""
+    """Create the publication or change it to `wanted`; `check` has found no obstacle."""
     name = config.publication
     names = listed([str(each.table) for each in wanted.members])
     if state is None:
@@ -115,7 +115,7 @@ def _change(
 def difference(
     connection: psycopg.Connection, config: Config, wanted: Plan, state: membership.State
 ) -> tuple[dict[int, tuple[str, str]], set[int], membership.Change]:
-    """Return the published tables' names, those to be taken out, and what is to change."""
+    """Return the published tables' names, those to remove, and the change to make."""
     names = catalog.names(connection, state.entries.keys() | state.published.keys())
     excluded = {oid for oid, at in names.items() if config.selection.excludes(*at)}
     return names, excluded, membership.difference(wanted, state, excluded)
@@ -139,7 +139,7 @@ def check(
     slot: Slot | None,
     record: Record | None,
 ) -> None:
-    """Raise where the publication cannot become what is wanted; changes nothing."""
+    """Raise where the publication cannot be changed to `wanted`; changes nothing."""
     name = config.publication
     if state is None:
         if record is not None:

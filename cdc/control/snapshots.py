@@ -1,4 +1,4 @@
-"""Live snapshots from beside the daemon: commands into the stream, and what the log says."""
+"""Control incremental snapshots from outside the daemon: commands in the stream, and the log."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from cdc.source.members import Member
 
 
-# So often a wait says how far it is.
+# The interval at which a wait reports progress.
 TELL_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.5
-# A table that somebody has locked exclusively can't be looked up: say so rather than wait.
+# A table that a session has locked exclusively can't be looked up: report that rather than wait.
 _LOCK_TIMEOUT: Final = b"SET lock_timeout = '10s'"
 
 
 class NotOverError(CDCError):
-    """A snapshot that was waited for is not over in time."""
+    """A snapshot did not end within the timeout."""
 
     exit_code = Exit.TEMPORARY
 
@@ -48,7 +48,7 @@ def start(
     keys: tuple[Key, ...] | None = None,
     anew: bool = False,
 ) -> dict[str, str]:
-    """Ask for a snapshot of each table; return their names by the snapshots' ids."""
+    """Request a snapshot of each table; return their names by the snapshots' ids."""
     require_secret(config)
     _expect_initial(config)
     try:
@@ -63,7 +63,7 @@ def start(
 
 
 def _expect_initial(config: Config) -> None:
-    """Raise ConfigError while the initial snapshot is not taken: the stream begins behind it."""
+    """Raise ConfigError while the initial snapshot is due: the stream starts after it."""
     resumed = reader.read_resume(config)
     if resumed is not None and resumed[0].snapshot == "due":
         raise ConfigError(
@@ -100,12 +100,12 @@ def ask(
 
 
 def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
-    """Pause, resume or stop one, or each; return the ids meant. ConfigError where there is none."""
+    """Pause, resume or stop one, or all; return their ids. ConfigError where there is none."""
     require_secret(config)
     known = live_topic.read(config)
     active = [record.id for record in known if record.active]
     meant = [each for each in active if number in (None, each)]
-    if do == "stop":  # acknowledges one that has failed
+    if do == "stop":  # acknowledges a failed one
         meant += [each.id for each in known if (each.id, each.state) == (number, "failed")]
     if not meant:
         raise ConfigError(
@@ -119,7 +119,7 @@ def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
 
 
 def listing(config: Config) -> list[LiveRecord]:
-    """Return the live snapshots that the log knows, oldest first."""
+    """Return the incremental snapshots in the log, oldest first."""
     return live_topic.read(config)
 
 
@@ -132,7 +132,7 @@ def wait(
 ) -> list[LiveRecord]:
     """Return the snapshots' records once all are over.
 
-    `tell` gets a line at once where no daemon reads the slot, and one every `TELL_SECONDS`. Raises
+    `tell` is called at once where no daemon reads the slot, and then every `TELL_SECONDS`. Raises
     NotOverError when `timeout` has passed (None: never).
     """
     began = told_at = time.monotonic()
@@ -155,7 +155,7 @@ def wait(
 
 
 def _no_daemon(config: Config) -> str:
-    """Return what to say where nobody reads the slot; nothing where somebody does."""
+    """Return a sentence where no daemon reads the slot; an empty text where one does."""
     if daemon_streams(config):
         return ""
     return f"no daemon reads the slot {config.slot}: it begins when one does (cdc run)"
@@ -182,7 +182,7 @@ def _not_over(so_far: str, seconds: float, *, reads: bool) -> NotOverError:
 
 
 def daemon_streams(config: Config) -> bool:
-    """Whether somebody reads the slot, and so will hear a command now."""
+    """Whether a daemon reads the slot, and so receives a command now."""
     reach(config)
     if reader.read_resume(config) is None:
         raise ConfigError(
@@ -199,7 +199,7 @@ def new_id() -> str:
 
 
 def pattern_of(text: str) -> TablePattern:
-    """Return the pattern of tables that a command was given; ConfigError where it is none."""
+    """Return the table pattern in a command's argument; ConfigError where it is none."""
     try:
         return parse_table_pattern(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""How far the log is, and whether all is well: from the log and the source, without the daemon.
+"""How far the log is, and the verdict: from the log and the source, without the daemon.
 
-The daemon is asked too, at `http.listen`, but only for what nobody else knows: what it is doing. So
-a daemon that hangs, or is gone, or was never started shows in the same report.
+The daemon is asked too, at `http.listen`, but only for what only it knows: what it is doing. So a
+daemon that hangs, has stopped or was never started appears in the same report.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from cdc.snapshot.records import SnapshotState
 
 _HTTP_TIMEOUT_SECONDS = 2.0
-# Over less, a rate says little; and a daemon at work measures a better one.
+# Over a shorter time a rate means little, and a running daemon measures a better one.
 _RATE_SECONDS = 30.0
 
 
 class Status(NamedTuple):
-    """What stands now; None is unknown, and then a problem says why."""
+    """The current state; None is unknown, and then a problem gives the reason."""
 
     pipeline: str
     resume: tuple[ResumeIdentity, ResumePosition] | None
@@ -53,9 +53,9 @@ class Status(NamedTuple):
 
     @property
     def retention(self) -> Retention | None:
-        """Return the slot's room, with a forecast where nobody has written to the log of late.
+        """Return the slot's retention, with a forecast where the log was not written recently.
 
-        The rate is then the one since the log ended; a daemon at work measures its own.
+        The rate is then the average since the log's last write; a running daemon measures its own.
         """
         if self.slot is None:
             return None
@@ -70,7 +70,7 @@ class Status(NamedTuple):
 
     @property
     def lag_bytes(self) -> int | None:
-        """Return the WAL between its end and what the log holds."""
+        """Return the WAL between the WAL's end and what the log holds."""
         if self.server is None or self.resume is None:
             return None
         return max(0, self.server.wal_lsn - self.resume[1].end_lsn)
@@ -86,7 +86,7 @@ class Status(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What is late, or will fail one day."""
+        """What lags, or will fail some day."""
         return [each.what for each in self.verdict.of(Level.DEGRADED)]
 
     def fields(self) -> dict[str, Any]:
@@ -149,9 +149,9 @@ class Status(NamedTuple):
 
 
 def read_status(config: Config) -> Status:
-    """Return what stands now. Servers that do not answer are causes, not exceptions."""
+    """Return the current state. Servers that do not answer are causes, not exceptions."""
     unanswered: list[Cause] = []
-    # The slot first: what it confirms was in the log before, so the log read later must hold it.
+    # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
     server, slot, holders = _source(config, unanswered)
     resume, frontier, snapshot, live = _log(config, unanswered)
     daemon = _daemon(config.http.listen)
@@ -182,7 +182,7 @@ def read_status(config: Config) -> Status:
 
 
 def _reader(body: dict[str, Any] | None) -> Reader | None:
-    """Return what the body of /readyz says; an older daemon's has less."""
+    """Return the fields in the body of /readyz; an older daemon's has fewer."""
     if body is None:
         return None
     return Reader(
@@ -258,11 +258,11 @@ def _source(
 
 
 def _daemon(listen: str) -> dict[str, Any] | None:
-    """Return what the daemon says of itself, or None where nobody answers as it would."""
+    """Return the daemon's own report, or None where no daemon answers."""
     host, _, port = listen.rpartition(":")
     if not listen or port == "0":
         return None
-    # What listens everywhere is reached on loopback.
+    # A daemon that listens on all addresses is reached on loopback.
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))  # noqa: S104
     connection = HTTPConnection(host, int(port), timeout=_HTTP_TIMEOUT_SECONDS)
     try:
@@ -281,7 +281,7 @@ def _refused(
     slot: inspection.Slot | None,
     daemon: dict[str, Any] | None,
 ) -> Cause | None:
-    """Return what a daemon halts over at its start, where none reads; starting it is no remedy."""
+    """Return why a daemon would halt at its start, where none reads: starting it is no fix."""
     at_work = daemon is not None and daemon.get("ready")
     if resume is None or slot is None or slot.active_pid is not None or at_work:
         return None

@@ -1,4 +1,4 @@
-"""The account that `cdc setup` and `cdc teardown` give of what they do, line by line."""
+"""The lines that `cdc setup` and `cdc teardown` print about what they do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Did(Enum):
 
     DONE = "done"  # changed something
     LEFT = "left"  # found it as it should be
-    WARN = "warn"  # something to know before going on
-    PROGRESS = "progress"  # part of a long step, for people who wait
+    WARN = "warn"  # a warning
+    PROGRESS = "progress"  # part of a long step, to show progress
 
 
 class Step(NamedTuple):
-    """One line of the account."""
+    """One line of the output."""
 
     did: Did
     what: str

@@ -1,8 +1,9 @@
-"""Tables added to a running pipeline, and taken out of one: `cdc table add|remove|list`.
+"""Tables added to a running pipeline, and removed from one: `cdc table add|remove|list`.
 
-The publication is changed and, in the same transaction, the daemon told: so what it is to read
-again begins at the very place in the stream from which on the table's changes are in it. A table
-that leaves is noted as meant to leave (`cdc.source.membership`), so that nobody calls it a gap.
+The publication is changed and, in the same transaction, the command is sent to the daemon: so the
+snapshot of the table starts at the exact position in the stream from which on the table's changes
+are in it. A table that is removed is noted as removed on purpose (`cdc.source.membership`), so that
+it does not count as a gap.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _NOTHING = Change([], [], [], [], [], {}, [])
 
 
 class Added(NamedTuple):
-    """What a table's adding came to."""
+    """The result of adding a table."""
 
     table: str
     snapshot: str | None  # its id, where it is read
 
 
 def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Added]:
-    """Add tables that the configuration captures, and have them read; tell the snapshots' ids.
+    """Add tables that the configuration captures, and snapshot them; return the snapshots' ids.
 
     A table that was captured before is emptied in the log first: what it lost meanwhile is in no
-    stream. So a membership that it lost by a drop, or by hand, is noted as ended on purpose.
+    stream. So a membership that ended by a drop, or manually, is noted as ended on purpose.
     """
     if read:
         require_secret(config)
@@ -92,7 +93,7 @@ def add(config: Config, tables: Sequence[str], *, read: bool = True) -> list[Add
 
 
 def _readable(chosen: list[plan.Member]) -> None:
-    """Raise where existing rows could not be read: they must not be missed unnoticed."""
+    """Raise where existing rows could not be read: they must not be left out unnoticed."""
     refused = [each.table for each in chosen if not each.table.may_select]
     if refused:
         grants = ", ".join(each.quoted for each in refused)
@@ -107,7 +108,7 @@ def _readable(chosen: list[plan.Member]) -> None:
 def _not_ours(
     error: PermissionDeniedError, connection: Connection, config: Config, change: Change
 ) -> PermissionDeniedError:
-    """Return the refusal with the way that loses no rows: an owner adds it, we read it."""
+    """Return the refusal with a way that loses no rows: an owner adds the table, we read it."""
     statements = membership.alterations(config.publication, change)
     text = " ".join(f"{each.as_string(connection)};" for each in statements)
     names = " ".join(str(each.table) for each in change.add)
@@ -120,7 +121,7 @@ def _not_ours(
 
 
 def _lost(config: Config, chosen: list[plan.Member]) -> frozenset[int]:
-    """Return the memberships by which the log still knows the tables."""
+    """Return the memberships under which the log still knows the tables."""
     resumed = reader.read_resume(config)
     known = resumed[0].publication.tables if resumed else {}
     names = (each.table.catalog_name for each in chosen)
@@ -128,7 +129,7 @@ def _lost(config: Config, chosen: list[plan.Member]) -> frozenset[int]:
 
 
 def remove(config: Config, tables: Sequence[str]) -> list[str]:
-    """Take tables out of the publication; the log goes on without. Beside a running daemon."""
+    """Remove tables from the publication; the log continues without them. A daemon may run."""
     with connect(config) as connection:
         wanted, state = _standing(connection, config)
         entries = {
@@ -172,7 +173,7 @@ def _standing(connection: Connection, config: Config) -> tuple[Plan, State]:
 
 
 def _named(wanted: Sequence[str], known: list[str], config: Config) -> list[str]:
-    """Return those of `known` that the patterns match; ConfigError where one matches none."""
+    """Return the names in `known` that the patterns match; ConfigError where one matches none."""
     chosen: list[str] = []
     for text in wanted:
         pattern = pattern_of(text)

@@ -1,10 +1,10 @@
-"""Is all well? One answer, from facts, for `cdc status`, the daemon's health and the doctor.
+"""The pipeline's verdict, from facts, for `cdc status`, the daemon's health and the doctor.
 
-Pure: what was seen goes in, a `Verdict` comes out: one sentence, a level, and each cause with its
-age and its remedy. `ok` means that everything which has something to apply applies it. So nothing
-that cannot move on, or has not moved on for `LATE_SECONDS` though the log has more for it, is `ok`,
-whatever it reports of itself. `degraded` moves on, or may recover by itself; `failed` has not for
-`STALLED_SECONDS`, or needs a person.
+Pure: facts in, a `Verdict` out: one sentence, a level, and each cause with its age and its remedy.
+`ok` means that everything which has something to apply applies it. So nothing that cannot advance,
+or has not advanced for `LATE_SECONDS` though the log has more for it, is `ok`, whatever it reports
+of itself. `degraded` advances, or may recover by itself; `failed` has not for `STALLED_SECONDS`, or
+needs a person.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from cdc.snapshot.live.records import LiveRecord
     from cdc.source.inspection import Slot
 
-# A daemon at work moves its resume record every ten seconds, also when nothing happens.
+# A running daemon updates its resume record every ten seconds, also when idle.
 STALE_SECONDS: Final = 60.0
 # An incremental snapshot waits for transactions to end, and reads a chunk again that was changed
-# under it: what is over so soon is its everyday work.
+# meanwhile: a wait that is shorter than this is normal.
 _WAITS_SECONDS: Final = 10.0
 _AGAIN: Final = "`cdc doctor` says what can be done"
 _RUN: Final = (
@@ -39,15 +39,15 @@ _RUN: Final = (
 
 
 class Level(Enum):
-    """How bad it is."""
+    """The severity of a cause, or of the verdict."""
 
     OK = "ok"
-    DEGRADED = "degraded"  # it moves on, or may recover by itself
-    FAILED = "failed"  # it does not move on, or needs a person
+    DEGRADED = "degraded"  # it advances, or may recover by itself
+    FAILED = "failed"  # it does not advance, or needs a person
 
 
 class Cause(NamedTuple):
-    """Why it is not well."""
+    """Why the verdict is not `ok`."""
 
     level: Level
     about: str  # server, setup, slot, daemon, snapshot, live_snapshot, follower
@@ -87,7 +87,7 @@ class Verdict(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """The daemon, as its own loop knows it."""
+    """The daemon, as its own loop reports it."""
 
     state: str
     ready: bool
@@ -100,22 +100,22 @@ class Reader(NamedTuple):
 
 
 class Initial(NamedTuple):
-    """The initial snapshot, by the log."""
+    """The initial snapshot, according to the log."""
 
     stage: str | None  # None: the log has no record of one
-    wanted: bool  # the configuration asks for one
-    described: str = ""  # how far it is, where the daemon tells
+    wanted: bool  # the configuration enables one
+    described: str = ""  # its progress, where the daemon reports it
 
 
 class Facts(NamedTuple):
-    """What was seen of a pipeline at one moment."""
+    """What was found of a pipeline at one moment."""
 
     unanswered: tuple[Cause, ...] = ()  # servers that were asked and did not answer
-    resume_lsn: LSN | None = None  # up to where the log has everything; None: it has no record
+    resume_lsn: LSN | None = None  # up to here the log has everything; None: it has no record
     resume_age_seconds: float | None = None
     lag_bytes: int | None = None
     slot: Slot | None = None
-    inside: bool = False  # the daemon itself asks: it has the slot, and knows how it is
+    inside: bool = False  # the daemon itself judges: it has the slot, and knows its own state
     daemon: Reader | None = None  # None: it does not answer
     initial: Initial = Initial("done", wanted=True)
     live: tuple[LiveRecord, ...] = ()
@@ -125,7 +125,7 @@ class Facts(NamedTuple):
 
 
 def verdict(config: Config, facts: Facts) -> Verdict:
-    """Return whether all is well, and if not why."""
+    """Return the verdict with its causes."""
     causes = list(facts.unanswered)
     if not causes:
         causes += _setup(config, facts)
@@ -180,7 +180,7 @@ def _setup(config: Config, facts: Facts) -> Iterator[Cause]:
 
 
 def _reading(facts: Facts) -> Iterator[Cause]:
-    """Yield why the log does not move on, or may not."""
+    """Yield why the log does not advance, or may stop advancing."""
     slot, daemon = facts.slot, facts.daemon
     if slot is not None and slot.wal_status == "unreserved":
         yield _failed("slot", f"the slot {slot.name} is about to be lost", "cdc run, at once")
@@ -193,7 +193,7 @@ def _reading(facts: Facts) -> Iterator[Cause]:
     elif daemon is not None:
         yield from _daemon(daemon)
     elif facts.lag_bytes and (facts.resume_age_seconds or 0.0) > STALE_SECONDS:
-        # Nobody reports what the daemon is doing, so its traces must.
+        # The daemon's own report is missing, so the log is checked instead.
         age = facts.resume_age_seconds or 0.0
         what = f"a daemon holds the slot, but has written nothing for {age:.0f} s"
         yield _failed("daemon", what, "see its log, and /readyz where it serves http", age)
@@ -204,7 +204,7 @@ def _daemon(daemon: Reader) -> Iterator[Cause]:
         what = f"the daemon is {daemon.state}: {daemon.reason}"
         yield _failed("daemon", what, "see its log; /readyz has the details", daemon.since_seconds)
     elif daemon.failures:
-        # A session that starts well and fails at the same place is no progress.
+        # A session that starts and fails at the same place again is no progress.
         since = daemon.failing_seconds or 0.0
         level = Level.FAILED if since > LATE_SECONDS else Level.DEGRADED
         what = (
@@ -217,7 +217,7 @@ def _daemon(daemon: Reader) -> Iterator[Cause]:
 
 
 def _initial(facts: Facts) -> Iterator[Cause]:
-    """Yield that the rows which the tables had at the beginning are not in the log."""
+    """Yield that the rows from before the log's start are not in the log."""
     stage, daemon = facts.initial.stage, facts.daemon
     at_work = daemon is not None and daemon.state == "snapshotting"
     if stage is None and facts.initial.wanted:
@@ -263,7 +263,7 @@ def _live(facts: Facts) -> Iterator[Cause]:
 
 
 def _read_since(failed: LiveRecord, live: tuple[LiveRecord, ...]) -> bool:
-    """Whether all of the table was read by a later snapshot."""
+    """Whether the complete table was read by a later snapshot."""
     return any(
         each.state == "done"
         and (each.schema, each.table) == (failed.schema, failed.table)

@@ -1,10 +1,10 @@
-"""Watch the source beside the stream, for what the stream does not tell.
+"""Watch the source in the background, for what the stream does not report.
 
-A table that left the publication, while nobody writes to any; a slot that keeps ever more WAL; the
-transaction that holds it back. Every few seconds, on a thread and a connection of its own, which
-also sends the canaries: neither the loop nor a commit ever waits for these queries, and a source
-that answers none of them costs nothing but the news. What would lose changes is raised where the
-loop asks; the rest are findings, for /readyz, /metrics and the log.
+Such as a table that left the publication while no table is written to; a slot that keeps ever more
+WAL; the transaction that holds it back. It runs every few seconds, on a thread and a connection of
+its own, which also sends the canaries: neither the loop nor a commit ever waits for these queries,
+and a source that answers none of them costs only this information. What would lose changes is
+raised where the loop asks; the rest are findings, for /readyz, /metrics and the log.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.control.watch")
 
-# Rows may be missing for so long before anybody knows. A look costs the server milliseconds.
+# How long rows may be missing before it is noticed. A look costs the server milliseconds.
 LOOK_SECONDS: Final = 5.0
-# A catalog that is locked for longer is looked at the next time; so is a locked heartbeat's row.
+# A catalog that is locked for longer is read the next time; so is a locked heartbeat row.
 _TIMEOUTS: Final = b"SET statement_timeout = '10s'; SET lock_timeout = '2s'"
 
 
 class Look(NamedTuple):
-    """What one look saw."""
+    """The result of one look."""
 
     timeline: int
     retention: Retention | None
@@ -56,7 +56,7 @@ class Look(NamedTuple):
 
 
 class Watch:
-    """Looks until `close`. `turn` tells the loop what there is, and costs it nothing."""
+    """Looks until `close`. `turn` gives the loop the results, without waiting."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Watch:
         metrics: Metrics,
         followed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Begin at once; `known` is what the log knows of the publication.
+        """Start at once; `known` is the log's record of the publication.
 
-        `followed` is what `Canary` asks.
+        `followed` is passed to `Canary`.
         """
         self._config = config
         self._known = known
@@ -87,18 +87,18 @@ class Watch:
         self._thread.start()
 
     def turn(self, known: Publication, adopt: Callable[[Publication], None]) -> None:
-        """Raise what a look found lost; `adopt` a publication that has grown since `known`."""
+        """Raise a loss that a look found; `adopt` a publication that has grown since `known`."""
         if self._error is not None:
             raise self._error
         self._known = known
         if self._seen is not None:
             (before, now), self._seen = self._seen, None
-            # A relation message may have told more, meanwhile.
+            # A relation message may have added to it meanwhile.
             if before is known and now != known:
                 adopt(now)
 
     def close(self) -> None:
-        """Stop looking. Does not wait for a look that hangs; its thread ends with it."""
+        """Stop looking. Does not wait for a look that hangs; its thread ends after it."""
         self._over.set()
 
     def _run(self) -> None:
@@ -113,7 +113,7 @@ class Watch:
                 self._error = error
                 break
             except CDCError as error:
-                # The stream finds out for itself whether the server is gone.
+                # The stream notices by itself when the server is down.
                 self._disconnect()
                 self._tell([note("watch", f"cannot look at the source: {error.what}", error.hint)])
             except Exception as error:
@@ -159,8 +159,8 @@ class Watch:
         self._tell(look.findings)
 
     def _tell(self, findings: list[Finding]) -> None:
-        """Show the findings, and log each once while it lasts."""
-        if self._over.is_set():  # by now another session's watch may be telling
+        """Report the findings, and log each once while it lasts."""
+        if self._over.is_set():  # another session's watch may be reporting by now
             return
         self._health.warn([each.what for each in findings])
         about = {(each.check, each.fix): each for each in findings}

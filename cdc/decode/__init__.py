@@ -1,4 +1,4 @@
 """pgoutput bytes to typed messages: pure, no I/O.
 
-`messages` holds the nouns, `pgoutput` reads them, `types` names the built-in types.
+`messages` defines them, `pgoutput` reads them, `types` names the built-in types.
 """

@@ -1,4 +1,4 @@
-"""A place in one payload that moves only past bytes that were checked to be there.
+"""A position in one payload that moves only past bytes that were checked to exist.
 
 Every method reads one field of pgoutput's grammar, moves past it and returns it, or raises
 `ProtocolError` with the message's name, the field's offset and what was expected. Nothing else is
@@ -109,7 +109,7 @@ class Cursor:
         return self.payload[at:stop].decode(errors="backslashreplace")
 
     def octets(self, expected: str) -> bytes:
-        """Return the bytes whose number a signed 32-bit length announces."""
+        """Return the bytes after a signed 32-bit length, which is how many they are."""
         at = self.at
         length = self.number(INT32, f"the length of {expected}")
         start = self.at
@@ -120,14 +120,14 @@ class Cursor:
         return self.payload[start : self.at]
 
     def oids(self, count: int, at: int, expected: str) -> tuple[int, ...]:
-        """Return `count` OIDs; the count itself stood at `at`."""
+        """Return `count` OIDs; the count itself was at `at`."""
         if not 0 <= count <= (self.end - self.at) // 4:
             left = f"{count} with {self.end - self.at} bytes left"
             raise self.error(f"the number of {expected}", left, at)
         return tuple([self.number(UINT32, expected) for _ in range(count)])
 
     def tuple_data(self) -> TupleData:
-        """Return one value a column.
+        """Return one value per column.
 
         Written out rather than by `tag` and `octets`: a row message spends its time here.
         """

@@ -1,6 +1,6 @@
 """The messages of pgoutput, protocol 1 to 4, named as the Postgres manual names them.
 
-Frozen values; one class a message. What Postgres did not send has a name of its own: a value is
+Frozen values; one class per message. What Postgres did not send has a value of its own: a value is
 the text Postgres wrote (`bytes`, in the client encoding), `Binary`, `None` for NULL, or `UNCHANGED`
 for a TOASTed value that the row kept. Absent old rows are `None`, old keys and old rows are two
 types, and `xid` is `None` outside a stream block.
@@ -33,7 +33,7 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Binary(Struct, frozen=True):
-    """A value in its type's send format; comes only where the slot asked for `binary`."""
+    """A value in its type's send format; sent only if the slot asked for `binary`."""
 
     data: bytes
 
@@ -43,23 +43,23 @@ TupleData: TypeAlias = tuple[Value, ...]
 
 
 class KeyTuple(Struct, frozen=True):
-    """The old key ('K'), one value a column of the relation.
+    """The old key ('K'), one value per column of the relation.
 
     Columns outside the replica identity are `None` here because Postgres sends them so: they are
-    unknown, not NULL. `Column.key` tells which is which.
+    unknown, not NULL. `Column.key` shows which is which.
     """
 
     values: TupleData
 
 
 class OldTuple(Struct, frozen=True):
-    """The whole old row ('O'), sent under REPLICA IDENTITY FULL."""
+    """The complete old row ('O'), sent under REPLICA IDENTITY FULL."""
 
     values: TupleData
 
 
 class ReplicaIdentity(Enum):
-    """What of an old row Postgres logs; values as in `pg_class.relreplident`."""
+    """Which part of an old row Postgres logs; values as in `pg_class.relreplident`."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -76,7 +76,7 @@ class Begin(Struct, frozen=True):
 
 
 class Commit(Struct, frozen=True):
-    """The transaction is whole. `end_lsn` is where its commit record ends."""
+    """The transaction is complete. `end_lsn` is where its commit record ends."""
 
     commit_lsn: LSN
     end_lsn: LSN
@@ -94,17 +94,17 @@ class Origin(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A column of a relation. `key` says that it is part of the replica identity."""
+    """A column of a relation. `key` is true if it is part of the replica identity."""
 
     key: bool
     name: str
     type_id: int
     type_modifier: int  # -1 for none
-    attnum: int = 0  # 0: the stream does not send it; known where the catalog described the table
+    attnum: int = 0  # 0: the stream does not send it; known if the catalog described the table
 
 
 class Relation(Struct, frozen=True):
-    """A table as it is from here on; comes before its first change and again when that may differ.
+    """A table as it is from here on; sent before its first change and again when it may differ.
 
     Again means after DDL or a truncate, in each streamed transaction, and on each connection, so
     often with nothing new.
@@ -128,7 +128,7 @@ class Type(Struct, frozen=True):
 
 
 class Insert(Struct, frozen=True):
-    """`xid`, as in every change in a stream block, is that of the (sub)transaction it dies with."""
+    """`xid`, as in every change in a stream block, is of the (sub)transaction that wrote it."""
 
     relation_id: int
     new: TupleData
@@ -161,7 +161,7 @@ class LogicalMessage(Struct, frozen=True):
     """What `pg_logical_emit_message` wrote; outside any transaction if not `transactional`.
 
     `lsn` is where its WAL record ends, which may be the commit LSN of the transaction that follows.
-    In a stream block `xid` is the whole transaction's, never a subtransaction's.
+    In a stream block `xid` is the top-level transaction's, never a subtransaction's.
     """
 
     transactional: bool
@@ -190,9 +190,9 @@ class StreamCommit(Struct, frozen=True):
 
 
 class StreamAbort(Struct, frozen=True):
-    """Drop what `subxid` wrote; the whole transaction where `subxid` equals `xid`.
+    """Drop what `subxid` wrote; the complete transaction if `subxid` equals `xid`.
 
-    LSN and time come only under parallel streaming; `abort_lsn` is zero when Postgres found the
+    LSN and time are sent only under parallel streaming; `abort_lsn` is zero when Postgres found the
     transaction dead after a crash.
     """
 

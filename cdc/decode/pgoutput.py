@@ -3,15 +3,15 @@
 Pure: one payload in, one frozen message out; no I/O, no clock, no state. Bytes that do not match
 the grammar raise `ProtocolError`; they are never skipped, because a gap is silent data loss.
 
-Two facts that the bytes do not tell come from the caller: whether a stream block is open (then
+Two facts that the bytes do not show come from the caller: whether a stream block is open (then
 changes carry an xid, and nothing but changes may come), and whether the stream was asked for as
 `parallel` (then stream aborts carry an LSN and a time; protocol 4 alone does not make them).
 
 Names are decoded here and must be UTF-8, the client encoding that we ask for; values stay bytes.
-Which message may follow which, and what a value means, is not this module's business.
+Which message may follow which, and what a value means, is not checked here.
 
-This is the reference reading of the format: whatever an encoder compiled for one relation reads
-from a row must equal what is read here.
+This is the reference reading of the format: what an encoder compiled for one relation reads from a
+row must equal what is read here.
 
 Grammar: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -60,8 +60,8 @@ _TRUNCATE_RESTART_IDENTITY: Final = 2
 def decode(payload: bytes, *, in_stream: bool = False, parallel: bool = False) -> Message:
     """Return the one message that `payload` is, to its last byte, or raise ProtocolError.
 
-    `in_stream` from the message after a `StreamStart` up to and with its `StreamStop`; `parallel`
-    when replication was started with streaming 'parallel'.
+    `in_stream` from the message after a `StreamStart` up to and including its `StreamStop`;
+    `parallel` when replication was started with streaming 'parallel'.
     """
     if not payload:
         raise ProtocolError("pgoutput, byte 0: expected a message, found nothing")
@@ -208,7 +208,7 @@ def _stream_abort(cursor: Cursor) -> StreamAbort:
 
 
 def _prepared(cursor: Cursor) -> tuple[LSN, LSN, int, int, str]:
-    """Return what all messages about a prepared transaction but its rollback consist of."""
+    """Return the fields of all messages about a prepared transaction except its rollback."""
     return (
         cursor.lsn("the LSN"),
         cursor.lsn("the end LSN"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Postgres's FirstGenbkiObjectId: a column whose type is below it brings no Type message.
+# Postgres's FirstGenbkiObjectId: for a column whose type is below it no Type message is sent.
 FIRST_DESCRIBED_OID: Final = 10_000
 
 

@@ -1,8 +1,8 @@
-"""What the demo's people do: each action is one source transaction over the demo's tables.
+"""Actions of the demo's users: each is one source transaction over the demo's tables.
 
 An actor owns the rows whose ids are its own, so that several actors run at once without waiting for
-each other, and what one does follows from its seed and nothing else. Accounts are shared: they are
-locked in the order of their ids, so that no two payments wait for each other in a circle.
+each other, and an actor's actions depend only on its seed. Accounts are shared: they are locked in
+the order of their ids, so that payments do not deadlock.
 
 An action takes a cursor inside a transaction and returns how many rows it changed.
 """
@@ -42,7 +42,7 @@ _NAMES: Final = (
 _ITEMS: Final = ("teapot", "notebook", "lamp", "umbrella", "jigsaw", "compass")
 _STATUSES: Final = ("paid", "packed", "shipped", "returned")
 
-# A row of the keyless table has no name but its place.
+# A row of the keyless table is identified only by its ctid.
 _CLICK_AGAIN: Final = (
     "UPDATE clicks SET url = url || '?again'"
     " WHERE ctid = (SELECT ctid FROM clicks WHERE visitor %% %s = %s LIMIT 1)"
@@ -51,11 +51,12 @@ _UNCLICK: Final = (
     "DELETE FROM clicks WHERE ctid = (SELECT ctid FROM clicks WHERE visitor %% %s = %s LIMIT 1)"
 )
 
-# Longer than a page's quarter, so that Postgres stores the text apart.
+# Longer than a quarter of a page, so that Postgres stores the text out of line.
 _LONG_WORDS: Final = (450, 1500)
-# Actors forget old rows beyond this, which then stay as they are.
+# Actors remember this many rows; older ones are not changed again.
 _REMEMBERED: Final = 400
-# Then the table is emptied; only searches are written to it, so nobody else waits.
+# The number of searches after which the table is emptied; only searches write to it, so nothing
+# else waits.
 _SEARCHES_KEPT: Final = 40
 
 
@@ -74,7 +75,7 @@ class Actor:
         self.searches = 0
 
     def recall(self, cursor: Cursor) -> None:
-        """Learn from the database what is ours; after a crash memory may be ahead or behind."""
+        """Read our own rows from the database; after a crash memory may differ from it."""
         mine = (self.actors, self.number)
         highest = self.number
         for table in ("users", "tweets", "payments", "searches"):
@@ -128,7 +129,7 @@ class Actor:
         return 1
 
     def look_in(self, cursor: Cursor) -> int:
-        """Leave a long bio as it is: Postgres does not send it."""
+        """Update a row without its long bio: Postgres does not send that."""
         cursor.execute(
             "UPDATE users SET last_seen = clock_timestamp(), verified = %s WHERE id = %s",
             (self._likely(0.8), self.chance.choice(self.users)),
@@ -150,7 +151,7 @@ class Actor:
         return 2 * cursor.rowcount
 
     def leave(self, cursor: Cursor) -> int:
-        """Take a user's tweets and follows along, in one transaction."""
+        """Delete a user with its tweets and follows, in one transaction."""
         user = self.users.pop(self.chance.randrange(len(self.users)))
         changed = 0
         for sql in (
@@ -172,7 +173,7 @@ class Actor:
     def _text(self, fewest: int, most: int) -> str:
         return " ".join(self.chance.choices(_WORDS, k=self.chance.randrange(fewest, most)))
 
-    # -- what they say ----------------------------------------------------------------------
+    # -- tweets and follows -----------------------------------------------------------------
 
     def tweet(self, cursor: Cursor) -> int:
         tweet = self.new_id()
@@ -245,7 +246,7 @@ class Actor:
     # -- what they buy ----------------------------------------------------------------------
 
     def pay(self, cursor: Cursor) -> int:
-        """Move money between two accounts and write it down, all three rows or none."""
+        """Move money between two accounts and record it, all three rows or none."""
         source, target = self.chance.sample(range(1, ACCOUNTS + 1), 2)
         amount = f"{self.chance.randrange(1, 5000) / 100:.2f}"
         moves = sorted(((source, f"-{amount}"), (target, amount)))
@@ -291,7 +292,7 @@ class Actor:
         )
         return cursor.rowcount
 
-    # -- what they look for -----------------------------------------------------------------
+    # -- searches and clicks ----------------------------------------------------------------
 
     def search(self, cursor: Cursor) -> int:
         """Write a search; empty the table when it has grown."""
@@ -314,7 +315,7 @@ class Actor:
         return 1
 
     def click(self, cursor: Cursor) -> int:
-        """Write several rows of the keyless table, some of them alike."""
+        """Write several rows of the keyless table, some of them identical."""
         count = self.chance.randrange(1, 4) if self._likely(0.97) else 120
         cursor.execute(
             "INSERT INTO clicks (visitor, url, address)"
@@ -329,13 +330,13 @@ class Actor:
         return cursor.rowcount
 
     def reconsider(self, cursor: Cursor) -> int:
-        """Change or delete one row that nothing but its whole content names."""
+        """Change or delete one row of the table without a key."""
         cursor.execute(
             self.chance.choice((_CLICK_AGAIN, _UNCLICK, _UNCLICK)), (self.actors, self.number)
         )
         return cursor.rowcount
 
-    # -- what they think better of ----------------------------------------------------------
+    # -- rolled back ------------------------------------------------------------------------
 
     def think_twice(self, cursor: Cursor) -> int:
         """Roll back to a savepoint: of three steps only the first and the last stay."""

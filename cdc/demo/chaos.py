@@ -1,9 +1,9 @@
 """Kill -9 daemon, broker, Postgres and followers, one after the other, while changes flow.
 
-Each round takes them in another order. The next kill waits until the one before has been
-recovered from: what is shown is how long each takes. Servers are started again after a moment;
-daemon and followers are their supervisor's. When kills happen follows from the seed, and from how
-fast the machine recovers.
+Each round takes them in another order. The next kill waits until the previous one has been
+recovered from, and the time of each recovery is shown. Servers are started again after a moment;
+daemon and followers are restarted by their supervisor. The times of kills follow from the seed, and
+from how fast the machine recovers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _SERVERS: Final = {"broker": "kafka", "Postgres": "postgres"}
 _FIRST_SECONDS: Final = (2.0, 4.0)
 _PAUSE_SECONDS: Final = (1.5, 4.0)
 _DOWN_SECONDS: Final = (0.0, 1.0)
-# A killed broker is let in again when its session of a few seconds has lapsed; Spark takes fifteen
-# seconds of a core to start, and minutes where ten others want it. Who watches sees the wait.
+# A killed broker is admitted again when its session of a few seconds has expired; Spark takes
+# fifteen seconds of a core to start, and minutes where ten other processes use the core. The wait
+# is visible on the screen.
 _PATIENCE_SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 0.1
 
 
 class NotRecoveredError(CDCError):
-    """Changes do not flow again after a kill."""
+    """Changes do not arrive again after a kill."""
 
 
 class Chaos(threading.Thread):
-    """Kills until `stop`; what goes wrong is raised by `check`."""
+    """Kills until `stop`; `check` raises what went wrong."""
 
     def __init__(
         self, stack: LocalStack, daemon: Daemon, followers: Followers | None, flow: Flow, seed: int
@@ -68,7 +69,7 @@ class Chaos(threading.Thread):
             self._error = error
 
     def stop(self) -> None:
-        """Kill no more; the thread ends when the last kill has been recovered from."""
+        """Stop killing; the thread ends when the last kill has been recovered from."""
         self._over.set()
 
     def check(self) -> None:
@@ -83,7 +84,7 @@ class Chaos(threading.Thread):
             self._children[victim].kill()
         else:
             self._stack[server].kill()
-        # Counted from when it is surely dead: what is committed after that proves recovery.
+        # Counted from when it is certainly dead: a change committed after that proves recovery.
         kill.at = time.time()
         self._flow.kills.append(kill)
         if server is not None:

@@ -1,11 +1,11 @@
 """Run a command as a child that is started again whenever it ends, as a supervisor would.
 
-Restarts after every end but those that its exit code says need a person. Each child leads a session
-of its own, and what is still in it when its leader is gone is killed before another is started: a
-job's Java and its workers outlive a killed leader for a while.
+It restarts a child after every end except with exit codes that need a person. Each child leads a
+session of its own, and what is left in the session after its leader has ended is killed before
+another is started: a job's Java and its workers outlive a killed leader for a while.
 
-A watcher beside them kills all children when this process is gone, however it ended:
-`python -m cdc.demo.child HOME` reads a pipe that only we write to.
+A watcher process kills all children when this process has ended, in any way: `python -m
+cdc.demo.child HOME` reads a pipe that only this process writes to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdc.errors import CDCError, Exit
 from cdc.local.home import Home, ServerState
 from cdc.local.process import ProcessId
 
-# What the demo runs besides its servers.
+# What the demo runs in addition to its servers.
 DAEMON: Final = "daemon"
 FOLLOWERS: Final = "followers"
 _NAMES: Final = (DAEMON, FOLLOWERS)
@@ -35,12 +35,12 @@ _LONGEST_PAUSE_SECONDS: Final = 3.0
 _STOP_SECONDS: Final = 20.0
 _GONE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
-# Restarting these would only repeat them.
+# Exit codes after which a restart would only fail again.
 _FINAL: Final = {Exit.USAGE, Exit.BUG, Exit.PERMISSION, Exit.CONFIG}
 
 
 class ChildFailedError(CDCError):
-    """A child ended in a way that starting it again does not mend."""
+    """A child ended in a way that a restart does not fix."""
 
     exit_code = Exit.FAILED
 
@@ -60,7 +60,7 @@ class Child:
         self._due = 0.0
 
     def start(self) -> None:
-        """Start it, and end one that a run before this one may have left."""
+        """Start it, and kill one that an earlier run may have left."""
         kill_left_behind(self._home, self.name)
         self._spawn()
 
@@ -73,7 +73,7 @@ class Child:
         return self._process.pid if self._process is not None and self.running else None
 
     def supervise(self) -> None:
-        """Start it again when it is due; raise ChildFailedError when that is no use."""
+        """Restart it when that is due; raise ChildFailedError when a restart is useless."""
         assert self._process is not None
         code = self._process.poll()
         if code is None:
@@ -93,13 +93,13 @@ class Child:
             self._spawn()
 
     def kill(self) -> None:
-        """SIGKILL all of it, as a crash of its machine would."""
+        """SIGKILL all its processes, as a crash of its machine would."""
         if self._process is not None:
             _kill_session(self._process.pid)
             self._process.wait()
 
     def stop(self) -> bool:
-        """End it in its own clean way; return whether that worked."""
+        """End it by SIGTERM; return whether that worked."""
         clean = True
         if self._process is not None and self.running:
             self._process.terminate()
@@ -127,7 +127,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.env,
-                start_new_session=True,  # Ctrl-C is for the demo, which stops its children in turn
+                start_new_session=True,  # Ctrl-C reaches only the demo, which stops its children
             )
         self.starts += 1
         process = ProcessId.of(self._process.pid)
@@ -136,7 +136,7 @@ class Child:
 
 
 class Watcher:
-    """Kills the children when this process is gone; from `with` to its end."""
+    """Kills the children when this process has ended; use it in a `with` block."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -154,7 +154,7 @@ class Watcher:
 
 
 def kill_left_behind(home: Home, *names: str) -> None:
-    """Kill the children that `home` remembers, if they run: those named, or all."""
+    """Kill the children that `home` has recorded, if they run: those named, or all."""
     for name in names or _NAMES:
         process = home.state(name).process
         if process.alive:
@@ -163,7 +163,7 @@ def kill_left_behind(home: Home, *names: str) -> None:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill all processes of a session, also when its leader has gone before them."""
+    """Kill all processes of a session, also when its leader has ended before them."""
     deadline = time.monotonic() + _GONE_SECONDS
     while members := _session(leader):
         for pid in members:
@@ -178,7 +178,7 @@ def _session(leader: int) -> list[int]:
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # A zombie is of its session still, until its parent has asked.
+            # A zombie stays in its session until its parent has waited for it.
             if os.getsid(pid) == leader and ProcessId.of(pid) is not None:
                 found.append(pid)
     return found

@@ -1,4 +1,4 @@
-"""Say how the demo ended: in a line or two for people, as JSON for programs."""
+"""Report how the demo ended: in a line or two for people, as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as the demo's child, and what it says of itself."""
+"""The daemon as the demo's child, and the state that it reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Daemon(Child):
         self._ready_url = f"http://{config.http.listen}/readyz"
 
     def state(self) -> str:
-        """Return what the daemon says of itself, in a few words. Takes half a second at most."""
+        """Return the state that the daemon reports, in a word. Takes half a second at most."""
         if not self.running:
             return "down"
         try:

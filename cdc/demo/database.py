@@ -1,8 +1,8 @@
-"""Read the published tables out of Postgres in the log's JSON values, by a path of its own.
+"""Read the published tables from Postgres in the log's JSON values, independently of the daemon.
 
-docs/EVENTS.md ("Values") is spelled out in SQL here, and Postgres does the formatting. Nothing of
-the encoders is used: the proof compares two independent readings of one contract. Row filters,
-column lists and generated columns are left out as the publication leaves them out.
+docs/EVENTS.md ("Values") is implemented in SQL here, and Postgres does the formatting. The encoders
+are not used: the proof compares two independent readings of one contract. Row filters, column lists
+and generated columns are left out as in the publication.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MS_PRECISION: Final = 3  # timestamps of up to three digits are milliseconds
 
 _PLAIN: Final = "to_json({0})"
 _TEXT: Final = "to_json({0}::text)"
-# Postgres' own text of any type: unlike a cast it keeps the blanks of char(n).
-# A row value with a NULL in it is neither NULL nor NOT NULL, so it is asked otherwise.
+# Postgres' own text of any type: unlike a cast it keeps the blanks of char(n). A row value with a
+# NULL in it is neither NULL nor NOT NULL, so the test is IS DISTINCT FROM.
 _OUTPUT: Final = "CASE WHEN {0} IS DISTINCT FROM NULL THEN to_json(concat({0})) END"
 # Outside these years, and at infinity, the log holds Postgres' own text.
 _FORMED: Final = (
@@ -54,14 +54,14 @@ _EXPRESSIONS: Final = {
     "time": f"to_json({_MICROSECONDS})",
     "money": "to_json({0}::numeric::text)",
     "timestamp": _FORMED % _MICROSECONDS,
-    # As many digits of the fraction as there are, none for a whole second.
+    # As many fractional digits as needed, none for a full second.
     "timestamptz": _FORMED
     % """regexp_replace(to_char({0}, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '[.]?0+Z$', 'Z')""",
 }
 
 _AS_LOGGED: Final[Mapping[str, str]] = {}
-# Where a mirror's types say it otherwise: real as the double it is, times of day as text, points in
-# time in microseconds whatever their precision.
+# Where a mirror's types differ: real as a double, times of day as text, timestamps in microseconds
+# whatever their precision.
 MIRROR: Final = {
     "float4": "to_json({0}::float8)",
     "time": _OUTPUT,
@@ -69,7 +69,7 @@ MIRROR: Final = {
     "timestamptz": _FORMED % _MICROSECONDS,
 }
 
-# An array that states its lower bounds is Postgres' own text.
+# An array with explicit lower bounds is Postgres' own text.
 _ARRAY: Final = (
     "CASE WHEN left({0}::text, 1) = '[' THEN to_json({0}::text) WHEN {0} IS NOT NULL THEN %s END"
 )
@@ -83,7 +83,7 @@ _ELEMENTS: Final = (
     "coalesce((SELECT json_agg(%s ORDER BY u.i) FROM unnest({0}) WITH ORDINALITY u(e, i)), '[]')"
 )
 _FORMED_ELEMENTS: Final = frozenset(
-    # A cast of inet to text says /32 of a host, its own text does not.
+    # A cast of inet to text writes /32 for a host, its output function does not.
     ["bpchar", "bytea", "date", "inet", "time", "timestamp", "timestamptz"]
 )
 
@@ -118,7 +118,7 @@ ORDER BY a.attnum
 
 
 class Table(NamedTuple):
-    """A published table: the columns that the log carries, and those of them that are its key."""
+    """A published table: the columns that the log has, and its key columns."""
 
     schema: str
     table: str
@@ -133,7 +133,7 @@ class Table(NamedTuple):
 
 @contextmanager
 def snapshot(config: Config) -> Iterator[psycopg.Connection]:
-    """Open a connection that sees one moment of the database: that of its first query."""
+    """Open a connection that sees one snapshot of the database: that of its first query."""
     with connect(config) as connection, translated("reading the database"):
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
@@ -144,7 +144,7 @@ def snapshot(config: Config) -> Iterator[psycopg.Connection]:
 def published(
     connection: psycopg.Connection, publication: str, forms: Mapping[str, str] = _AS_LOGGED
 ) -> list[Table]:
-    """Return the publication's tables; some types' values take other `forms` than the log's."""
+    """Return the publication's tables; some types' values have other `forms` than the log's."""
     from_15 = connection.info.server_version >= 150000  # noqa: PLR2004 - column lists came with 15
     tables = connection.execute(_TABLES_FROM_15 if from_15 else _TABLES_BEFORE, [publication])
     return [_table(connection, forms, *row) for row in tables.fetchall()]
@@ -159,12 +159,12 @@ def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
 
 
 def wal_end(config: Config) -> LSN:
-    """Return how far the WAL has been written: behind every commit so far."""
+    """Return how far the WAL has been written: at or after the end of every commit so far."""
     return _lsn(config, "SELECT pg_current_wal_lsn()")
 
 
 def confirmed(config: Config) -> LSN:
-    """Return up to where the slot's reader has confirmed; 0/0 for a slot that is not there."""
+    """Return up to which LSN the slot's reader has confirmed; 0/0 for a missing slot."""
     query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
     return _lsn(config, query, config.slot)
 
@@ -196,7 +196,7 @@ def _table(
         values, sql.Identifier(schema, table)
     )
     if row_filter is not None:
-        # As Postgres itself writes the publication's expression.
+        # As Postgres writes the publication's expression.
         query += sql.SQL(" WHERE ") + sql.SQL(row_filter)
     in_key = sorted((place, name) for name, _, _, _, _, place in found if place >= 0)
     return Table(schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query)

@@ -1,9 +1,9 @@
-"""What has arrived in the log so far: counts, rates, lateness, recoveries.
+"""What has arrived in the log so far: counts, rates, latencies, recoveries.
 
-Fed by one thread with records and the time at which they were read, shown by another: `lock` is
-held while it is fed, and by whoever looks at more than one thing. Lateness is the time
-from a change's commit to its being readable by a read_committed consumer, on one machine's clock.
-A kill has been recovered from when a change committed after it has arrived.
+One thread feeds it with records and the time at which they were read, another shows it: `lock` is
+held while it is fed, and by a reader that reads more than one value. Lateness is the time from a
+change's commit until a read_committed consumer can read it, on one machine's clock. A kill has been
+recovered from when a change committed after it has arrived.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cdc.events import Frontier
     from cdc.log.followers import FollowerRecord
 
-# Rates and lateness tell of the last seconds only.
+# Rates and lateness cover only the last seconds.
 WINDOW_SECONDS: Final = 5.0
 _LAST_EVENTS: Final = 12
 OPS: Final = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
@@ -55,17 +55,17 @@ class Glimpse(NamedTuple):
 
 @dataclass
 class Kill:
-    """One SIGKILL: of what, when, and how long until changes made after it arrived."""
+    """One SIGKILL: its victim, its time, and how long until later changes arrived."""
 
     what: str
     at: float  # seconds since the epoch
     recovered_seconds: float | None = None
-    followed: bool = False  # recovered from only when all followers have applied such a change
+    followed: bool = False  # recovered from only when all followers have applied a later change
 
 
 @dataclass
 class Rate:
-    """Events a second over the window, from sums of tenths of a second."""
+    """Events a second over the window, summed per tenth of a second."""
 
     total: int = 0
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -86,7 +86,7 @@ class Rate:
 
 @dataclass
 class TableFlow:
-    """One table's share."""
+    """The counts and the rate of one table."""
 
     ops: Counter[str] = field(default_factory=Counter)
     rate: Rate = field(default_factory=Rate)
@@ -107,11 +107,11 @@ class Flow:
         self.worst_late_ms = 0.0
         self._late: deque[tuple[float, float]] = deque()
         self._all_late: Counter[int] = Counter()
-        # None of one that has not reported yet.
+        # None for one that has not reported yet.
         self.followers: dict[str, FollowerRecord | None] = dict.fromkeys(followers)
         self._frontier_topic = frontier_topic
         self._decode = msgspec.json.Decoder(_Event).decode
-        self._holes = 0  # seqs of the initial snapshot that are no row's
+        self._holes = 0  # seqs of the initial snapshot without a row
 
     def take(self, seen: Seen, now: float) -> None:
         """Note one record that was read at `now`, in seconds since the epoch."""
@@ -125,7 +125,7 @@ class Flow:
             return
         event = self._decode(seen.value)
         self._show(seen, event, now)
-        if event.op != "r":  # what was there before is no change
+        if event.op != "r":  # an existing row is not a change
             self._count(event, now)
 
     @property
@@ -160,7 +160,7 @@ class Flow:
                 kill.recovered_seconds = now - kill.at
 
     def behind(self, follower: FollowerRecord) -> tuple[int, float]:
-        """Return by how many events and by how many seconds of commits it is behind the log."""
+        """Return its lag behind the log, in events and in seconds of commits."""
         if self.frontier is None or follower.seq >= self.frontier.seq:
             return 0, 0.0
         late_us = self.frontier.committed_at_us - follower.committed_at_us
@@ -173,7 +173,7 @@ class Flow:
         self.worst_late_ms = max(self.worst_late_ms, late_ms)
 
     def lateness_ms(self, now: float) -> tuple[float, float] | None:
-        """Return median and 99th percentile of the window; None when nothing came."""
+        """Return median and 99th percentile of the window; None when nothing arrived."""
         while self._late and self._late[0][0] < now - WINDOW_SECONDS:
             self._late.popleft()
         if not self._late:

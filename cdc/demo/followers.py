@@ -1,6 +1,6 @@
-"""The followers as the demo's child: one `cdc follow` for all three; and what they report.
+"""The followers as the demo's child: one `cdc follow` for all three; and their reports.
 
-Delta mirrors lie in the demo's folder. A table without a key can be followed by mirrors only.
+Delta mirrors are in the demo's folder. A table without a key can be followed by mirrors only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reader(threading.Thread):
             try:
                 readings.wait(_READ_SECONDS)
             except CDCError:
-                # A broker that was killed comes back; the listener tells when it does not.
+                # A killed broker comes back; the listener reports it when it does not.
                 self._over.wait(_READ_SECONDS)
                 continue
             with self._flow.lock:

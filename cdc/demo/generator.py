@@ -2,9 +2,9 @@
 
     python -m cdc.demo.generator DSN --seed 7 --rate 300
 
-A process of its own, so that what it costs is not mixed with what is measured, and so that it ends
-with whoever holds its stdin, SIGKILL included. Each writer keeps its connection for as long as it
-lives and makes a new one after Postgres was away. What a writer does follows from the seed; how the
+It is a process of its own, so that its cost is not part of what is measured, and so that it ends
+when the holder of its stdin ends, also by SIGKILL. Each writer keeps its connection for its
+lifetime and opens a new one after Postgres was down. A writer's actions depend on the seed; how the
 writers interleave, and which commits a killed server loses, does not.
 
 Prints a JSON line four times a second and a last one at its end: what was committed and rolled
@@ -27,17 +27,17 @@ from cdc.demo.actions import Actor
 from cdc.demo.schema import ACCOUNTS, OPENING_BALANCE
 
 WRITERS: Final = 4
-_ROLLED_BACK: Final = 0.03  # share of transactions that their writer takes back
+_ROLLED_BACK: Final = 0.03  # share of transactions that their writer rolls back
 _REPORT_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 0.2
 _CONNECT_SECONDS: Final = 3
-# After an outage the lost time is not caught up: a burst would hide the rate asked for.
+# After an outage the lost time is not caught up: a burst would hide the requested rate.
 _FURTHEST_BEHIND_SECONDS: Final = 0.5
 
 
 @dataclass
 class Count:
-    """What one writer has done; added up over the writers for a report."""
+    """Counts of one writer; reports add up all writers."""
 
     changes: int = 0
     transactions: int = 0
@@ -55,7 +55,7 @@ class Writer(threading.Thread):
         self._dsn = dsn
         self._actor = actor
         self._rate = rate
-        # Not `_stop`: that name is the thread's own.
+        # Not `_stop`: the thread class uses that name.
         self._stopped = stop
 
     def run(self) -> None:
@@ -67,7 +67,7 @@ class Writer(threading.Thread):
                     first = False
                     self._write(connection)
             except psycopg.OperationalError:
-                # The server is away, or took this connection with it: that is what chaos is for.
+                # The server is down, or this connection was lost: chaos does that on purpose.
                 self._stopped.wait(_RETRY_SECONDS)
 
     def _write(self, connection: psycopg.Connection) -> None:
@@ -90,7 +90,7 @@ class Writer(threading.Thread):
         except psycopg.OperationalError:
             raise
         except psycopg.Error:
-            # A unique key that memory did not know of after a rollback; the next action is another.
+            # After a rollback memory may not know a unique key; the next action is another.
             count.refused += 1
             return 1
         if take_back:
@@ -102,7 +102,7 @@ class Writer(threading.Thread):
 
 
 def fill(dsn: str) -> int:
-    """Open the accounts unless they are there, in one transaction; return how many were opened."""
+    """Open the accounts that are missing, in one transaction; return how many were opened."""
     with psycopg.connect(dsn) as connection:
         return connection.execute(
             "INSERT INTO accounts (id, balance) SELECT n, %s::numeric FROM generate_series(1, %s) n"

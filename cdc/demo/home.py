@@ -1,7 +1,7 @@
-"""The demo's own folder: made new for every run, removed after it, never anybody else's.
+"""The demo's own folder: created for every run, removed after it, never another program's.
 
-A folder is the demo's when it carries the demo's mark. Any other that holds files is refused, since
-each run begins by clearing its folder. One demo at a time runs in one folder.
+A folder is the demo's when it has the demo's marker file. Any other that holds files is refused,
+since each run starts by clearing its folder. One demo at a time runs in one folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _KEPT: Final = {_MARK, _LOCK, "lock"}
 
 @contextmanager
 def claimed(folder: Path, *, keep: Callable[[], bool]) -> Iterator[Home]:
-    """Give the folder, empty; leave it empty again unless its data is to `keep`.
+    """Yield the folder, empty; empty it again at the end, unless its data is to `keep`.
 
-    What an error leaves stays there to be looked at, until the next run clears it.
+    What an error leaves stays there for inspection, until the next run clears it.
 
     Raises ConfigError for a folder that is not the demo's, or in which a demo runs.
     """
@@ -51,7 +51,7 @@ def claimed(folder: Path, *, keep: Callable[[], bool]) -> Iterator[Home]:
                 hint="stop it (Ctrl-C where it runs), or give this one another folder: --home",
             ) from error
         home = Home(folder)
-        # What an earlier run left behind when it was killed.
+        # What a killed earlier run has left.
         LocalStack(folder).down()
         kill_left_behind(home)
         _clear(folder)

@@ -1,12 +1,12 @@
 """Prove that the topics equal the database: fold the log, read the tables, compare every value.
 
-The moment must be quiet: nobody writes to the published tables while this runs. What the database
-has committed by then is waited for, so a proof tells a log that lags for good as much as one that
-is wrong. Both sides are read by paths that share no code with the daemon's encoders: `cdc.log.fold`
-and `cdc.demo.database`. Findings name tables, columns and key hashes, never values.
+The database must be quiet: nothing may write to the published tables while this runs. The proof
+waits for what the database has committed by then, so it also finds a log that never catches up.
+Both sides are read by code that shares nothing with the daemon's encoders: `cdc.log.fold` and
+`cdc.demo.database`. Findings name tables, columns and key hashes, never values.
 
-Of a table that the initial snapshot took past the log (`snapshot: direct`, or `none`) the log holds
-what has changed since: that much is compared, and how much is not there is told as such.
+For a table that the initial snapshot did not copy into the log (`snapshot: direct`, or `none`) the
+log holds what has changed since: that part is compared, and the number of missing rows is reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS: Final = 60.0
 _READ_SECONDS: Final = 0.05
-# How long the ends that were looked up are read towards before slot and ends are looked up again.
+# How long to read up to known end offsets before slot and ends are looked up again.
 _LOOK_SECONDS: Final = 2.0
 _NAMED: Final = 3  # key hashes in one sentence
 
@@ -44,7 +44,8 @@ Key = tuple[tuple[str, Any], ...]
 class Proof(NamedTuple):
     """The outcome: `findings` is empty if and only if the log equals the database.
 
-    Or what the log was to hold of it: `beside` tells of the rows that are elsewhere.
+    For a table that is only partly in the log, that part must be equal: `beside` reports the other
+    rows.
     """
 
     equal: bool
@@ -61,7 +62,7 @@ class Proof(NamedTuple):
 def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
     """Wait until the log has everything committed so far, then compare it with the database.
 
-    Raises what the clients raise when a server is away; a log that never catches up is a finding.
+    Raises what the clients raise when a server is down; a log that never catches up is a finding.
     """
     findings = Findings()
     folded = _read_log(config, database.wal_end(config), wait_seconds, findings)
@@ -98,7 +99,7 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
 
 
 def past_the_log(config: Config, schema: str, table: str) -> str | None:
-    """Return where the rows went that the table began with; None where that is the log."""
+    """Return where the table's existing rows were copied; None where that is the log."""
     kind = config.selection.of((schema, table)).snapshot
     if config.snapshot.mode == "never" or kind == "log":
         return None
@@ -107,7 +108,7 @@ def past_the_log(config: Config, schema: str, table: str) -> str | None:
 
 
 def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings) -> Folded:
-    """Fold the log up to `end`; a finding when for so long nothing comes and it is not there."""
+    """Fold the log up to `end`; add a finding when no events arrive for `wait_seconds`."""
     fold = Fold(whole=lambda *table: past_the_log(config, *table) is None)
     tail = Tail(config)
     try:
@@ -127,9 +128,9 @@ def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings)
 
 
 def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
-    """Read what there is; return whether all of it up to `end` was read, frontier included."""
+    """Read what is available; return whether everything up to `end` was read, with its frontier."""
     confirmed = database.confirmed(config)
-    # Looked up after the slot: what was confirmed by then lies below these ends.
+    # Looked up after the slot: what was confirmed by then is before these ends.
     tail.find_topics()
     ends = tail.ends()
     until = time.monotonic() + _LOOK_SECONDS
@@ -207,13 +208,13 @@ def _compare_keyed(
 
 
 def _differing(table: database.Table, row: Row, other: Row, *, whole: bool) -> list[str]:
-    """Return the columns that differ; of a state that is not `whole` some may be unknown."""
+    """Return the columns that differ; in a state that is not `whole` some may be unknown."""
     known = [name for name in table.columns if whole or name in other]
     return [name for name in known if not _same(row[name], other.get(name))]
 
 
 def _key_columns(key: bytes, row: Row, table: database.Table) -> Row:
-    """Return the columns that a record key names, also where a sum stands for a long key."""
+    """Return the columns that a record key names, also where a hash replaces a long key."""
     columns: Row = orjson.loads(key)
     if set(columns) == {"sha256"} != set(table.key):
         named = {name: row.get(name) for name in table.key}
@@ -251,7 +252,7 @@ def _key(columns: Row) -> Key:
 
 
 def _hashable(value: Any) -> Any:  # noqa: ANN401 - any type's
-    """Return an array, which a key may be, as a tuple; anything else as it is."""
+    """Return an array, which a key may be, as a tuple; anything else unchanged."""
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 

@@ -1,6 +1,6 @@
-"""The demo's listeners, each a thread: what arrives in the log, and what the daemon says of itself.
+"""The demo's listeners, each a thread: what arrives in the log, and what the daemon reports.
 
-Both end with `close`. What a listener fails of is raised by `check`, in the thread that asks.
+Both end with `close`. `check` raises a listener's error in the calling thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Listener(threading.Thread):
         found, due = 0, 0.0
         try:
             while not self._over.is_set():
-                # One topic a table, and those of frontiers, dead letters and logical messages.
+                # One topic per table, and those of frontiers, dead letters and logical messages.
                 if found <= len(TABLES) + 2 and time.monotonic() >= due:
                     due = time.monotonic() + _FIND_SECONDS
                     found = len(tail.find_topics())
@@ -64,7 +64,7 @@ class Listener(threading.Thread):
 
 
 class Asker(threading.Thread):
-    """Keeps `answer` up to date: asking may take long while the daemon is busy or gone."""
+    """Keeps `answer` up to date: asking may take long while the daemon is busy or down."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__(name="asker", daemon=True)
@@ -75,7 +75,7 @@ class Asker(threading.Thread):
     def run(self) -> None:
         while not self._over.is_set():
             self.answer = self._daemon.state()
-            # Quick to show a start, cheap once it streams.
+            # Quick to show a start, and cheap once the daemon streams.
             self._over.wait(_ASK_SECONDS if self.answer == "streaming" else _ASK_SECONDS / 2)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The demo's tables: a small social network with a shop in it.
 
 Chosen so that every kind of change and most types occur: composite keys, a table without a key,
-long text that Postgres stores apart (TOAST), money that two tables must agree on. No foreign keys:
-the writers keep to their own rows, and a truncate needs no cascade.
+long text that Postgres stores out of line (TOAST), money on which two tables must agree. There are
+no foreign keys: the writers change only their own rows, and a truncate needs no cascade.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TABLES: Final = (
     "users",
 )
 
-# Followed by mirrors only: the other stores know rows by their keys.
+# Followed by mirrors only: the other stores identify rows by their keys.
 KEYLESS: Final = ("clicks",)
 
 # Money only moves between accounts: at every commit their balances add up to accounts * opening.
@@ -110,8 +110,8 @@ CREATE TABLE clicks (
 ALTER TABLE clicks REPLICA IDENTITY FULL;
 """
 
-# What is there before anybody watches: the initial snapshot copies it. Actors take over those rows
-# whose ids are theirs; searches begin empty.
+# The rows that exist before the start: the initial snapshot copies them. Actors take over the rows
+# with their own ids; searches start empty.
 OLD_ROWS: Final = 5_500
 OLD: Final = """
 INSERT INTO users (id, handle, name, born, interests, settings, avatar, bio)

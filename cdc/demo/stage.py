@@ -1,11 +1,11 @@
 """The run of the demo from an empty folder to the closing line.
 
-Servers come up while the schema is made in the first of them, with rows in its tables; then
+Servers start while the schema is created in the first of them, with rows in its tables; then
 publication, slot and topics, the daemon, which copies those rows first, the followers, the
-generator, which writes meanwhile, and the listeners that feed the view. At the end the
-generator stops first, the proof is made with daemon and followers running, and everything that was
-started is stopped, in the order in which each may still be needed. Ctrl-C ends the run early in the
-same way; a second one skips the proof.
+generator, which writes meanwhile, and the listeners that feed the view. At the end the generator
+stops first, the proof is made with daemon and followers running, and everything that was started is
+stopped, each after the last that needs it. Ctrl-C ends the run early in the same way; a second one
+skips the proof.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _SERVERS: Final = ("postgres", "kafka")
 _STORES: Final = ("redis", "opensearch")
 _TURN_SECONDS: Final = 0.05
 _FIRST_SECONDS: Final = 60.0
-_INTERRUPTED: Final = 130  # as shells say it
+_INTERRUPTED: Final = 130  # as in shells
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was asked for."""
+    """The command's options."""
 
     home: Path
     seconds: float | None
@@ -76,7 +76,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What the closing line tells."""
+    """The contents of the closing line."""
 
     options: Options
     proof: Proof | None = None  # None when a second Ctrl-C skipped it
@@ -88,12 +88,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether a proof was made and does not hold."""
+        """Whether a proof was made and failed."""
         return self.proof is not None and not self.equal
 
     @property
     def equal(self) -> bool:
-        """Whether everything that was asked for was proved."""
+        """Whether everything that was requested was proved."""
         followed = self.followers is None or self.followers.equal
         return self.proof is not None and self.proof.equal and followed
 
@@ -103,7 +103,7 @@ class InterruptedEarly(Exception):  # noqa: N818 - not an error: the user's wish
 
 
 class _Cast(NamedTuple):
-    """Who is on the stage while changes flow."""
+    """The processes and threads that run while changes arrive."""
 
     daemon: Daemon
     followers: following.Followers | None
@@ -113,7 +113,7 @@ class _Cast(NamedTuple):
 
 
 class Interrupts:
-    """Ctrl-C and its kin: the first asks for an end, the second is KeyboardInterrupt at once."""
+    """Ctrl-C and similar signals: the first requests an end, the second is KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -127,13 +127,13 @@ class Interrupts:
 
     @staticmethod
     def ignore() -> None:
-        """Let nothing interrupt the cleaning up."""
+        """Ignore interrupts during the cleanup."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 class Stage:
-    """One run; `run` returns its outcome or raises why there is none."""
+    """One run; `run` returns its outcome or raises the reason that there is none."""
 
     def __init__(self, options: Options, view: View, progress: Progress) -> None:
         self._options = options
@@ -158,7 +158,7 @@ class Stage:
     # -- before the first change ------------------------------------------------------------
 
     def _prepare(self, home: Home, stack: ExitStack) -> Config:
-        """Bring the servers up, the schema and the pipeline into being."""
+        """Start the servers, create the schema, and set up the pipeline."""
         servers = LocalStack(home.path, progress=self._progress, tied=True)
         up: Future[Endpoints] = Future()
         threading.Thread(
@@ -168,13 +168,15 @@ class Stage:
         dsn = ""
         while not up.done():
             if self._interrupts.asked.is_set():
-                # Downloads can't be broken off. The stack is tied to this process and goes with it.
+                # Downloads can't be interrupted. The stack is tied to this process and ends with
+                # it.
                 self._view.say("demo: interrupted; the servers that were starting are stopped")
                 self._view.close()
                 os._exit(_INTERRUPTED)
             url = servers.endpoints().postgres_dsn
             if url and not dsn:
-                # Not up yet, or not quite; once all servers are, this is tried for the last time.
+                # Not up yet, or not quite; once all servers are up, this is tried for the last
+                # time.
                 with suppress(psycopg.OperationalError):
                     dsn = _make_schema(url)
             time.sleep(_TURN_SECONDS)
@@ -186,7 +188,7 @@ class Stage:
         return config
 
     def _raise(self, servers: LocalStack) -> Endpoints:
-        """Start the servers, and fetch the jars that followers need beside Spark."""
+        """Start the servers, and fetch the jars that followers need in addition to Spark."""
         if not self._options.followers:
             return servers.up(_SERVERS)
         ends = servers.up((*_SERVERS, *_STORES))
@@ -213,7 +215,7 @@ class Stage:
         for thread in (listener, asker):
             stack.callback(thread.close)
             thread.start()
-        # Silent from here on: lines about restarts would tear the picture.
+        # No progress lines from here on: lines about restarts would garble the screen.
         servers = LocalStack(home.path)
         chaos = None
         if options.chaos:
@@ -239,7 +241,7 @@ class Stage:
         return followers
 
     def _turn(self, flow: Flow, began: float, cast: _Cast) -> Callable[[], None]:
-        """Return what is done over and over: supervise, look for failures, show."""
+        """Return what is done repeatedly: supervise, check for failures, show."""
         title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
         if cast.followers is not None:
             title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
@@ -269,11 +271,11 @@ class Stage:
     def _flow_on(
         self, turn: Callable[[], None], flow: Flow, generator: Generator, chaos: Chaos | None
     ) -> None:
-        """Let changes flow for as long as was asked, and until the last kill is recovered from.
+        """Run for the requested time, and until the last kill is recovered from.
 
-        Changes begin when the first rows of the snapshot have come: its moment lies behind then,
-        and the rest of it before. The time, and kills, begin with the first change; or where none
-        comes, the time after a minute.
+        Changes start when the first rows of the snapshot have arrived: they are after its
+        consistent point then, while the rest of it is still copied. The time, and kills, start with
+        the first change; where none arrives, the time starts after a minute.
         """
         seconds = self._options.seconds
         began = time.monotonic() + _FIRST_SECONDS
@@ -298,7 +300,7 @@ class Stage:
             chaos.check()
 
     def _prove(self, config: Config, turn: Callable[[], None]) -> None:
-        """Prove it beside the view and the supervisor; a second Ctrl-C goes without."""
+        """Prove it while view and supervisor run; a second Ctrl-C skips it."""
         self._view.say("the generator has stopped; comparing the log with the database …")
         proof = self._beside(turn, lambda: prove(config))
         self._outcome.proof = proof
@@ -310,7 +312,7 @@ class Stage:
 
     @staticmethod
     def _beside(turn: Callable[[], None], call: Callable[[], _T]) -> _T | None:
-        """Call it in a thread while the turns go on; return None where Ctrl-C skips it."""
+        """Call it in a thread while the turns continue; return None where Ctrl-C skips it."""
         result: Future[_T] = Future()
         threading.Thread(target=_settle, args=(result, call), daemon=True).start()
         try:
@@ -334,7 +336,7 @@ def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
 
 
 def _make_schema(url: str) -> str:
-    """Create the demo's database on the server, with the rows it has of old; return its DSN."""
+    """Create the demo's database on the server, with its initial rows; return its DSN."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE demo TEMPLATE template0")
     dsn = make_conninfo(url, dbname="demo")
@@ -351,7 +353,7 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "pipeline": _PIPELINE,
         "source": {"dsn": dsn, "tables": ["public.*"]},
         "log": {"bootstrap_servers": ends.kafka_bootstrap},
-        # One task: more take longer to start than so few rows to copy.
+        # One task: more tasks take longer to start than this few rows take to copy.
         "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
         "control": {"secret": new_secret()},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},

@@ -1,9 +1,9 @@
 """Prove that the followers' stores equal the database: read each as its own readers would.
 
-As the log's proof, this one asks for a quiet moment: nobody writes. Redis and OpenSearch hold rows
-as the log's JSON; a mirror's typed values are put into the same form here, but for a few that the
-database is asked for in the mirror's. Nothing of the sinks is used: what docs/FOLLOWERS.md tells
-readers is what is held against it.
+As the log's proof, this one needs a quiet database: nothing writes. Redis and OpenSearch hold rows
+as the log's JSON; a mirror's typed values are converted to the same form here, except for a few
+that the database returns in the mirror's form. The sinks' code is not used: the stores are read as
+docs/FOLLOWERS.md describes it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from cdc.log.fold_events import Row
 
-# So long without a report that tells of something new: Spark may have been killed just now, and
-# starts slowly.
+# How long to wait without a report of progress: Spark may just have been killed, and starts slowly.
 WAIT_SECONDS: Final = 300.0
 _READ_SECONDS: Final = 0.2
 _PAGE: Final = 1_000
@@ -43,7 +42,7 @@ _NAIVE_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps witho
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EXACT: Final = "_exact"
-# Postgres writes whole numbers below without a point, those from it on with an exponent.
+# Below this, Postgres writes integers without a point, from it on with an exponent.
 _WHOLE: Final = 1e15
 
 Read = Callable[[database.Table], Iterator["Row"]]
@@ -75,9 +74,9 @@ def prove_followers(
 
 
 def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
-    """Return which followers have not applied it, and what they said last.
+    """Return which followers have not applied it, with their last reports.
 
-    They are given up when none of them has moved for so long.
+    They are given up when none of them has moved for `seconds`.
     """
     readings = Readings(config)
     deadline, stood = 0.0, None
@@ -119,7 +118,7 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
         for table in database.published(connection, config.publication, forms):
             if not follows(follower, table.schema, table.table):
                 continue
-            # What is not in the log is in no other store than Delta Lake.
+            # Rows that are not in the log are in no other store than Delta Lake.
             whole = follower.delta is not None or past_the_log(config, *table[:2]) is None
             state = TableState(name, *table[:2], whole=whole)
             for row in read(table):
@@ -132,7 +131,7 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
 
 
 def _redis(config: Config, follower: Follower) -> Read:
-    """Read whole rows under `<prefix>:<schema>.<table>:<key>`."""
+    """Read complete rows under `<prefix>:<schema>.<table>:<key>`."""
     import redis  # noqa: PLC0415 - a store's client, only where it is followed
 
     assert follower.redis is not None
@@ -147,7 +146,7 @@ def _redis(config: Config, follower: Follower) -> Read:
 
 
 def _opensearch(config: Config, follower: Follower) -> Read:
-    """Read the documents behind the alias `<prefix>-<schema>.<table>`."""
+    """Read the documents of the alias `<prefix>-<schema>.<table>`."""
     from opensearchpy import OpenSearch  # noqa: PLC0415 - as above
     from opensearchpy.helpers import scan  # noqa: PLC0415
 
@@ -175,7 +174,7 @@ def _mirrors(config: Config, follower: Follower) -> Read:
     def read(table: database.Table) -> Iterator[Row]:
         topic = names.data_topic(config.prefix, table.schema, table.table)
         place = topic.removeprefix(f"{config.prefix}.")
-        if place not in versions:  # nothing has ever come of it
+        if place not in versions:  # no event of it has ever arrived
             return
         mirror = DeltaTable(f"{root}/{place}", version=versions[place]).to_pyarrow_table()
         for row in mirror.to_pylist():

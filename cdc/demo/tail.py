@@ -1,8 +1,8 @@
 """Read a pipeline's topics as they grow, read_committed, from the beginning.
 
-One consumer without a group: nothing is stored, every reader sees everything. It rides out a broker
-that goes and comes back. `caught_up` holds the position against the topics' high watermarks, which
-open transactions count into, so that nothing committed can hide behind a marker still on its way.
+One consumer without a group: nothing is stored, every reader sees everything. It tolerates a broker
+that goes down and comes back. `caught_up` compares the position with the topics' high watermarks,
+which include open transactions, so that a commit whose marker is not written yet is waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _ANSWER_SECONDS: Final = 5.0
-# A killed broker leads its partitions again within some ten seconds of its return.
+# A killed broker leads its partitions again within some ten seconds of its restart.
 _RETURN_SECONDS: Final = 30.0
 _AGAIN_SECONDS: Final = 0.2
 _AT_ONCE: Final = 2000  # messages taken in one call
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 
 class Tail:
-    """Follows topics of events, frontiers and dead letters that exist at each `find_topics`."""
+    """Reads topics of events, frontiers and dead letters that exist at each `find_topics`."""
 
     def __init__(self, config: Config) -> None:
         self.frontier_topic = names.frontier_topic(config.prefix)
@@ -62,7 +62,7 @@ class Tail:
         self._reached: dict[Place, int] = {}
 
     def find_topics(self) -> set[str]:
-        """Begin to follow topics that are new, and return the names of all that are followed."""
+        """Start to read topics that are new, and return the names of all that are read."""
         wanted = {
             (name, partition)
             for name, count in topics.existing(self._admin, self._config.prefix).items()
@@ -76,7 +76,7 @@ class Tail:
         return {name for name, _ in self._reached}
 
     def read(self, timeout_seconds: float) -> list[Seen]:
-        """Return what has come; nothing after the time."""
+        """Return what has arrived; an empty list after the timeout."""
         seen = []
         for message in self._consumer.consume(_AT_ONCE, timeout_seconds):
             error = message.error()
@@ -91,7 +91,7 @@ class Tail:
         return seen
 
     def ends(self) -> dict[Place, int]:
-        """Return the high watermark of every partition followed.
+        """Return the high watermark of every partition that is read.
 
         A broker that has just come back answers before it knows that it leads them: it is asked
         again. Raises UnavailableError when that lasts.
@@ -104,7 +104,7 @@ class Tail:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_AGAIN_SECONDS)
-                self._admin = topics.admin(self._config)  # which knows the leaders of now
+                self._admin = topics.admin(self._config)  # it knows the current leaders
 
     def _ends(self) -> dict[Place, int]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

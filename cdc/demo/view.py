@@ -1,7 +1,7 @@
-"""Show what flows: a picture that is redrawn on a terminal, plain lines anywhere else.
+"""Show what arrives: a picture that is redrawn on a terminal, plain lines anywhere else.
 
-Both are told the same: `say` for things that happen once, `show` at every turn. Drawing costs a few
-milliseconds, four times a second, so that the view does not slow down what it shows.
+Both get the same calls: `say` for things that happen once, `show` on every turn. Drawing costs a
+few milliseconds, four times a second, so that the view does not slow down what it shows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _FRAMES_PER_SECOND: Final = 4
 _LINE_SECONDS: Final = 2.0
 _KILLS_SHOWN: Final = 5
-# Tables and events stand side by side from this width on.
+# Tables and events are shown side by side from this width on.
 _WIDE_COLUMNS: Final = 110
 _FIXED_ROWS: Final = 11
 _OP_STYLES: Final = {
@@ -53,13 +53,13 @@ class Scene(NamedTuple):
     began: float  # seconds since the epoch, when changes began to be written
     now: float
     written: int  # changes that the generator has seen committed
-    daemon: str  # what it says of itself
+    daemon: str  # the state that it reports
     daemon_pid: int | None
     daemon_starts: int
 
 
 class View(ABC):
-    """What both ways of showing do."""
+    """The interface of both ways of showing."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,15 +74,15 @@ class View(ABC):
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Tell something that happened."""
+        """Print something that happened."""
 
     @abstractmethod
     def show(self, scene: Scene) -> None:
-        """Show the moment; called more often than anything is drawn."""
+        """Show the current state; called more often than anything is drawn."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the terminal as it should be."""
+        """Restore the terminal."""
 
 
 class Lines(View):
@@ -112,11 +112,11 @@ class Lines(View):
         self.say(text)
 
     def close(self) -> None:
-        """Leave it: lines need no more."""
+        """Nothing to restore for lines."""
 
 
 class Screen(View):
-    """A picture redrawn in place; what is said scrolls away above it."""
+    """A picture redrawn in place; the lines of `say` scroll away above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -164,7 +164,7 @@ def _hidden_control_keys() -> Iterator[None]:
 
 
 def line(scene: Scene) -> str:
-    """Return the moment as one line."""
+    """Return the current state as one line."""
     flow, now = scene.flow, scene.now
     late = flow.lateness_ms(now)
     return (
@@ -185,7 +185,7 @@ def _read(flow: Flow) -> str:
 
 
 def draw(scene: Scene, width: int, height: int) -> RenderableType:
-    """Return the moment as a picture for a terminal of that size."""
+    """Return the current state as a picture for a terminal of that size."""
     kills = [_kill(scene, kill) for kill in scene.flow.kills[-_KILLS_SHOWN:]]
     below: list[RenderableType] = [Text(), *kills] if kills else []
     if scene.flow.followers:
@@ -198,7 +198,7 @@ def draw(scene: Scene, width: int, height: int) -> RenderableType:
         columns.add_row(tables, _events(scene.flow, scene.flow.last.maxlen or 0))
         body.append(columns)
     else:
-        # The border, the tables' and events' headers, the blanks and the two lines below.
+        # The border, the headers of tables and events, the blank lines and the two lines below.
         followers = len(scene.flow.followers)
         room = height - tables.row_count - len(kills) - _FIXED_ROWS
         room -= followers + 2 if followers else 0
@@ -239,7 +239,7 @@ def _events(flow: Flow, count: int) -> Table:
     shown.add_column("table", min_width=8)
     shown.add_column("key", no_wrap=True, overflow="ellipsis", ratio=1)
     shown.add_column("late", justify="right", min_width=8)
-    # Partitions are read one after another: what came last is not always the newest.
+    # Partitions are read one after another: the event that arrived last is not always the newest.
     for each in sorted(flow.last, key=lambda each: each.seq)[-count:]:
         style = _OP_STYLES.get(each.op, "")
         shown.add_row(
@@ -269,7 +269,7 @@ def _standing(scene: Scene) -> Group:
 
 
 def _followers(flow: Flow) -> Table:
-    """Return where each follower stands: its applied frontier, and how far that is behind."""
+    """Return how far each follower is: its applied frontier, and its lag."""
     shown = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("follower", "store", "state"):
         shown.add_column(name, no_wrap=True)
@@ -296,13 +296,13 @@ def _followers(flow: Flow) -> Table:
 
 
 def _state(follower: FollowerRecord) -> str:
-    """Return what a follower says of itself, or that it has said nothing for long."""
+    """Return the state that a follower reports, or that it has not reported for long."""
     over = follower.state in {"halted", "stopped"}
     return follower.state if over or follower.runs else "silent"
 
 
 def _waiting(scene: Scene) -> int:
-    # The generator reports four times a second, so that the log is ahead of its count at rest.
+    # The generator reports four times a second, so the log may be ahead of its count.
     return max(0, scene.written - scene.flow.changes.total)
 
 
@@ -331,5 +331,5 @@ def recovery(kill: Kill, now: float) -> str:
 
 
 def grouped(number: int) -> str:
-    """Return a number with its thousands apart."""
+    """Return a number with its thousands separated."""
     return f"{number:,}".replace(",", " ")

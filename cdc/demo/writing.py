@@ -1,4 +1,4 @@
-"""The generator as a child: started, listened to, stopped by closing its stdin."""
+"""The generator as a child: started, read, and stopped by closing its stdin."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Generator:
             )
 
     def stop(self) -> None:
-        """Let it finish what it does, and wait for that. May be called twice."""
+        """Let it finish its current actions, and wait for that. May be called twice."""
         if self._child is None:
             return
         assert self._child.stdin is not None

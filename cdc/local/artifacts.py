@@ -1,11 +1,11 @@
-"""Fetch what the servers are made of: jars from a Maven repository, checked against our lock file.
+"""Fetch the servers' files: jars from a Maven repository, checked against our lock file.
 
-A file appears under its name only when its sha256 is the locked one, so whatever is there is good.
-An interrupted download goes on where it stopped. All stacks share one cache, and processes that
-want the same section take turns.
+A file appears under its name only when its sha256 is the locked one, so an existing file is
+correct. An interrupted download resumes where it stopped. All stacks share one cache, and processes
+that want the same section take turns.
 
-Does not resolve dependencies: the lock lists every file. Which repository is asked is the Maven
-client's own default, or LOCKSTEP_MAVEN.
+Dependencies are not resolved: the lock lists every file. The repository is the Maven client's own
+default, or LOCKSTEP_MAVEN.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARALLEL: Final = 6  # downloads of one section
 _TRIES: Final = 5
 _TIMEOUT_SECONDS: Final = (15, 60)  # to connect, and between two pieces
 _PIECE_BYTES: Final = 256 * 1024
-_LOCK_TIMEOUT_SECONDS: Final = 900.0  # as long as a slow line needs for the largest section
+_LOCK_TIMEOUT_SECONDS: Final = 900.0  # the time that a slow line needs for the largest section
 # The extra that a section belongs to; both bring the Maven client.
 _EXTRA_OF: Final = {"spark": "spark"}
 _FETCHERS: Final = ("maven_artifact", "requests")
@@ -79,7 +79,7 @@ def default_cache() -> Path:
 
 
 class ArtifactCache:
-    """The folder that all stacks share. What is in it is whole and never changes."""
+    """The folder that all stacks share. Its files are complete and never change."""
 
     def __init__(self, root: Path, progress: Progress) -> None:
         self.root = root.absolute()
@@ -88,7 +88,7 @@ class ArtifactCache:
     def fetch(self, section: str) -> Path:
         """Return the folder that holds exactly the section's files."""
         artifacts = lock_sections()[section]
-        # A changed lock means another folder: a class path must not mix two versions.
+        # A changed lock uses another folder: a class path must not mix two versions.
         digest = hashlib.sha256("".join(each.sha256 for each in artifacts).encode()).hexdigest()
         folder = self.root / f"{section}-{digest[:8]}"
         if not _missing(folder, artifacts):
@@ -104,7 +104,7 @@ class ArtifactCache:
         return folder
 
     def derive(self, name: str, make: Callable[[Path], None]) -> Path:
-        """Return what `make` once put into a folder or file of this name, whole or not at all."""
+        """Return the folder or file of this name; `make` creates it once, completely or not."""
         target = self.root / name
         if target.exists():
             return target
@@ -137,7 +137,7 @@ class ArtifactCache:
         for attempt in range(1, _TRIES + 1):
             try:
                 self._download(artifact, part)
-            except OSError as error:  # of which requests' errors are
+            except OSError as error:  # these include requests' errors
                 if attempt == _TRIES or _is_final(error):
                     raise _not_fetched(artifact, str(error)) from error
                 time.sleep(random.uniform(0.2, 0.5) * 2**attempt)  # noqa: S311 - jitter
@@ -150,7 +150,7 @@ class ArtifactCache:
         raise _not_fetched(artifact, "its sha256 is not the locked one")
 
     def _download(self, artifact: Artifact, part: Path) -> None:
-        """Append what is missing. Anything odd about what is there: begin anew."""
+        """Append what is missing. Where the server sends no partial content: download again."""
         import requests  # noqa: PLC0415 - costs 0.1 s, and most starts find all in the cache
 
         have = part.stat().st_size if part.exists() else 0

@@ -1,4 +1,4 @@
-"""What goes wrong while servers are fetched, started and stopped."""
+"""The errors of fetching, starting and stopping servers."""
 
 from __future__ import annotations
 

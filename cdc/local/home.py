@@ -1,7 +1,7 @@
-"""One stack's folder: data, logs, and what is remembered of each server.
+"""One stack's folder: data, logs, and what is stored about each server.
 
-home/lock            held while servers are started or stopped: two `up` at once take turns
-home/run/NAME.json   pid, start time, ports, version and settings; written whole or not at all
+home/lock            held while servers are started or stopped, by one process at a time
+home/run/NAME.json   pid, start time, ports, version and settings; written atomically
 home/data/NAME/      the server's own data
 home/log/NAME.log    its output, kept small by rotation
 """
@@ -33,7 +33,7 @@ def default_home() -> Path:
 
 @dataclass
 class ServerState:
-    """What is remembered of a server between two runs of the command."""
+    """What is stored about a server between two runs of the command."""
 
     pid: int = 0
     started: str = ""
@@ -47,7 +47,7 @@ class ServerState:
 
 
 class Home:
-    """Paths and remembered state below one folder. Servers only write below it."""
+    """Paths and stored state below one folder. Servers write only below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -71,7 +71,7 @@ class Home:
         except FileNotFoundError:
             return ServerState()
         except (ValueError, TypeError):
-            # Only a file system that lost power leaves half a file; the server's data decides then.
+            # Only a file system that lost power leaves half a file; then the server's data decides.
             return ServerState()
 
     def remember(self, name: str, state: ServerState) -> None:
@@ -96,7 +96,7 @@ class Home:
         return "\n".join(text.splitlines()[-lines:])
 
     def rotate_log(self, name: str) -> None:
-        """Move a large log aside: by copy and truncate, since a running server keeps it open."""
+        """Rotate a large log: by copy and truncate, since a running server keeps it open."""
         log = self.log(name)
         if not log.exists() or log.stat().st_size < _LOG_LIMIT_BYTES:
             return
@@ -109,7 +109,7 @@ class Home:
 
     @contextmanager
     def lock(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Hold the stack: whoever starts or stops servers here waits for whoever already does."""
+        """Lock the stack: only one process at a time starts or stops servers here."""
         self.make()
         with file_lock(self.path / "lock", _LOCK_TIMEOUT_SECONDS, waiting):
             yield
@@ -119,9 +119,9 @@ class Home:
 def file_lock(
     path: Path, timeout_seconds: float, waiting: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Hold an exclusive lock that the kernel drops with its holder, however that ends.
+    """Hold an exclusive lock that the kernel releases when its holder ends, in any way.
 
-    Calls `waiting` once if someone else holds it for more than a moment.
+    Calls `waiting` once if another process holds it for more than a moment.
     """
     began = time.monotonic()
     with path.open("ab") as file:

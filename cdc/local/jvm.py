@@ -1,7 +1,7 @@
 """How the stack's Java servers run: small heap, one collector thread, the quick compiler only.
 
-The client compiler (C1) halves the CPU of a short life and costs nothing that a demo would notice.
-Logs are warnings on stdout; without a configuration the libraries would drop all of them.
+The client compiler (C1) halves the CPU time of a short run and costs nothing that a demo would
+notice. Logs are warnings on stdout; without a configuration the libraries would drop all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def flags(home: Home, *, heap_mb: int) -> list[str]:
 
 
 def class_path(*folders: Path) -> str:
-    """Return every jar by name: a wildcard would leave the order to the file system."""
+    """Return every jar by name: with a wildcard the order would depend on the file system."""
     return ":".join(str(jar) for folder in folders for jar in sorted(folder.glob("*.jar")))
 
 

@@ -1,10 +1,10 @@
 """Kafka in KRaft mode: one node that is broker and controller, on loopback.
 
-Everything is replicated once, transactions included. The heap and the compiler are kept small: the
-broker idles at 160 MB and still takes more than a Python client can produce.
+Everything has one replica, transactions included. Heap and compiler are kept small: the broker
+idles at 160 MB and still accepts more than a Python client can produce.
 
-Settings can make it one node of several: `node.id`, `controller.quorum.voters`, and `cluster.id`,
-which is no broker's setting but the id that the nodes' folders must share.
+Settings can make it one of several nodes: `node.id`, `controller.quorum.voters`, and `cluster.id`,
+which is not a broker setting but the id that the nodes' folders must share.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SETTINGS: Final = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # A killed producer's transaction is found within a second of its timeout, not within ten.
+    # A killed producer's transaction is aborted within a second of its timeout, not within ten.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    # After a kill the controller waits for the dead broker's session to lapse before it lets the
-    # same broker in again: this is most of the time until it answers.
+    # After a kill the controller waits until the dead broker's session has expired before it admits
+    # the same broker again: this is most of the time until it answers.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
     "controller.quorum.election.timeout.ms": "500",
@@ -67,7 +67,7 @@ _SETTINGS: Final = {
 
 _CLUSTER_ID: Final = "cluster.id"
 
-# ApiVersions, version 0, no client id: answered once the broker takes requests.
+# ApiVersions, version 0, no client id: answered once the broker accepts requests.
 _API_VERSIONS: Final = struct.pack("!ihhih", 10, 18, 0, 1, -1)
 
 
@@ -125,9 +125,10 @@ class Kafka(Server):
         return path
 
     def _format(self, settings: Mapping[str, str]) -> None:
-        """Make the folder of a new cluster.
+        """Create the folder of a new cluster.
 
-        By hand, but for one file that is the same in all: its tool takes a second of two cores.
+        Its files are written here, except one that is the same in all: Kafka's tool takes a second
+        of two cores.
         """
         checkpoint = self.cache.derive(
             f"{self.cache.fetch('kafka').name}-bootstrap.checkpoint", self._make_checkpoint
@@ -135,7 +136,7 @@ class Kafka(Server):
         logs = self._data / "logs"
         logs.mkdir(exist_ok=True)
         shutil.copyfile(checkpoint, logs / checkpoint.name.rpartition("-")[2])
-        # Last and at once: whether it is there tells whether the folder is whole.
+        # Last and atomically: its existence shows that the folder is complete.
         part = logs / "meta.properties.part"
         part.write_text(
             f"version=1\nnode.id={settings.get('node.id', _SETTINGS['node.id'])}\n"
@@ -145,7 +146,7 @@ class Kafka(Server):
         part.rename(logs / "meta.properties")
 
     def _make_checkpoint(self, target: Path) -> None:
-        """Let Kafka's own tool make a folder, for the file that states the cluster's features."""
+        """Run Kafka's own tool, for the file that states the cluster's features."""
         with TemporaryDirectory() as folder:
             properties = Path(folder) / "server.properties"
             settings = {

@@ -1,7 +1,7 @@
 """OpenSearch 2.19 as one node, on loopback: the newest that runs on Java 17.
 
-Made of jars, which bring no start script and no main class that takes plugins from the class path;
-so OpenSearchNode.java beside this module is compiled once, by Janino, which needs no JDK.
+Its jars have no start script and no main class that loads plugins from the class path; so
+OpenSearchNode.java, next to this module, is compiled once, by Janino, which needs no JDK.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLUGINS: Final = (
     "org.opensearch.painless.PainlessPlugin",
     "org.opensearch.index.mapper.MapperExtrasPlugin",
 )
-# Breaks the making of indexes on a runtime without Thai word segmentation.
+# Prevents the creation of indexes on a runtime without Thai word segmentation.
 _ANALYSIS_PLUGIN: Final = "org.opensearch.analysis.common.CommonAnalysisPlugin"
 
 _SETTINGS: Final = {
@@ -44,7 +44,7 @@ _PROBE_SECONDS: Final = 3.0
 
 
 class OpenSearch(Server):
-    """One node per home; its second port is the transport's, which nobody uses."""
+    """One node per home; its second port is the transport's, which is not used."""
 
     name: ClassVar[str] = "opensearch"
     default_version: ClassVar[str] = "2.19.5"
@@ -120,7 +120,7 @@ def _plugins(java: Java) -> tuple[str, ...]:
 
 
 def _compile(source: Path, out: Path, libraries: str, compiler: str) -> None:
-    """Compile one Java file, without lambdas and generic methods, which Janino does not know."""
+    """Compile one Java file, without lambdas and generic methods, which Janino does not support."""
     demo = "org.codehaus.commons.compiler.samples.CompilerDemo"
     command = [
         *(str(find_java().program), "-Xmx256m", "-XX:+UseSerialGC", "-cp", compiler, demo),

@@ -1,8 +1,8 @@
 """Ports for servers: free on loopback, and still free when the server comes back after a kill.
 
-They lie below the kernel's ephemeral range. A port inside it may be taken, between a kill and the
+They are below the kernel's ephemeral range. A port inside it may be taken, between a kill and the
 restart, by any outgoing connection, and a fault test would fail by chance. Two stacks that choose
-at the same moment pick at random from thousands; a server that finds its port taken gets another.
+at the same time pick at random from thousands; a server whose port is taken gets another.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 20000
 _EPHEMERAL_DEFAULT: Final = 32768
 _TRIES: Final = 200
-# Whoever seeds the common one, say for tests, would have all stacks choose the same ports.
+# Not the shared generator: a seed, say in tests, would cause all stacks to choose the same ports.
 _chance = random.SystemRandom()
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen there. A port in TIME_WAIT is free, as for servers."""
+    """Return whether a server could listen there. A port in TIME_WAIT counts as free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

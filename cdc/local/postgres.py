@@ -1,10 +1,10 @@
 """Postgres, majors 14 to 18, ready for logical decoding; on loopback, over TCP only.
 
 Never as root, which Postgres refuses: root runs it as another user inside a user namespace, where
-its files stay root's, and as `nobody` where namespaces are not to be had. Anyone on this machine
-may connect as the superuser `postgres` without a password: a stack for demos and tests.
+root still owns its files, and as `nobody` where namespaces are not available. Anyone on this
+machine may connect as the superuser `postgres` without a password: a stack for demos and tests.
 
-A stop is fast (SIGINT): a smart one would wait for walsenders, that is for ever.
+A stop is fast (SIGINT): a smart one would wait for walsenders, which do not end.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _SETTINGS: Final = {
     "log_line_prefix": "%m [%p] %q%u@%d/%a ",
 }
 
-# Start-up packet of protocol 3.0. Authentication is granted only once recovery is over; until then
-# the reply is an error.
+# Startup packet of protocol 3.0. Authentication succeeds only after recovery; until then the reply
+# is an error.
 _WHO: Final = b"user\0postgres\0database\0postgres\0\0"
 _STARTUP: Final = struct.pack("!II", 8 + len(_WHO), 3 << 16) + _WHO
 _AUTHENTICATION: Final = b"R"
@@ -74,7 +74,8 @@ class Postgres(Server):
             self._drop_strangers_pid_file(data)
             return
         self.progress.step(self.name, f"making a cluster of version {state.version}")
-        # What an interrupted initdb left is no cluster, and initdb refuses a folder that has files.
+        # An interrupted initdb leaves an incomplete cluster, and initdb refuses a folder that has
+        # files.
         shutil.rmtree(data, ignore_errors=True)
         part = data.with_name(f"{data.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -138,8 +139,8 @@ class Postgres(Server):
     def _drop_strangers_pid_file(data: Path) -> None:
         """Remove a pid file whose pid, after an unclean stop, belongs to another program.
 
-        Postgres refuses to start while that pid runs. A file that names a postgres stays: whether
-        that one still holds the data is for Postgres to decide.
+        Postgres refuses to start while that pid runs. If the pid belongs to a postgres, the file
+        stays: Postgres decides whether that process still uses the data.
         """
         file = data / "postmaster.pid"
         try:
@@ -152,14 +153,14 @@ class Postgres(Server):
 
     @staticmethod
     def _environment() -> dict[str, str]:
-        # A PGDATA or PGPORT of the caller's shell must not reach our server.
+        # PGDATA or PGPORT of the caller's shell must not affect our server.
         kept = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
         return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 @cache
 def _as_ordinary_user() -> tuple[list[str], dict[str, Any]]:
-    """Return the command prefix and the spawn options that make root's process someone else's."""
+    """Return the command prefix and spawn options that run root's process as another user."""
     if os.geteuid() != 0:
         return [], {}
     prefix = ["unshare", "--map-user=1000", "--map-group=1000"]

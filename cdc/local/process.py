@@ -1,7 +1,7 @@
-"""Processes that outlive their starter, known by pid and start time.
+"""Processes that outlive their starter, identified by pid and start time.
 
-A pid alone is no identity: after a reboot or an unclean stop it may belong to a stranger. So a
-process is remembered as (pid, boot and start tick), read from /proc, and a signal goes only to the
+A pid alone is no identity: after a reboot or an unclean stop it may belong to another program. So a
+process is recorded as (pid, boot and start tick), read from /proc, and a signal is sent only to the
 process that still has both. Linux only.
 
 Does not supervise: nothing restarts a server here.
@@ -22,8 +22,8 @@ import psutil
 
 _POLL_SECONDS: Final = 0.02
 
-# Children of this interpreter: they must be reaped, and a Popen that is forgotten while its process
-# runs warns. Those started by an earlier interpreter belong to init.
+# Children of this interpreter: they must be reaped, and a Popen object warns when it is collected
+# while its process runs. Those started by an earlier interpreter belong to init.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -35,7 +35,7 @@ def _start_tick(pid: int) -> str | None:
     """Return when the process started, or None if there is none (a zombie is none).
 
     The first thread of a killed process is a zombie while others are still closing its files and
-    ports: until they are gone, so is the process not.
+    ports: until they have ended, the process counts as alive.
     """
     try:
         threads = len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - only their number
@@ -49,7 +49,7 @@ def _start_tick(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process, for as long as the machine runs and beyond."""
+    """One process, identified also across reboots of the machine."""
 
     pid: int
     started: str
@@ -73,7 +73,7 @@ class ProcessId:
                 os.kill(self.pid, number)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Return whether the process is gone within the time."""
+        """Return whether the process has ended within the timeout."""
         deadline = time.monotonic() + timeout_seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -89,7 +89,7 @@ class ProcessId:
         return [child for child in map(ProcessId.of, (each.pid for each in found)) if child]
 
     def memory_bytes(self) -> int:
-        """Return the resident memory of the process and all below it; shared pages count each."""
+        """Return the resident memory of the process tree; shared pages count for each process."""
         total = 0
         for each in (self, *self.descendants()):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -110,5 +110,5 @@ def spawn(argv: list[str], log: Path, cwd: Path, **options: Any) -> ProcessId:  
             **options,
         )
     _children[child.pid] = child
-    # A process that died at once has no identity left; a made-up one is simply not alive.
+    # A process that ended at once has no identity; this one counts as not alive.
     return ProcessId.of(child.pid) or ProcessId(child.pid, "gone")

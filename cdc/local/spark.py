@@ -1,8 +1,8 @@
-"""What spark-submit needs of us: jars that Spark lacks, and our own code for a cluster.
+"""What spark-submit needs from us: jars that Spark lacks, and our own code for a cluster.
 
-The jars are the lock's section `spark`, fetched as the servers' are; their versions fit the Spark
-that `lockstep-cdc[spark]` installs. The code is `cdc`, `sinks` and `jobs` as one zip; what they
-import besides must be installed where executors run.
+The jars are the lock's section `spark`, fetched like the servers' jars; their versions match the
+Spark that `lockstep-cdc[spark]` installs. The code is `cdc`, `sinks` and `jobs` as one zip; their
+dependencies must be installed where executors run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 _SECTION: Final = "spark"
 _PACKAGES: Final = ("cdc", "sinks", "jobs")
-# Of the session: what decides about values.
+# Settings of the session: those that affect values.
 VALUES: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Of the application, fixed once it runs, where Delta's jars are there.
+# Settings of the application, fixed once it runs, where Delta's jars are available.
 DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-# Where one of Spark's own threads ran out of memory, jobs would wait for it for ever.
+# Without it, jobs would wait for ever for a Spark thread that ran out of memory.
 NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
 _LEFT_OUT: Final = {".pyc", ".pyo"}
 
@@ -43,15 +43,15 @@ def jars(progress: Progress) -> list[Path]:
 
 
 def coordinates() -> list[str]:
-    """Return the same as Maven coordinates, `group:name:version`."""
+    """Return the same jars as Maven coordinates, `group:name:version`."""
     return [f"{each.group}:{each.name}:{each.version}" for each in lock_sections()[_SECTION]]
 
 
 def conf(*, quiet: bool = False) -> dict[str, str]:
-    """Return the settings that reading and writing our mirrors needs of a Spark session.
+    """Return the settings that a Spark session needs to read and write our mirrors.
 
-    With `quiet` also those of the driver's JVM that a job of ours wants: what Spark logs, and that
-    it ends where memory runs out.
+    With `quiet` also those of the driver's JVM for our own jobs: what Spark logs, and that it ends
+    when memory runs out.
     """
     found = {**VALUES, **DELTA}
     if quiet:
@@ -62,13 +62,13 @@ def conf(*, quiet: bool = False) -> dict[str, str]:
 
 
 def conf_options(*, quiet: bool = False) -> list[str]:
-    """Return the same as spark-submit's arguments."""
+    """Return the same settings as spark-submit's arguments."""
     found = conf(quiet=quiet).items()
     return [part for name, value in found for part in ("--conf", f"{name}={value}")]
 
 
 def job(name: str) -> Path:
-    """Return the file of a job, as spark-submit takes it."""
+    """Return the file of a job, for spark-submit."""
     return _folder("jobs") / f"{name}.py"
 
 

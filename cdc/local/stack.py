@@ -1,4 +1,4 @@
-"""The embedded stack as one thing: bring servers up, see them, take them down.
+"""The embedded stack: start servers, list them, stop them.
 
     stack = LocalStack(home)
     ends = stack.up(["postgres", "kafka"])
@@ -6,9 +6,9 @@
     stack["kafka"].kill(); stack.start("kafka")     # same port, same data
     stack.down()
 
-Each server only when asked for. Stacks in different homes are independent and share one download
-cache. Two processes that bring the same home up take turns, and the second finds all running.
-Servers outlive this process, unless the stack is tied to it.
+A server starts only when requested. Stacks in different homes are independent and share one
+download cache. Two processes that start the same home take turns, and the second finds everything
+running. Servers outlive this process, unless the stack is tied to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULT_SERVERS: Final = ("postgres", "kafka")
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What clients connect to; None where a server is not running."""
+    """The addresses for clients; None where a server is not running."""
 
     postgres_dsn: str | None = None
     kafka_bootstrap: str | None = None
@@ -77,7 +77,7 @@ class LocalStack:
         progress: Progress | None = None,
         tied: bool = False,
     ) -> None:
-        """Nothing is started or written yet. A tied stack goes down with this process."""
+        """Nothing is started or written yet. A tied stack is stopped when this process ends."""
         self.home = Home(home or default_home())
         self._progress = progress or Progress()
         self._tied = tied
@@ -102,10 +102,10 @@ class LocalStack:
         pg_major: int | None = None,
         settings: Settings | None = None,
     ) -> Endpoints:
-        """Have these servers running; those that run stay as they are.
+        """Start these servers; those that already run are left unchanged.
 
-        Settings go by server name and are remembered for later starts; running with others than it
-        was asked for, a server is restarted.
+        Settings are by server name and stored for later starts; a server that runs with other
+        settings than the given ones is restarted.
         """
         servers = [self[name] for name in names]
         chosen = settings or {}
@@ -125,17 +125,17 @@ class LocalStack:
                 for each in started:
                     each.result()
             except KeyboardInterrupt:
-                # Whoever interrupts is about to leave, and a download may take minutes.
+                # The caller is about to exit, and a download may take minutes.
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             except Exception:
-                pool.shutdown()  # the others go on, so that the next `up` finds them
+                pool.shutdown()  # the others continue, so that the next `up` finds them
                 raise
             pool.shutdown()
         return self.endpoints()
 
     def start(self, name: str) -> None:
-        """Start one server again as it was: same version, settings, data and, if free, ports."""
+        """Start one server as it was: same version, settings, data and, if free, ports."""
         with self.home.lock():
             self[name].start()
 
@@ -168,7 +168,7 @@ class LocalStack:
         return [_status(server) for server in self._servers.values()]
 
     def _watch(self) -> None:
-        """Leave someone behind who takes the stack down when this process is gone."""
+        """Start a process that stops the stack when this process has ended."""
         if not self._tied or (self._watcher is not None and self._watcher.poll() is None):
             return
         self._watcher = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Take a stack down when the process that it is tied to is gone, however it ended.
+"""Stop a stack when the process that it is tied to has ended, in any way.
 
-Reads a pipe that only that process writes to, and which therefore ends with it, SIGKILL included:
+Reads a pipe that only that process writes to, and which therefore closes with it, also by SIGKILL:
 `python -m cdc.local.watcher HOME`.
 """
 

@@ -1,1 +1,1 @@
-"""The log: records of changes in Kafka topics, and the records that say where a reader stands."""
+"""The log: records of changes in Kafka topics, and the records that give positions in them."""

@@ -1,16 +1,16 @@
-"""Prove that a topic does not exist, and where a partition ends, before anything is decided by it.
+"""Prove that a topic does not exist, and where a partition ends, before a decision depends on it.
 
 A lookup may answer wrongly for a moment: a broker that has just started or been elected does not
-know every topic yet, a leader that was replaced answers with an old end, a client serves metadata
-from before. Whoever reads such an answer as "there is nothing" skips an unfinished snapshot, begins
-a log a second time, or declares a gap where none is.
+know every topic yet, a leader that was replaced answers with an old end, a client uses old
+metadata. Code that takes such an answer for "there is nothing" skips an unfinished snapshot, starts
+a log a second time, or reports a gap that does not exist.
 
 So absence needs two answers that agree: to two kinds of request (by name, and the list of all), by
-two clients made for it, a moment apart. One answer that names the topic refutes it. Ends of
+two clients created for it, a moment apart. One answer that names the topic refutes it. Ends of
 partitions only grow, and so do their beginnings: of two answers the higher end and the lower
 beginning are the ones that leave nothing out.
 
-What the resume record says exists is compared by the callers: it outranks what the brokers say.
+The callers compare what the resume record lists: it outranks the brokers' answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Place = tuple[str, int]  # topic, partition
 Ends = dict[Place, tuple[int, int]]  # the first offset that a partition still has, and its end
 
-# What a client says of a topic or partition that it does not know: at this moment.
+# The errors for a topic or partition that a client does not know at this moment.
 UNKNOWN: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -50,7 +50,7 @@ _OPEN_SECONDS: Final = 0.05  # between two looks at an open transaction
 
 
 def says_unknown(error: BaseException | None) -> bool:
-    """Return whether an error says that the brokers do not know a topic; that proves nothing."""
+    """Return whether an error means that the brokers do not know a topic; that proves nothing."""
     while error is not None:
         if isinstance(error, KafkaException):
             return error.args[0].code() in UNKNOWN
@@ -61,7 +61,7 @@ def says_unknown(error: BaseException | None) -> bool:
 def absent(config: Config, asked: Collection[str]) -> set[str]:
     """Return those of the topics that are proven not to exist. Blocks.
 
-    Raises UnavailableError where the brokers do not answer.
+    Raises UnavailableError if the brokers do not answer.
     """
     missing = set(asked) - named(config, asked)
     if missing:
@@ -71,7 +71,7 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
 
 
 def confirmed(config: Config, first: Ends) -> Ends:
-    """Return offsets that were asked for once, with what a second client is told."""
+    """Return offsets from one answer, combined with the answer to a second client."""
     second = spans(config, first)
     return {
         place: (min(low, second[place][0]), max(end, second[place][1]))
@@ -82,9 +82,9 @@ def confirmed(config: Config, first: Ends) -> Ends:
 def settle(config: Config, topic: str) -> None:
     """Wait until all that was written to a one-partition topic by now is committed or aborted.
 
-    A broker answers a commit before it has written the markers that let readers see it: what was
-    just committed is not there for a moment. Blocks. Raises UnavailableError where a transaction
-    stays open.
+    A broker answers a commit before it has written the markers that make it visible: what was just
+    committed is not visible for a moment. Blocks. Raises UnavailableError if a transaction stays
+    open.
     """
     place, deadline = (topic, 0), time.monotonic() + _TIMEOUT_SECONDS
     every = IsolationLevel.READ_UNCOMMITTED
@@ -105,9 +105,9 @@ def settle(config: Config, topic: str) -> None:
 
 
 def expect_not_held(config: Config, place: Place, wanted: int) -> None:
-    """Raise UnavailableError where a partition reaches `wanted`, and an open transaction hides it.
+    """Raise UnavailableError if a partition reaches `wanted` but an open transaction hides it.
 
-    A reader of committed records gets no further than the first record of what is open.
+    A read_committed reader gets no further than the last stable offset.
     """
     topic, number = place
     if spans(config, [place], IsolationLevel.READ_UNCOMMITTED)[place][1] >= wanted:
@@ -127,7 +127,7 @@ def named(config: Config, asked: Collection[str]) -> set[str]:
 
 
 def listed(config: Config) -> set[str]:
-    """Return every topic that there is."""
+    """Return every topic that exists."""
     with translated("listing topics"):
         client = topics.admin(config)
         return set(client.list_topics(timeout=_TIMEOUT_SECONDS).topics)
@@ -138,13 +138,13 @@ def spans(
     places: Iterable[Place],
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> Ends:
-    """Return the first offset and the end of partitions, as a read_committed reader is told."""
+    """Return the first offset and the end of partitions, as a reader with `isolation` sees them."""
     parts = [TopicPartition(*place) for place in places]
     if not parts:
         return {}
     client = topics.admin(config)
     told: dict[Place, list[int]] = {}
-    # One after the other: librdkafka 2.16 may crash where a client looks for leaders twice at once.
+    # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
     for which in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
         asked = client.list_offsets(
             dict.fromkeys(parts, which),

@@ -1,8 +1,9 @@
 """What one Kafka transaction will hold: messages by partition, counted.
 
-Filled a row at a time by the sequencer, emptied into the producer a chunk at a time. What it costs
-follows the partitions that a batch touches, not those that were ever written: a partition registers
-itself with its first message, and the row path appends through a list's own method from then on.
+Filled a row at a time by the sequencer, emptied into the producer a chunk at a time. Its cost
+depends on the partitions that a batch touches, not on all that were ever written: a partition
+registers itself with its first message, and the row path appends through a list's own method from
+then on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 # By partition, what appends a message to it. Looked up for each message, never kept.
 Appends: TypeAlias = "list[Callable[[Message], None]]"
-# A batch that is not due yet is handed to the producer when so much waits for each partition that
-# it touched. Each hand-over of a partition costs a call, a request and a report, whatever its size:
-# with thousands of partitions these cost more than the rows.
+# A batch that is not due yet is handed to the producer when this much is waiting for each partition
+# that it touched. Each hand-over of a partition costs a call, a request and a report, whatever its
+# size: with thousands of partitions these cost more than the rows.
 PARTITION_BYTES: Final = 64 << 10
 
 
@@ -36,7 +37,7 @@ class Partition:
         self.messages: list[Message] = []
         self.appends = appends
         self.appends.append(self.append)
-        self.others = 0  # among `messages`, what is no event: tombstones, parts of dead letters
+        self.others = 0  # among `messages`, those that are no events: tombstones, parts of letters
         self.events = 0  # taken from here since the batch began
 
     def append(self, message: Message) -> None:
@@ -67,15 +68,15 @@ class Batch:
     def __init__(self) -> None:
         self._topics: dict[str, list[Partition]] = {}
         self._appends: dict[str, Appends] = {}
-        # Sets that keep their order: what holds messages, and what any were taken from.
+        # Ordered sets: the partitions that hold messages, and those that any were taken from.
         self._waiting: dict[Partition, None] = {}
         self._moved: dict[Partition, None] = {}
         self.bytes = 0  # of values added since the batch began
         self._handed_over_bytes = 0  # of these
-        # Dead letters that are not sent yet, in their order. They go out piece by piece: a letter
+        # Dead letters that are not sent yet, in their order. They are sent piece by piece: a letter
         # may be many times as long as the producer's queue.
         self.letters: deque[tuple[Partition, Sequence[tuple[bytes, bytes]]]] = deque()
-        # In a chunk of the stream of up to so many bytes no row is too large for its topic.
+        # In a chunk of the stream of up to this many bytes no row is too large for its topic.
         self.plain_bytes = 1 << 62
 
     def topic(self, topic: str, partitions: int) -> list[Partition]:
@@ -105,7 +106,7 @@ class Batch:
 
     @property
     def thin(self) -> bool:
-        """Whether its bytes are spread over so many partitions that these cost more than they."""
+        """Whether it has so few bytes for each partition that the partitions cost more."""
         return self.bytes < PARTITION_BYTES * max(len(self._waiting), len(self._moved))
 
     def handed_over(self) -> None:
@@ -113,7 +114,7 @@ class Batch:
         self._handed_over_bytes = self.bytes
 
     def send_letters(self) -> Iterator[tuple[Partition, bytes, bytes]]:
-        """Yield each record of the waiting dead letters, made as it is asked for, and forget it."""
+        """Yield each record of the waiting dead letters, created on request, and forget it."""
         while self.letters:
             partition, letter = self.letters[0]
             self._moved[partition] = None
@@ -122,7 +123,7 @@ class Batch:
             self.letters.popleft()
 
     def close(self) -> dict[tuple[str, int], int]:
-        """Return the events of this batch by partition that moved, and begin the next batch."""
+        """Return the number of events by partition that got any, and start the next batch."""
         assert not self._waiting, "a batch closes after its last message was taken"
         assert not self.letters, "a batch closes after its last dead letter was sent"
         counts = {}

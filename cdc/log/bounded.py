@@ -1,7 +1,7 @@
-"""A publisher that holds no more than a stated number of bytes that the brokers have not taken.
+"""A publisher that holds at most a stated number of bytes that no broker has acknowledged.
 
-The daemon cuts its transactions small enough for the producer's queue. A snapshot's are as large as
-a range of a table, and reading is faster than writing: here `produce` waits for the brokers.
+The daemon keeps its transactions small enough for the producer's queue. A snapshot's are as large
+as a range of a table, and reading is faster than writing: here `produce` waits for the brokers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What may wait in the producer: some batches for each of a few brokers, a fraction of a second.
 IN_FLIGHT_BYTES: Final = 16 << 20
 _POLL_SECONDS: Final = 0.05
-# Brokers that take nothing for so long are away; librdkafka itself would wait for minutes.
+# Brokers that accept nothing for this long are down; librdkafka itself would wait for minutes.
 _STALLED_SECONDS: Final = 60.0
 
 
@@ -44,7 +44,7 @@ class BoundedPublisher(Publisher):
         self._waiting = 0  # bytes handed over and not acknowledged
 
     def produce(self, batch: Batch) -> None:
-        """Hand over the batch's waiting messages; wait while too many bytes are on their way."""
+        """Hand over the batch's waiting messages; wait while too many bytes are in flight."""
         self.begin()
         self.send_letters(batch)
         partitions = batch.waiting()
@@ -54,8 +54,8 @@ class BoundedPublisher(Publisher):
         batch.bytes = 0
         self._waiting += chunk.bytes
 
-        # Looked up beforehand: behind a fatal error the client reports with an exception pending,
-        # and then the interpreter finds no method that a class inherits.
+        # Looked up beforehand: after a fatal error the client reports with an exception pending,
+        # and then the interpreter finds no inherited method.
         delivered = self._delivered
 
         def taken(error: KafkaError | None, message: Message) -> None:

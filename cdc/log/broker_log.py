@@ -1,8 +1,8 @@
-"""librdkafka's own log lines, reduced to changes: one line where a broker goes away, not hundreds.
+"""librdkafka's own log lines, reduced to changes: one line when a broker goes away, not hundreds.
 
-Each client logs every attempt to reconnect, several times a second. What is new goes through: a
+Each client logs every attempt to reconnect, several times a second. What is new is passed on: a
 broker's first failure, another reason, and the same reason again after a quiet time or as a
-reminder. The newest failures are kept, so that an error can say why no broker answers.
+reminder. The newest failures are kept, so that an error can explain why no broker answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-# A client reconnects at least every second: a failure after this is of another outage.
+# A client reconnects at least every second: a failure after this belongs to another outage.
 _QUIET_SECONDS: Final = 15.0
 _REMIND_SECONDS: Final = 300.0
 # Brokers of one cluster, and what may be wrong with each; beyond it the oldest are forgotten.
@@ -32,16 +32,16 @@ _VALUE: Final = re.compile(r'value ".*"(?= for)|(?<=beginning at: ).*', re.DOTAL
 
 
 class _Seen(NamedTuple):
-    first_at: float  # when the line went through (monotonic)
+    first_at: float  # when the line was passed on (monotonic)
     last_at: float
     held: int  # lines held back since
 
 
 class BrokerLog(logging.Filter):
-    """Pass what changes."""
+    """Passes on what changes."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start with nothing seen."""
         super().__init__()
         self._lock = threading.Lock()  # each client logs from its own threads
         self._seen: dict[tuple[str, str], _Seen] = {}
@@ -67,7 +67,7 @@ class BrokerLog(logging.Filter):
         return True
 
     def _held(self, broker: str, reason: str, now: float) -> int | None:
-        """Return how many lines like this were held back before this one; None: hold it, too."""
+        """Return how many lines like this were held back before it; None: hold this one too."""
         key = (broker, reason)
         seen = self._seen.pop(key, None)
         if seen and now - seen.last_at < _QUIET_SECONDS and now - seen.first_at < _REMIND_SECONDS:
@@ -79,7 +79,7 @@ class BrokerLog(logging.Filter):
         return seen.held if seen else 0
 
     def failures(self) -> str:
-        """Return why brokers did not answer of late: `host:port: Connection refused`; or ""."""
+        """Return why brokers did not answer lately: `host:port: Connection refused`; or ""."""
         lately = time.monotonic() - _QUIET_SECONDS
         with self._lock:
             found = [f"{b}: {reason}" for b, (reason, at) in self._failures.items() if at > lately]
@@ -87,7 +87,7 @@ class BrokerLog(logging.Filter):
 
 
 def plain(record: logging.LogRecord) -> str:
-    """Return what librdkafka says, without its facility, client, thread and counts."""
+    """Return librdkafka's message, without its facility, client, thread and counts."""
     text = str(record.args[-1]) if isinstance(record.args, tuple) and record.args else record.msg
     for noise in _NOISE:
         text = noise.sub("", text)
@@ -95,5 +95,5 @@ def plain(record: logging.LogRecord) -> str:
 
 
 def without_values(text: str) -> str:
-    """Return librdkafka's words without a setting's value, which may be a secret."""
+    """Return librdkafka's text without a setting's value, which may be a secret."""
     return _VALUE.sub("…", text)

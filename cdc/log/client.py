@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
 
-# Rows larger than Kafka's 1 MB default are common enough; topics are created to take them.
+# Rows larger than Kafka's 1 MB default are common enough; topics are created to accept them.
 MAX_MESSAGE_BYTES: Final = 16 << 20
-# A broker that is gone without a word is given up after this, not after librdkafka's minute: by
-# then a cluster has another leader.
+# A broker that stops answering is given up after this, not after librdkafka's minute: by then a
+# cluster has another leader.
 _SILENCE_MS: Final = 20_000
 
 _UNKNOWN_TO_IT: Final = {
@@ -52,7 +52,7 @@ _AWAY: Final = {
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
 }
-# What is asked for is not there, or not there any more: so says one answer, which proves nothing.
+# What is asked for does not exist, or no longer exists. One such answer proves nothing.
 GONE: Final = {
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
@@ -60,7 +60,7 @@ GONE: Final = {
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
 }
-# Passes by itself, as soon as the partition has another leader and we know it.
+# Temporary: until the partition has another leader and we know it.
 _NO_LEADER: Final = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -77,17 +77,17 @@ _FENCED: Final = {
 }
 _MISFIT: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD}
 
-# For so long a refusal explains why no broker answers.
+# How long a refusal explains why no broker answers.
 _REFUSAL_SECONDS: Final = 60.0
-_refusals: dict[str, float] = {}  # what was said, and when (monotonic)
+_refusals: dict[str, float] = {}  # the refusal's text, and when it was received (monotonic)
 
 _librdkafka = logging.getLogger("cdc.log.librdkafka")
-# A command that sets up no logs says what matters in its own words.
+# A command that sets up no logs reports what matters itself.
 _librdkafka.addHandler(logging.NullHandler())
 _brokers = BrokerLog()
 _librdkafka.addFilter(_brokers)
-# How long a command waits for the first answer of a cluster. A broker that is there answers within
-# a second, through TLS and SASL too.
+# How long a command waits for the first answer of a cluster. A broker that runs answers within a
+# second, through TLS and SASL too.
 _REACH_SECONDS: Final = 6.0
 
 
@@ -103,22 +103,22 @@ def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - l
         **more,
         **config.log.kafka,
     }
-    # A producer whose transactions may not last as long is refused.
+    # librdkafka refuses a transaction timeout that is shorter than the socket timeout.
     longest = min(_SILENCE_MS, int(chosen.get("transaction.timeout.ms", _SILENCE_MS)))
     return {"socket.timeout.ms": longest, **chosen}
 
 
 def heard(error: KafkaError) -> None:
-    """Note what librdkafka reports beside the calls: who is refused is just never answered."""
+    """Note what librdkafka reports outside of calls: a refused client gets no answer to a call."""
     if error.code() in _UNKNOWN_TO_IT:
         _refusals[_said(error)] = time.monotonic()
 
 
 @contextmanager
 def translated(doing: str, client: Consumer | None = None) -> Iterator[None]:
-    """Raise Kafka's errors as ours; `doing` says what was tried, on what.
+    """Raise Kafka's errors as ours; `doing` names what was tried, on what.
 
-    A consumer hears what is reported beside its calls only when it is polled.
+    A consumer receives what is reported outside of its calls only when it is polled.
     """
     try:
         yield
@@ -132,7 +132,7 @@ def translated(doing: str, client: Consumer | None = None) -> Iterator[None]:
 def thrown(error: KafkaException | SystemError) -> KafkaError:
     """Return Kafka's error.
 
-    A fatal one reaches Python out of whatever call serves callbacks next, beside that call's
+    A fatal one reaches Python from the call that serves callbacks next, in addition to that call's
     result or after it: the interpreter makes a SystemError of it (confluent-kafka 2.16).
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
@@ -143,9 +143,9 @@ def thrown(error: KafkaException | SystemError) -> KafkaError:
 
 
 def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[int, int]:
-    """Return the partition's first offset and its end; wait while it is given a leader.
+    """Return the partition's first offset and its end; wait while it has no leader.
 
-    A topic that was just created, or whose broker just went, has none for a moment.
+    A topic that was just created, or whose broker just failed, has none for a moment.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -161,7 +161,7 @@ def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[
 
 
 def translate(error: KafkaError, doing: str) -> CDCError:
-    """Return the error of ours that says what may be done about `error`."""
+    """Return our error for `error`, with what may be done about it."""
     what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
     if denied := _denied(error, doing):
         return denied
@@ -186,19 +186,19 @@ def translate(error: KafkaError, doing: str) -> CDCError:
 
 
 def _said(error: KafkaError) -> str:
-    """Return its words; of a setting that librdkafka refuses, without the value."""
+    """Return its text, without the value of a setting that librdkafka refuses."""
     return without_values(str(error.str()))
 
 
 def reach(config: Config) -> None:
-    """Raise UnavailableError where no broker answers; within seconds, for who waits at a prompt."""
+    """Raise UnavailableError if no broker answers; within seconds, since a user may be waiting."""
     servers = config.log.bootstrap_servers
     with slow(f"Kafka at {servers}"):
         client = AdminClient(settings(config))
         try:
             client.describe_cluster(request_timeout=_REACH_SECONDS).result()
         except KafkaException as error:
-            client.poll(0)  # its log lines and errors are told only where it is polled
+            client.poll(0)  # its log lines and errors are delivered only when it is polled
             raise _unreached(error.args[0], servers) from error
 
 
@@ -211,7 +211,7 @@ def _unreached(error: KafkaError, servers: str) -> CDCError:
 
 
 def _denied(error: KafkaError, doing: str) -> PermissionDeniedError | None:
-    """Return what to do where the brokers know us and refuse; None where they do not."""
+    """Return the error if the brokers refuse us access; None if they do not."""
     what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
     if code in _DENIED:
         return PermissionDeniedError(

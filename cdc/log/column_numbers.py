@@ -1,7 +1,7 @@
-"""Write the numbers of hidden columns beside the table versions, from outside of the daemon.
+"""Write the numbers of hidden columns to the schema topic, from outside of the daemon.
 
-`cdc setup` and `cdc table add` do, also while a daemon runs: so not in a transaction of the
-pipeline's, which would fence it. The daemon writes its own with the batch at hand (`cdc.tables`).
+`cdc setup` and `cdc table add` do this, even while a daemon runs: so not in a transaction of the
+pipeline, which would fence it. The daemon writes its own with its current batch (`cdc.tables`).
 """
 
 from __future__ import annotations

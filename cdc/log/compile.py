@@ -1,8 +1,8 @@
 """Write the source of a table version's row functions, and compile it.
 
 One function walks one tuple: for each column the kind byte and length, then the value's form from
-`cdc.log.values`. Kind and length are read together, also where a NULL has only its kind: so a
-tuple's bytes must be followed by a few more, which every chunk's padding sees to (`cdc.frames`).
+`cdc.log.values`. Kind and length are read together, even if a NULL has only its kind: so a tuple's
+bytes must be followed by a few more, which every chunk's padding ensures (`cdc.frames`).
 
 A row of a binary COPY has lengths and no kinds (-1 is NULL). Its values are the same text, read by
 the same forms, so a snapshot's event has the stream's bytes.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
 
 NULL: Final = b"null"
-# So many different row functions keep their compiled text: some milliseconds and some KB each.
+# How many row functions are cached in compiled form: some milliseconds and some KB each.
 _SHAPES: Final = 1_024
 
 _END: Final = "    if q != e: raise malformed(e - s)"
@@ -48,7 +48,7 @@ class RowSource:
         self._database = database
         self._name = name
         self._options = schema.values or Values()
-        # Debezium's readers look for it in place of a value not sent; ours read `unchanged`.
+        # Debezium's readers expect it instead of a value not sent; ours read `unchanged`.
         self._placeholder = _json(self._options.unavailable_value_placeholder)
         self._labels = [_json(column.name) for column in schema.columns]
         names = [column.name for column in schema.columns]
@@ -67,7 +67,7 @@ class RowSource:
     ) -> bytes:  # fmt: skip
         """Return the envelope's format; takes tx, unchanged, lsn, ordinal, seq, times between.
 
-        What is given in their place stands in every event.
+        What is given instead of one of them is in every event.
         """
         source = {
             "version": __version__,
@@ -88,7 +88,7 @@ class RowSource:
         )  # fmt: skip
 
     def copied_format(self, lsn: int, tx: bytes, times: bytes) -> bytes:
-        """Return the format of a snapshot's event: a value a column, then ordinal and seq."""
+        """Return the format of a snapshot's event: a value per column, then ordinal and seq."""
         return self.event_format(
             b"null",
             self.row_format(range(len(self._labels))),
@@ -109,9 +109,9 @@ class RowSource:
     # -- source text ------------------------------------------------------------------------------
 
     def new(self) -> str:
-        """Return the function for a new tuple whose first column stands at `q`, of everyday kinds.
+        """Return the function for a new tuple whose first column is at `q`, of common kinds.
 
-        Who calls it has seen kind and column count. What is not everyday goes the way of `after`.
+        The caller has checked kind and column count. Any other kind is passed to `after`.
         """
         head = ["def new(b, q, e, lsn, op, seq, ordinal, tx, times):", "    s = q"]
         again = "after(b, s - 2, e, NULL, NO_OLDS, lsn, op, seq, ordinal, tx, times)"
@@ -124,7 +124,7 @@ class RowSource:
         return "\n".join([*head, *self._walk(other), _END, result])
 
     def after(self) -> str:
-        """Return the function for any new tuple; its column count stands at `q`."""
+        """Return the function for any new tuple; its column count is at `q`."""
         head = [
             "def after(b, q, e, before, olds, lsn, op, seq, ordinal, tx, times):",
             "    s = q; gaps = ()",
@@ -157,9 +157,9 @@ class RowSource:
         return "\n".join([*head, *self._walk(other), f"    return q, ({values})"])
 
     def copied(self) -> str:
-        """Return the function for a row of a binary COPY whose first column stands at `q`.
+        """Return the function for a row of a binary COPY whose first column is at `q`.
 
-        Who calls it has seen the column count. `event` is a `copied_format`.
+        The caller has checked the column count. `event` is a `copied_format`.
         """
         head = ["def copied(b, q, e, event, seq, ordinal):", "    s = q"]
         values, key = self._names(range(len(self._labels))), self._names(self.key_columns)
@@ -192,12 +192,12 @@ class RowSource:
         return form(self._schema.columns[column], self._options), "NULL"
 
     def function(self, column: int, functions: RowFunctions) -> Callable[[bytes, int, int], bytes]:
-        """Return what encodes one column's text alone, with the names of the row functions."""
+        """Return a function that encodes one column's text, with the row functions' names."""
         value, _ = self._value(column)
         return functions.lambda_of(value)
 
     def _walk(self, other: list[str]) -> list[str]:
-        """Return the lines that read every column; `other` takes the kinds but text and NULL."""
+        """Return the lines that read every column; `other` handles kinds except text and NULL."""
         lines = []
         for i in range(len(self._labels)):
             value, null = self._value(i)
@@ -240,7 +240,7 @@ class RowSource:
         return RowFunctions(namespace, sources)
 
     def _gap(self, size: int, column: int) -> bytes:
-        """Return what stands for a value not sent; a key not sent raises: its row has no place."""
+        """Return the placeholder for a value not sent; raise if it belongs to the key."""
         if column in self.key_columns:
             raise self._malformed(size)
         return self._placeholder
@@ -265,7 +265,7 @@ class RowFunctions:
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a function made of text
         if name not in self._namespace:
-            # Our own text; no name of the user's stands in it.
+            # Our own text; it contains no name from a user.
             exec(_code(self._sources[name]()), self._namespace)  # noqa: S102
         return self._namespace[name]
 

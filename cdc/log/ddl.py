@@ -1,7 +1,7 @@
-"""What a `lockstep.ddl` message becomes: a record in the schema topic, in its place in the order.
+"""What a `lockstep.ddl` message becomes: a record in the schema topic, with its position.
 
-Pure. The event triggers of `migrations/` write the message; anybody else may write one of the same
-prefix, so nothing is taken for granted: what is not as the triggers write it gives no record.
+Pure. The event triggers of `migrations/` write the message; any role may write one with the same
+prefix, so its content is checked: what is not as the triggers write it gives no record.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cdc.log import names
 
 PREFIX: Final = "lockstep.ddl"
 FORMAT: Final = 1
-# A topic takes a megabyte; the triggers keep far below it.
+# A topic accepts a megabyte; the triggers stay far below it.
 _MAX_BYTES: Final = 900_000
 
 
 class DDLObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object that a statement made, changed or dropped."""
+    """One object that a statement created, changed or dropped."""
 
     type: str
     schema: str | None
@@ -28,7 +28,7 @@ class DDLObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the event trigger says."""
+    """What the event trigger reports."""
 
     event: str
     tag: str
@@ -42,7 +42,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DDLRecord(Told, frozen=True, kw_only=True):
-    """A DDL statement, in its place: behind the change of that `seq`, before the next one."""
+    """A DDL statement with its position: after the change of that `seq`, before the next one."""
 
     format: int = FORMAT
     lsn: str
@@ -54,7 +54,7 @@ class DDLRecord(Told, frozen=True, kw_only=True):
 
 
 def key(lsn: LSN) -> bytes:
-    """Return the record's key: the message's own place in the WAL, the same at each replay."""
+    """Return the record's key: the message's own WAL address, the same at each replay."""
     return msgspec.json.encode({"ddl": str(lsn)})
 
 
@@ -69,7 +69,7 @@ def record(
     committed_at_us: int,
     tx_id: int | None,
 ) -> tuple[str, bytes, bytes] | None:
-    """Return topic, key and value; None where an event trigger of ours did not write `content`.
+    """Return topic, key and value; None if an event trigger of ours did not write `content`.
 
     `ordinal` and `seq` are those of the last change before it.
     """

@@ -1,10 +1,10 @@
-"""Split an event that its topic can't take: a pointer in its place, the whole as a dead letter.
+"""Split an event that is too large for its topic: a pointer there, the full event as a dead letter.
 
-Pure, and the same event gives the same pointer whatever the compression library: what is cut into
-chunks are the event's own bytes. The pointer is an event like any other, with key, op and place of
-the original; only large values are replaced by the placeholder that Debezium's readers know as
+Pure, and the same event gives the same pointer whatever the compression library: the chunks are
+pieces of the uncompressed event. The pointer is an ordinary event, with key, op and position of the
+original; only large values are replaced by the placeholder that Debezium's readers know as
 "not available", and named in `source.dead`. So nothing is dropped, nothing waits, and no reader
-takes it for a delete. `cdc.log.letters` is the way back; docs/EVENTS.md the contract.
+takes it for a delete. `cdc.log.letters` reads letters back; docs/EVENTS.md is the contract.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from cdc.log.letters import Head, Pointer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Record headers, batch header and what a protocol version may add: generously.
+# Record headers, batch header and what a protocol version may add, with a margin.
 OVERHEAD_BYTES: Final = 4_096
 # One chunk of an event, before compression: the broker's default limit takes it.
 PIECE_BYTES: Final = 768 << 10
-# In a pointer, values up to so many bytes of JSON stay where they are.
+# In a pointer, values of up to this many bytes of JSON stay where they are.
 KEPT_BYTES: Final = 1_024
-# A key longer than this part of the limit is replaced by its sum, in every event of that key.
+# A key longer than the limit divided by this is replaced by its checksum, in all its events.
 _KEY_SHARE: Final = 4
-# JSON may be so many times as long as the text Postgres sends (a control character becomes six),
-# and the envelope so long where no column has a value (names of 1,600 columns, twice).
+# JSON may be this many times as long as the text Postgres sends (a control character becomes six),
+# and the envelope this long if no column has a value (names of 1,600 columns, twice).
 _GROWTH: Final = 8
 _ENVELOPE_BYTES: Final = 512 << 10
 
-# JSON of what stands in a large value's place, unless `values` in the configuration says otherwise.
+# The JSON that replaces a large value, unless `values` in the configuration sets another.
 PLACEHOLDER: Final = b'"__debezium_unavailable_value"'
 
 _IMAGES: Final[tuple[str, ...]] = ("before", "after", "message")
 
 
 class Split(NamedTuple):
-    """What stands in the event's place, and the dead letter's records in their order."""
+    """What replaces the event, and the dead letter's records in their order."""
 
     key: bytes | None
     value: bytes
@@ -68,23 +68,23 @@ class _Event(msgspec.Struct):
 
 
 def plain_bytes(limit: int) -> int:
-    """Return how long a row may be as Postgres sends it, and surely fit as an event."""
+    """Return how long a row may be as Postgres sends it so that its event surely fits."""
     return max(0, (limit - _ENVELOPE_BYTES) // _GROWTH)
 
 
 def fits(key: bytes | None, value: bytes, limit: int) -> bool:
-    """Return whether the record goes into its topic as it is; `limit` is `record_limit`'s."""
+    """Return whether the record fits into its topic as it is; `limit` is `record_limit`'s."""
     size = 0 if key is None else len(key)
     return size * _KEY_SHARE <= limit and size + len(value) <= limit
 
 
 def record_limit(max_message_bytes: int) -> int:
-    """Return how long a key and a value may be together where the topic takes so many bytes."""
+    """Return how long a key and a value may be together if the topic takes messages this large."""
     return max_message_bytes - OVERHEAD_BYTES
 
 
 def record_key(key: bytes, limit: int) -> bytes:
-    """Return the key of the record, tombstones too: `key`, or its sum where it is too long.
+    """Return the key of the record, tombstones too: `key`, or its checksum if it is too long.
 
     It depends on the key alone, so that every event of a row has the same one.
     """
@@ -96,9 +96,9 @@ def record_key(key: bytes, limit: int) -> bytes:
 def split(
     topic: str, key: bytes | None, value: bytes, limit: int, placeholder: bytes = PLACEHOLDER
 ) -> Split:
-    """Return what stands in for an event that does not fit.
+    """Return what replaces an event that does not fit.
 
-    Raises ConfigError where not even the pointer does.
+    Raises ConfigError if not even the pointer fits.
     """
     short = None if key is None else record_key(key, limit)
     if fits(short, value, limit):
@@ -124,7 +124,7 @@ class DeadLetters:
     """Fits records into their topics; what is too large goes into the batch as a dead letter."""
 
     def __init__(self, batch: Batch, topic: str, placeholder: bytes, limit: int) -> None:
-        """`limit` is for the topics whose own `limit_to` has not told."""
+        """`limit` is for the topics that `limit_to` has not been called for."""
         self._batch = batch
         self._partition = batch.topic(topic, 1)[0]
         self._placeholder = placeholder
@@ -154,7 +154,7 @@ class DeadLetters:
         return key, value
 
     def take(self) -> int:
-        """Return how many letters there were since the last time."""
+        """Return how many letters there were since the last call."""
         written, self.written = self.written, 0
         return written
 

@@ -2,14 +2,14 @@
 
 Python source is generated from the schema record (`cdc.log.compile`) and compiled once. It walks
 the tuple's bytes and formats each value's slice straight into the JSON envelope, and allocates
-nothing but the result: on the path of every row a dict, a closure a column or a second parse would
-cost more than the whole rest. `cdc.decode` parses the same bytes the typed way and is the oracle
-in the tests.
+nothing but the result: for every row a dict, a closure per column or a second parse would cost more
+than all the rest. `cdc.decode` parses the same bytes into typed messages and is the oracle in the
+tests.
 
-A row is named by the chunk it stands in (`b`), where it begins there (`q`) and where its message
-ends (`e`). Bounds: what is read past the end is another message's, so every function that reaches a
-message's end compares it with `e`; `struct.error` and `IndexError` are the caller's to translate.
-Same bytes in, same bytes out: nothing here reads a clock.
+A row is given by its chunk (`b`), where it starts there (`q`) and where its message ends (`e`).
+Bounds: what is read past the end is another message's, so every function that reaches a message's
+end compares it with `e`; the caller translates `struct.error` and `IndexError`. Same bytes in, same
+bytes out: nothing here reads a clock.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 _N, _K, _O = b"NKO"
 
-# What every event of a transaction shares: its time (ms, us, ns), and with it the number or null,
-# the epoch and the two halves of the commit LSN.
+# What every event of a transaction shares: its time (ms, us, ns), and with it the xid or null, the
+# epoch and the two halves of the commit LSN.
 TIMES: Final = b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d'
 TX: Final = b'%b,"txId":%b,"epoch":%d,"commit_lsn":"%X/%X"'
 
-# An encoded value a column; None for what Postgres did not send.
+# An encoded value per column; None for what Postgres did not send.
 Values = tuple[bytes | None, ...]
 
 
 class New(Protocol):
-    """Return key and event of a new tuple of everyday kinds; its first column stands at `q`."""
+    """Return key and event of a new tuple of common kinds; its first column is at `q`."""
 
     def __call__(  # noqa: PLR0913, PLR0917 - flat, because every row passes here
         self, b: bytes, q: int, e: int, lsn: int, op: bytes, seq: int, ordinal: int, tx: bytes,
@@ -49,7 +49,7 @@ class New(Protocol):
 
 
 class Copied(Protocol):
-    """Return key and event of a row of a binary COPY; its first column stands at `q`."""
+    """Return key and event of a row of a binary COPY; its first column is at `q`."""
 
     def __call__(
         self, b: bytes, q: int, e: int, event: bytes, seq: int, ordinal: int, /
@@ -67,7 +67,7 @@ class Encoder:
         self._functions = functions = source.compile()
         self.schema = schema
         self._source = source
-        # Without a key there is no order but the table's own: one partition keeps it.
+        # Without a key only the table as a unit has an order: one partition keeps it.
         self.partitions = partitions if schema.key else 1
         self._after = functions["after"]
         self.new: New = functions["new"]
@@ -98,7 +98,7 @@ class Encoder:
         return function
 
     def old(self, b: bytes, q: int, e: int) -> tuple[int, bytes, Values]:
-        """Return the end of the old tuple whose kind stands at `q`, its JSON row, and its values.
+        """Return the end of the old tuple whose kind is at `q`, its JSON row, and its values.
 
         Of an old key only the key's columns are known; Postgres fills the others with NULLs.
         """
@@ -120,9 +120,9 @@ class Encoder:
         self, b: bytes, q: int, e: int, before: bytes, olds: Values, lsn: int, op: bytes, seq: int,
         ordinal: int, tx: bytes, times: bytes,
     ) -> tuple[bytes | None, bytes]:  # fmt: skip
-        """Return key and event of the new tuple whose kind stands at `q`.
+        """Return key and event of the new tuple whose kind is at `q`.
 
-        Gaps of TOAST are filled from `olds`; without an old image those are `no_olds`.
+        Unchanged TOAST values are taken from `olds`; without an old image those are `no_olds`.
         """
         if b[q] != _N:
             raise ProtocolError(f"tuple kind {b[q]:#04x} where a new row belongs")
@@ -132,13 +132,13 @@ class Encoder:
         return result
 
     def copied_format(self, lsn: int, tx: bytes, times: bytes) -> bytes:
-        """Return the format of the events that a snapshot makes at one place; see `copied`."""
+        """Return the format of the events that a snapshot makes at one LSN; see `copied`."""
         return self._copied_format(lsn, tx, times)
 
     def copied_values(self, b: bytes, q: int, e: int) -> tuple[bytes, ...]:
-        """Return the encoded values of a COPY's row; its first column stands at `q`.
+        """Return the encoded values of a COPY's row; its first column is at `q`.
 
-        With ordinal and seq behind them they are what a `copied_format` takes.
+        Followed by ordinal and seq they are what a `copied_format` takes.
         """
         return self._copied_values(b, q, e)
 

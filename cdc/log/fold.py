@@ -1,20 +1,20 @@
 """Fold change events into table states, and check everything that the log promises about order.
 
 This is the one oracle of tests, demo and `verify`: it knows docs/EVENTS.md and nothing of the code
-that writes the log. Feed it the records of every data topic and of the logical messages', each
-partition in offset order and the partitions in any interleaving, and the frontier records; `finish`
-returns the tables and every broken promise as a sentence:
+that writes the log. Feed it the records of every data topic and of the logical messages' topic,
+each partition in offset order and the partitions in any interleaving, and the frontier records;
+`finish` returns the tables and every broken promise as a sentence:
 
 - `seq` is dense over all topics, without gap or repeat; Position grows with it (an initial snapshot
   has rules of its own: `cdc.log.fold_snapshot`);
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
-- a tombstone follows each delete of a key at once, and stands nowhere else;
+- a tombstone directly follows each delete of a key, and is nowhere else;
 - rows are created once, changed and deleted only while they exist, unless the log did not hold the
-  table before: a live snapshot of it comes behind, or an initial one left its rows out (`whole`);
-- each cut between two frontiers holds the events it counts, and whole source transactions only;
+  table before: an incremental snapshot follows, or the initial one left its rows out (`whole`);
+- each cut between two frontiers holds the events it counts, and complete source transactions only;
 - the last frontier is the newest commit;
-- an event that points to a dead letter differs from it in nothing but the values it leaves out, and
-  each letter has one.
+- an event that points to a dead letter differs from it only in the values it leaves out, and each
+  letter has such an event.
 
 Events are applied in `seq` order as soon as they are dense, so memory follows the tables and the
 skew between partitions, not the length of the log. Sentences name topics, offsets, seq and key
@@ -64,14 +64,14 @@ class _Partition:
     events: PartitionSeqs = field(default_factory=PartitionSeqs)
     last_offset: int = -1
     newest_seq: int = 0
-    # The key of a delete whose tombstone has not come yet.
+    # The key of a delete whose tombstone has not arrived yet.
     deleted: bytes | None = None
 
 
 class Fold:
-    """Takes records one by one; `finish` tells the outcome. `first_seq` is where the log begins.
+    """Takes records one by one; `finish` returns the outcome. The log starts with `first_seq`.
 
-    `whole` tells by schema and name which tables have all their rows in it.
+    `whole` returns, by schema and name, whether a table has all its rows in the log.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Fold:
         self._waiting: dict[int, Arrival] = {}
         self._letters = Letters()
         self._snapshot = SnapshotEvents()
-        self._snapshot_dead: list[Arrival] = []  # whose letters have not come yet
-        # Of the event applied last; a row that a key change has just deleted lends its TOAST.
+        self._snapshot_dead: list[Arrival] = []  # whose letters have not arrived yet
+        # Of the event applied last; a row that a key change has just deleted provides its TOAST.
         self._position = _START
         self._op = ""
         self._moved: Row | None = None
@@ -218,7 +218,7 @@ class Fold:
     # -- an initial snapshot: each event as it arrives ---------------------------------------
 
     def _apply_initial(self, arrival: Arrival) -> None:
-        """Apply an event of the initial snapshot, once it is whole."""
+        """Apply an event of the initial snapshot, once it is complete."""
         event = arrival.event
         if event.source.dead and event.source.dead.id not in self._letters:
             self._snapshot_dead.append(arrival)
@@ -234,7 +234,7 @@ class Fold:
         self._begin_stream()
 
     def _begin_stream(self) -> None:
-        """Let the stream's events come once the snapshot's have."""
+        """Apply the stream's events once the snapshot's are applied."""
         end = self._snapshot.end(self.frontiers)
         if end is not None:
             self._next_seq = end.seq + 1
@@ -251,7 +251,7 @@ class Fold:
     # -- an event in its turn ---------------------------------------------------------------
 
     def _apply_in_turn(self) -> None:
-        """Apply what is dense and whole; a letter may come after the event that points to it."""
+        """Apply what is dense and complete; a letter may follow the event that points to it."""
         while (arrival := self._waiting.get(self._next_seq)) is not None:
             dead = arrival.event.source.dead
             if dead and dead.id not in self._letters:
@@ -296,7 +296,7 @@ class Fold:
             self._apply_keyed(table, arrival, arrival.key, moved)
 
     def _whole(self, arrival: Arrival, dead: Pointer) -> Event:
-        """Return the event from its dead letter; the pointer where that is not to be had."""
+        """Return the event from its dead letter; the pointer if that can't be read."""
         pointing = arrival.event
         try:
             event = self._decode(self._letters.whole(dead))
@@ -310,7 +310,7 @@ class Fold:
 
     def _end(self, last: Position) -> None:
         """Note that a source transaction ended with the event at `last`."""
-        # A message outside any transaction is one of its own, and its LSN the end of it.
+        # A message outside any transaction is a transaction of its own, which its LSN ends.
         begins = last.commit_lsn - (last.ordinal == 0)
         self._ends.add(self._last_seq, last.epoch, LSN(begins))
 
@@ -406,6 +406,6 @@ class Fold:
         self.findings.add(arrival.says(what))
 
     def _doubt(self, table: TableState, arrival: Arrival, what: str) -> None:
-        """Tell it in the end, unless the log did not hold the table before."""
+        """Report it at the end, unless the log did not hold the table before."""
         if table.whole:
             table.doubts.add(arrival.says(what))

@@ -1,8 +1,8 @@
-"""Check frontier records against the events that stand between them.
+"""Check frontier records against the events between them.
 
 Pure: the fold hands over what it has seen of each partition and of the source transactions, and
-gets a sentence for each broken promise of docs/EVENTS.md ("Frontier record"). A cut is what stands
-between two frontiers; it must hold the events it counts and whole source transactions only.
+gets a sentence for each broken promise of docs/EVENTS.md ("Frontier record"). A cut is what lies
+between two frontiers; it must hold the events it counts and complete source transactions only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_cuts(
 ) -> None:
     """Check each frontier against the one before it, and the last against the end of the log.
 
-    `first` is the seq that the log begins with, `newest` the last one it holds.
+    `first` is the seq that the log starts with, `newest` the last one it holds.
     """
     before = Frontier(0, LSN(0), first - 1, 0, ())
     reached: dict[tuple[str, int], int] = {}
@@ -115,7 +115,7 @@ def _check_counts(
     before: Frontier,
     frontier: Frontier,
 ) -> None:
-    """Compare what stands in the cut's partitions with what the frontier says."""
+    """Compare the events of the cut's partitions with the frontier's counts."""
     total = 0
     for topic, partition, offset, events in frontier.partitions:
         seen = partitions.get((topic, partition), PartitionSeqs())

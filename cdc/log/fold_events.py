@@ -1,4 +1,4 @@
-"""Change events as the fold reads them: docs/EVENTS.md typed, as far as order and state need it."""
+"""Change events as the fold reads them: docs/EVENTS.md as types, as far as the fold needs it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Event(msgspec.Struct, gc=False):
 
     @property
     def initial(self) -> bool:
-        """Whether it is of the initial snapshot, before the stream."""
+        """Whether it is part of the initial snapshot, before the stream."""
         return self.source.ordinal == 0 and self.source.snapshot == "true"
 
     def without(self, columns: tuple[str, ...]) -> Event:
@@ -50,7 +50,7 @@ def _left(row: Row | None, columns: tuple[str, ...]) -> Row | None:
 
 
 class Arrival(NamedTuple):
-    """An event with its place in the log, while it waits for its turn in `seq` order."""
+    """An event with its position in the log, while it waits for its turn in `seq` order."""
 
     topic: str
     partition: int
@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
     event: Event
 
     def says(self, what: str) -> str:
-        """Return the sentence on this event."""
+        """Return a sentence about this event."""
         return (
             f"{self.topic}/{self.partition} offset {self.offset}, seq {self.event.source.seq}, op"
             f" {self.event.op}, key {key_hash(self.key)} {what}"

@@ -1,13 +1,13 @@
-"""The rows of an initial snapshot, as the fold takes them in.
+"""The rows of an initial snapshot, as the fold processes them.
 
 They come before the stream's first change, range by range, several ranges at a time: so their seqs
-ascend neither in a partition nor over the log, and leave holes. What holds instead: no seq comes
-twice, a key's ascend in a partition, and the first frontier counts them all. Until it does, the
-stream's events wait.
+ascend neither in a partition nor over the log, and leave holes. What holds instead: no seq occurs
+twice, a key's seqs ascend in a partition, and the first frontier counts them all. Until it does,
+the stream's events wait.
 
-An older generation may have put a key's row into another partition, where the topic was widened
-between the two. So of each key the highest seq is known, and whatever comes with a lower one later
-is passed over.
+An older generation may have put a key's row into another partition, if the topic got more
+partitions between the two. So the highest seq of each key is kept, and an event that arrives later
+with a lower one is skipped.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SnapshotEvents:
-    """Which of the snapshot's events have come."""
+    """Which of the snapshot's events have arrived."""
 
     seqs: set[int] = field(default_factory=set)
     applied: int = 0
     ended: bool = False
     _newest: dict[tuple[str, bytes], int] = field(default_factory=dict)
-    # Deletes whose row has not come yet, by key: it may be in a partition that is read later.
+    # Deletes whose row has not arrived yet, by key: it may be in a partition that is read later.
     _early: dict[tuple[str, bytes], Arrival] = field(default_factory=dict)
 
     def takes(self, seq: int, first: int) -> bool:
-        """Note the seq; return whether it may come: once, and before the stream."""
+        """Note the seq; return whether it is allowed: once, and before the stream."""
         if seq < first or self.ended or seq in self.seqs:
             return False
         self.seqs.add(seq)
         return True
 
     def is_newest(self, arrival: Arrival, key: bytes) -> bool:
-        """Note an event of a key; return whether none of a higher seq has come."""
+        """Note an event of a key; return whether none with a higher seq has arrived."""
         of, seq = (arrival.topic, key), arrival.event.source.seq
         if seq < self._newest.get(of, 0):
             self._early.pop(of, None)
@@ -50,11 +50,11 @@ class SnapshotEvents:
         return True
 
     def deletes_early(self, arrival: Arrival, key: bytes) -> None:
-        """Note a delete of a row that has not come."""
+        """Note a delete of a row that has not arrived."""
         self._early[arrival.topic, key] = arrival
 
     def unmatched(self) -> list[Arrival]:
-        """Return the deletes whose row never came; each is told once."""
+        """Return the deletes whose row never arrived; each is returned once."""
         found, self._early = list(self._early.values()), {}
         return found
 

@@ -1,4 +1,4 @@
-"""A table as the log tells it, and the names by which rows are compared and told."""
+"""A table as the log describes it, and the names by which rows are compared and reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TableState:
-    """One table as the log tells it: rows by key bytes, or a multiset where there is no key."""
+    """One table as the log describes it: rows by key bytes, or a multiset if there is no key."""
 
     topic: str
     schema: str
@@ -25,8 +25,8 @@ class TableState:
     rows: dict[bytes, Row] = field(default_factory=dict)
     keyless: Counter[bytes] = field(default_factory=Counter)
     events: int = 0
-    # Whether the log holds all its rows; else those that it began with are elsewhere, until a
-    # truncate.
+    # Whether the log holds all its rows; else the rows that it started with are not in the log,
+    # until a truncate.
     whole: bool = True
     # What would be wrong if the log had held the table from its first row on.
     doubts: Findings = field(default_factory=Findings)
@@ -40,10 +40,10 @@ class TableState:
 
 
 def canonical(row: Row) -> bytes:
-    """Return one spelling of `row`, whatever the order of its columns."""
+    """Return the same bytes for `row` whatever the order of its columns."""
     return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
 
 
 def key_hash(key: bytes | None) -> str:
-    """Return a short name for a key that tells nothing of it."""
+    """Return a short name for a key that reveals nothing of it."""
     return "none" if key is None else hashlib.sha256(key).hexdigest()[:12]

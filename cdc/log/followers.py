@@ -1,9 +1,8 @@
-"""What followers say of themselves in `<prefix>.cdc.followers`: written by their jobs, read by all.
+"""The followers' reports in `<prefix>.cdc.followers`: written by their jobs, read by all.
 
-A report is written behind the commit in the store: it is later than the truth, never earlier. So
-whoever reads that a follower has applied an LSN will find it in the store. The newest report
-counts, also where it tells of less than an earlier one; one of an older generation does not, since
-readers of the store see another by then.
+A report is written after the commit in the store: it may be late, never early. So what a report
+gives as applied is in the store. The newest report counts, even if it gives less than an earlier
+one; a report of an older generation does not count, since readers of the store see another by then.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Producer, TopicPartition
 
-# The package imports it without saying that it exports it.
+# The package imports it without declaring it as an export.
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from cdc.events import LSN
@@ -36,7 +35,8 @@ FollowerState = Literal[
 ]
 # The prefix of logical messages whose content is when they were sent, in microseconds since 1970.
 CANARY: Final = "cdc.canary"
-# A job reports at least so often; who has said nothing for the second is taken for not running.
+# A job reports at least every REPORT_SECONDS; without a report for SILENT_SECONDS it counts as not
+# running.
 REPORT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 15.0
@@ -51,29 +51,29 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     store: str  # delta, redis or opensearch
     generation: int
     state: FollowerState
-    # The applied frontier; `place` is the frontier topic's offset behind its record.
+    # The applied frontier; `place` is the frontier topic's offset after its record.
     epoch: int
     lsn: LSN
     seq: int
     committed_at_us: int
     place: int
-    # Of a store that lost a part: up to where it held everything. The frontier is none then.
+    # Of a store that lost a part: up to where it held everything. It has no applied frontier then.
     had_lsn: LSN | None = None
     tables: int = 0  # how many it has applied events of
     # Since this job began.
     events: int = 0
     batches: int = 0
     errors: int = 0
-    # Of late.
+    # Recently.
     events_per_second: float = 0.0
     batch_seconds: float = 0.0
     canary_at_us: int | None = None  # when the newest canary that it has applied was sent
-    # Since when it stands, should it: when this job began, when it applied something last (before
-    # the first time: when it began), and since when errors have kept it from that.
+    # For how long it is stalled, if it is: when this job started, when it last applied something
+    # (before the first time: when it started), and since when errors have prevented that.
     began_at_us: int | None = None
     moved_at_us: int | None = None
     failing_since_us: int | None = None
-    # Where it waits, rebuilds or has halted: why, and what to do.
+    # If it waits, rebuilds or has halted: why, and what to do.
     what: str = ""
     hint: str = ""
     owner: str
@@ -86,7 +86,7 @@ class FollowerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> bool:
-        """Whether its job is there, as far as can be told: it is not over, and reports."""
+        """Whether its job seems to run: it has not ended, and reports."""
         return self.state not in {"halted", "stopped"} and self.age_seconds < SILENT_SECONDS
 
 
@@ -96,7 +96,7 @@ def key(pipeline: str, follower: str) -> bytes:
 
 
 class Reports:
-    """Writes reports, in order; makes the topic where it is missing."""
+    """Writes reports, in order; creates the topic if it is missing."""
 
     def __init__(self, config: Config) -> None:
         wanted = topics.followers_topic(config)
@@ -112,7 +112,7 @@ class Reports:
             )
 
     def write(self, record: FollowerRecord) -> None:
-        """Send a report on its way. Raises what became of an earlier one."""
+        """Send a report without waiting. Raises the error of an earlier one."""
         with translated(f"producing to {self._topic}"):
             self._producer.poll(0)
         failed, self._failed = self._failed, None
@@ -128,7 +128,7 @@ class Reports:
             )
 
     def flush(self, seconds: float = _TIMEOUT_SECONDS) -> None:
-        """Wait until all are acknowledged, so long at most."""
+        """Wait until all are acknowledged, `seconds` at most."""
         with translated(f"producing to {self._topic}"):
             self._producer.flush(seconds)
 
@@ -137,23 +137,23 @@ class Reports:
 
 
 class Readings:
-    """Reads reports, by a consumer that stays open: what has come since costs next to nothing."""
+    """Reads reports with a consumer that stays open: reading new ones costs next to nothing."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._topic = names.followers_topic(config.prefix)
         self._admin = topics.admin(config)
         self._client: Consumer | None = None
-        self._next = 0  # the offset behind the newest report read
+        self._next = 0  # the offset after the newest report read
         self.newest: dict[str, FollowerRecord] = {}
-        # By follower: when the log took the first report in a row that has the newest's frontier,
-        # of those that compaction has left.
+        # By follower: when the log received the first of the newest reports in a row with the same
+        # frontier, of those that compaction has left.
         self.reached_at_us: dict[str, int] = {}
 
     def refresh(self, seconds: float = _TIMEOUT_SECONDS) -> dict[str, FollowerRecord]:
         """Read all that the topic holds now; return the newest report of each follower.
 
-        Raises UnavailableError where the brokers do not tell in so long.
+        Raises UnavailableError if the brokers do not answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
         end = self._end(seconds)
@@ -170,9 +170,9 @@ class Readings:
         return self.newest
 
     def _end(self, seconds: float) -> int:
-        """Return the topic's end; 0 where there is no topic.
+        """Return the topic's end; 0 if there is no topic.
 
-        By a client of its own: a consumer's connection answers nothing else while a fetch waits.
+        With a separate client: a consumer's connection answers nothing else while a fetch waits.
         """
         place = TopicPartition(self._topic, 0)
         asked = self._admin.list_offsets(
@@ -182,7 +182,7 @@ class Readings:
         try:
             return int(asked[place].result().offset)
         except KafkaException as error:
-            # A client may go on asking with the leader epoch of before a broker's restart.
+            # A client may keep asking with the leader epoch from before a broker's restart.
             self._admin = topics.admin(self._config)
             unknown = absence.says_unknown(error)
             if unknown and absence.absent(self._config, [self._topic]):
@@ -190,7 +190,7 @@ class Readings:
             raise translate(error.args[0], f"looking up the end of {self._topic}") from error
 
     def wait(self, seconds: float) -> bool:
-        """Take what comes next; return whether that was something, within so long."""
+        """Read what arrives next, within `seconds`; return whether there was anything."""
         client = self._opened()
         with translated(f"reading {self._topic}"):
             first = client.poll(seconds)
@@ -198,7 +198,7 @@ class Readings:
         return self._take(come)
 
     def close(self) -> None:
-        """Let go of the connection. Reading again opens another."""
+        """Close the connection. Reading again opens another."""
         if self._client is not None:
             self._client.close()
             self._client, self._next = None, 0
@@ -207,7 +207,7 @@ class Readings:
         if self._client is None:
             more: dict[str, str | float | bool] = {
                 "auto.offset.reset": "earliest",
-                # The broker answers as soon as there is something; else twice a second will do.
+                # The broker answers as soon as there is something; else twice a second is enough.
                 "fetch.wait.max.ms": 500,
             }
             self._client = consumer(self._config, **more)
@@ -220,7 +220,7 @@ class Readings:
         for message in messages:
             error, offset = message.error(), message.offset()
             if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                # The end's offset is the next one: past what compaction has taken away.
+                # The end's offset is the next one: past what compaction has deleted.
                 self._next = max(self._next, (offset or 0) + (error is None))
                 moved = True
             elif error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

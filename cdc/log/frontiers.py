@@ -1,12 +1,12 @@
 """Which frontier is due, and which events no frontier record covers yet.
 
 Pure. A partition's end offset is known only when its batch has been acknowledged, so a frontier
-record travels in the next one. Events whose frontier is not in the log yet are `pending`,
-and stand in the resume record, so that a crash in between loses no count: the next frontier covers
-them. An end the broker did not tell postpones the frontier, never falsifies it.
+record is written with the next one. Events whose frontier is not in the log yet are `pending`, and
+counted in the resume record, so that a crash in between loses no count: the next frontier covers
+them. An end that the broker did not report delays the frontier, never falsifies it.
 
-What is acknowledged one after another stands in that order. So an end that is lower than all that
-was acknowledged adds up to tells that records were lost, however much has been written since.
+Records acknowledged one after another are in the partition in that order. So an end that is lower
+than the sum of what was acknowledged shows that records were lost, however much was written since.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Frontiers:
     def __init__(
         self, pipeline: str, epoch: int, resume: ResumePosition, ends: dict[Place, int]
     ) -> None:
-        """Begin at `resume`; `ends` are the ends of its pending partitions."""
+        """Start at `resume`; `ends` are the ends of its pending partitions."""
         self._pipeline = pipeline
         self._epoch = epoch
         self._acknowledged = resume
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
-        self.ends = dict(ends)  # of every partition so far; -1 where a broker did not say
-        # Of partitions that have lost records: where one ended, and where it must at least.
+        self.ends = dict(ends)  # of every partition so far; -1 if a broker did not report it
+        # Of partitions that have lost records: where one ended, and the lowest valid end.
         self.fallen: dict[Place, tuple[int, int]] = {}
-        self._covered: dict[Place, int] = {}  # ends that the newest frontier records tell
+        self._covered: dict[Place, int] = {}  # ends in the newest frontier records
         self._untold = {place for place in self._pending if self._end(place) < 0}
 
     @property
@@ -49,8 +49,8 @@ class Frontiers:
     def take(self, lsn: LSN | None = None) -> FrontierRecord | None:
         """Return the frontier record to write now, if one is due, and stop counting what it covers.
 
-        `lsn`, where given, is a WAL position known to hold nothing for us since the boundary: the
-        frontier moves on to it, also where nothing is pending.
+        `lsn`, if given, is a position up to which the WAL holds nothing for us since the boundary:
+        the frontier advances to it, even if nothing is pending.
         """
         if not (self.due or (lsn is not None and self._stands())):
             return None
@@ -70,7 +70,7 @@ class Frontiers:
         )
 
     def add(self, events: dict[Place, int]) -> tuple[tuple[str, int, int], ...]:
-        """Count a batch's events; return what is pending, for the resume record beside them."""
+        """Count a batch's events; return what is pending, for the resume record of that batch."""
         for place, count in events.items():
             self._pending[place] = self._pending.get(place, 0) + count
             if self._end(place) < 0:
@@ -103,7 +103,7 @@ class Frontiers:
 
 
 def record(config: Config, frontier: FrontierRecord) -> tuple[str, bytes, bytes]:
-    """Return topic, key and value of a frontier record; raise InvariantError where it can't be."""
+    """Return topic, key and value of a frontier record; raise InvariantError if it is invalid."""
     numbers = [frontier.epoch, frontier.lsn, frontier.seq, frontier.holes]
     numbers += [n for _, *its in frontier.partitions for n in its]
     if min(numbers) < 0:

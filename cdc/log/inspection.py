@@ -1,7 +1,7 @@
-"""What stands in the Kafka cluster, as facts: brokers, topics, transactions. Nothing is changed.
+"""The state of the Kafka cluster: brokers, topics, transactions. Nothing is changed.
 
-For people and for checks: `cdc doctor` and `cdc status`. One exception proves a thing that no
-question can: `probe_transactions` opens a transactional id of its own, which writes no record.
+For people and for checks: `cdc doctor` and `cdc status`. One exception, for what no query can show:
+`probe_transactions` opens a transactional id of its own, which writes no record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import KafkaException, Producer
 
-# The package imports them without saying that it exports them.
+# The package imports them without declaring them as exports.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from cdc.log.client import settings, translate, translated
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
 
 _TIMEOUT_SECONDS: Final = 10.0
-# Where the brokers keep what they know of transactions.
+# The topic in which the brokers keep the state of transactions.
 TRANSACTION_LOG: Final = "__transaction_state"
 _PROBE_SECONDS: Final = 20.0
 
 
 class Cluster(NamedTuple):
-    """The cluster, and those settings of one broker that matter to us; `{}` where hidden."""
+    """The cluster, and the settings of one broker; `{}` if we may not read them."""
 
     cluster_id: str
     brokers: int
@@ -44,19 +44,19 @@ class TopicFacts(NamedTuple):
     partitions: int
     replicas: int  # of the partition that has fewest
     in_sync: int  # of the partition that has fewest
-    leaderless: int  # partitions that nobody serves
+    leaderless: int  # partitions without a leader
     settings: dict[str, str]
 
 
 def cluster(client: AdminClient) -> Cluster:
-    """Return the cluster's facts; raise UnavailableError where no broker answers."""
+    """Return the cluster's facts; raise UnavailableError if no broker answers."""
     with translated("asking the Kafka cluster about itself"):
         found = client.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result()
     nodes = found.nodes
     try:
         values = _settings(client, [ConfigResource(ResourceType.BROKER, str(nodes[0].id))])
     except KafkaException:
-        values = [{}]  # a principal may be kept from brokers' settings
+        values = [{}]  # the principal may lack the permission to read brokers' settings
     return Cluster(found.cluster_id or "", len(nodes), values[0])
 
 
@@ -93,7 +93,7 @@ def _settings(client: AdminClient, resources: list[ConfigResource]) -> list[dict
 
 
 def probe_transactions(config: Config) -> None:
-    """See that transactions work, with an id that no daemon uses; raise what `translate` says."""
+    """Check that transactions work, with an id that no daemon uses; raises as `translate` does."""
     more: dict[str, str | float | bool] = {
         "transactional.id": f"{config.prefix}.{config.pipeline}.doctor",
         "transaction.timeout.ms": 10_000,
@@ -104,6 +104,6 @@ def probe_transactions(config: Config) -> None:
 
 
 def newest_frontier(config: Config) -> FrontierRecord | None:
-    """Return the newest frontier record, or None where there is none."""
+    """Return the newest frontier record, or None if there is none."""
     tail = read_frontier_tail(config, 1)
     return tail[0][0] if tail else None

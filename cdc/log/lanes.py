@@ -1,15 +1,16 @@
-"""Transactional producers in turn: one sends a batch while the commits of others are on their way.
+"""Transactional producers in turn: one sends a batch while the commits of others are in flight.
 
-With one producer every change waits for the batch before: sent, committed, its markers written.
-With several a batch may be sent as soon as the one before it has been acknowledged. Not sooner:
-their records would mix within a partition. And the commits go out in order, each when the one
-before has ended, so what the log holds is at every moment the stream up to some point, as with one
-producer. A start fences all of them.
+With one producer every change waits until the previous batch is sent and committed and its markers
+are written. With several a batch may be sent as soon as the one before it has been acknowledged.
+Not sooner: their records would mix within a partition. And the commits are sent in order, each when
+the one before has ended, so the log always holds the stream up to some point, as with one producer.
+A start fences all of them.
 
-A lane has a writer for large batches and, where `log.direct` allows it, one for small ones, each
-with a transactional id of its own. Which of them sends a batch makes no difference to the order.
+A lane has a writer for large batches and, if `log.direct` allows it, one for small ones, each with
+a transactional id of its own. Which of them sends a batch makes no difference to the order.
 
-Whoever has just ended is next: large batches need two, and the others cost nothing meanwhile.
+The lane whose commit has just ended is next: large batches need two lanes, and the others cost
+nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ SMALL_BYTES: Final = 24 << 10
 
 
 def wants_direct(log: Log) -> bool:
-    """Return whether small batches are to have writers of their own, where the brokers can.
+    """Return whether small batches are to have writers of their own, if the brokers can.
 
-    Not with one copy by itself: there a broker that dies while it ends a transaction may leave it
-    open (docs/adr/0055), and more transactions a second meet that more often.
+    With `auto`, not at replication factor 1: there a broker that dies while it ends a transaction
+    may leave it open (docs/adr/0055), and with more transactions a second that happens more often.
     """
     return log.direct == "on" or (log.direct == "auto" and log.replication_factor > 1)
 
@@ -62,18 +63,18 @@ class Lane:
 
     @property
     def writer(self) -> Publisher | DirectPublisher:
-        """Who has begun a transaction; who writes large ones where none has."""
+        """The writer with an open transaction; the one of large batches if none has one."""
         return self.small if self.small and self.small.begun else self.large
 
 
 class InFlight(NamedTuple):
-    """A batch on its way: first all of it is acknowledged, then it is committed."""
+    """A batch in flight: first all of it is acknowledged, then it is committed."""
 
     lane: Lane
     publisher: Publisher | DirectPublisher
     flushed: Future[None]
     ended: Future[None]
-    position: ResumePosition  # where the log stands when it is committed
+    position: ResumePosition  # where the log is when it is committed
     cut: Cut
     moments: Moments
 
@@ -84,7 +85,7 @@ class Lanes:
     def __init__(
         self, config: Config, workers: list[Worker], seconds: int = TRANSACTION_TIMEOUT_SECONDS
     ) -> None:
-        """One writer a worker; the workers stay the caller's.
+        """One lane per worker; the caller owns the workers.
 
         The broker aborts a transaction of theirs that is open for `seconds`.
         """
@@ -95,11 +96,11 @@ class Lanes:
         ]
         self._idle = deque(self._lanes)  # the first is the current one
         self.in_flight: deque[InFlight] = deque()
-        self._acknowledged = 0  # so many of those in flight, from the first
+        self._acknowledged = 0  # how many of those in flight, from the first
 
     @property
     def current(self) -> Publisher | DirectPublisher:
-        """Whose turn it is."""
+        """The current lane's writer."""
         return self._idle[0].writer
 
     @property
@@ -108,9 +109,9 @@ class Lanes:
         return self._idle[0].large
 
     def begin(self, size: int) -> None:
-        """Begin a transaction of the current lane for `size` bytes, unless one is begun.
+        """Begin a transaction of the current lane for `size` bytes, unless one is open.
 
-        Below `SMALL_BYTES` there must not follow more than our own records.
+        If `size` is below `SMALL_BYTES`, only our own records may be added later.
         """
         lane = self._idle[0]
         if not lane.writer.begun:
@@ -118,14 +119,14 @@ class Lanes:
 
     @property
     def free(self) -> bool:
-        """Whether the next batch may be sent: `acknowledged` has told all that were."""
+        """Whether the next batch may be sent: `acknowledged` has yielded all that were."""
         # Not `flushed.done()`: it may come true at any moment, and a frontier record must not be
         # written while the ends of a batch that it counts have not been taken.
         return self._acknowledged == len(self.in_flight) < len(self._lanes)
 
     @property
     def settling(self) -> bool:
-        """Whether `acknowledged` or `committed` has something to tell."""
+        """Whether `acknowledged` or `committed` has something to yield."""
         batches, known = self.in_flight, self._acknowledged
         return (known < len(batches) and batches[known].flushed.done()) or (
             known > 0 and batches[0].ended.done()
@@ -133,11 +134,11 @@ class Lanes:
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long the oldest batch has been on its way; 0 where none is."""
+        """How long the oldest batch has been in flight; 0 if there is none."""
         return time.monotonic() - self.in_flight[0].moments.handed_over if self.in_flight else 0.0
 
     def open(self) -> None:
-        """Fence every older writer, of small batches too whether we have some or not. Blocks."""
+        """Fence every older writer, those of small batches too even if unused now. Blocks."""
         for lane in self._lanes:
             lane.large.open()
         if not wants_direct(self._config.log) or not self._open_direct():
@@ -165,7 +166,7 @@ class Lanes:
         return True
 
     def commit(self, position: ResumePosition, cut: Cut, received_at: float) -> None:
-        """Send the current writer's commit on its way; it is the next one's turn.
+        """Start the current writer's commit and make the next lane the current one.
 
         `received_at` is when the batch's first change was received.
         """
@@ -194,7 +195,7 @@ class Lanes:
         self.in_flight.append(InFlight(lane, publisher, flushed, ended, position, cut, moments))
 
     def acknowledged(self) -> Iterator[InFlight]:
-        """Yield each batch that has come to be acknowledged; raise why one can't be."""
+        """Yield each batch that has been acknowledged; raise the error of one that can't be."""
         while self._acknowledged < len(self.in_flight):
             batch = self.in_flight[self._acknowledged]
             if not batch.flushed.done():
@@ -209,14 +210,14 @@ class Lanes:
             batch = self.in_flight.popleft()
             batch.ended.result()
             self._acknowledged -= 1
-            # Behind the current one, which may have begun to send.
+            # After the current one, which may have started to send.
             self._idle.insert(1, batch.lane)
             yield batch
 
     def abandon(self) -> None:
-        """Let commits in flight end at their next doubt: their session is over."""
+        """Stop retrying commits in flight: their session is over."""
         for lane in self._lanes:
             lane.large.abandon()
             if lane.small:
                 lane.small.abandon()
-                lane.worker.submit(lane.small.close)  # behind what is on its way
+                lane.worker.submit(lane.small.close)  # after what is in flight

@@ -1,8 +1,8 @@
-"""A dead letter that is written piece by piece: never in memory compressed, nor in any queue.
+"""A dead letter that is written piece by piece: never completely compressed, nor completely queued.
 
-Pure. An event of hundreds of megabytes does not fit the producer's queue, so its letter is an
-iterator: each record is compressed when the one before it has found room. The records are the same
-whoever asks for them, and however often. `cdc.log.letters` is the way back.
+Pure. An event of hundreds of megabytes does not fit the producer's queue, so its letter is read
+record by record: each one is compressed when the one before it has found room. The records are the
+same each time they are read. `cdc.log.letters` reads letters back.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Record = tuple[bytes, bytes]  # key and value
 
 # Fast rather than small: the stream's next change waits for it.
 _LEVEL: Final = 1
-# So much of a piece tells whether the rest has repetitions to find.
+# The sample of a piece that shows whether the rest has repetitions to find.
 _SAMPLE_BYTES: Final = 16 << 10
-# Above this share of its length a sample has none (base64 of random bytes: 0.77). Then the search
-# for them is left out, which takes two thirds of the time.
+# A sample compressed to more than this share of its length has none (base64 of random bytes: 0.77).
+# Then the search for them is left out, which takes two thirds of the time.
 _DENSE: Final = 0.7
 
 
 class Letter(Sequence[Record]):
-    """A dead letter's records, made when asked for: the head, then the event's pieces."""
+    """A dead letter's records, created on access: the head, then the event's pieces."""
 
     def __init__(self, head: Head, event: bytes, piece_bytes: int) -> None:
         self._head, self._event, self._piece_bytes = head, memoryview(event), piece_bytes

@@ -1,9 +1,9 @@
-"""Read dead letters: whole events that were too large for their topic, by the pointers to them.
+"""Read dead letters: complete events that were too large for their topic, by the pointers to them.
 
 A pointer is an ordinary event whose large values are left out and named in `source.dead`; the
-event itself lies in `<prefix>.cdc.dead`, cut into pieces and compressed, written in the same Kafka
-transaction. `Letters` takes that topic's records as they come and gives the events back, checked
-against their length and sum. Pure; docs/EVENTS.md ("Dead letters") is the contract.
+event itself is in `<prefix>.cdc.dead`, split into pieces and compressed, written in the same Kafka
+transaction. `Letters` takes that topic's records as they arrive and returns the events, checked
+against their length and checksum. Pure; docs/EVENTS.md ("Dead letters") is the contract.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cdc.log.records import FORMAT
 
 T = TypeVar("T")
 
-# Why an event is not in its place: larger than its topic takes.
+# Why an event is not in its own topic: it is larger than the topic accepts.
 Reason = Literal["size"]
 
 _TORN: Final = (
@@ -33,7 +33,7 @@ _TORN: Final = (
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """`source.dead` of an event: which values it leaves out, and where the whole event is."""
+    """`source.dead` of an event: which values it leaves out, and where the full event is."""
 
     id: str
     reason: Reason
@@ -44,13 +44,13 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """A letter's first record: what a person wants to know of it; its chunks follow."""
+    """A letter's first record: its description for people; its chunks follow."""
 
     format: int = FORMAT
     id: str
     reason: Reason
     topic: str
-    key: str | None  # the record's, as text; null where the table has none or it is too long
+    key: str | None  # the record's, as text; null if the table has none or it is too long
     schema: str
     table: str
     op: str
@@ -74,16 +74,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Letters:
-    """The letters that have come and were not taken yet."""
+    """The letters that have arrived and were not taken yet."""
 
     def __init__(self) -> None:
         self._heads: dict[str, Head] = {}
         self._chunks: dict[str, list[bytes]] = {}
 
     def add(self, key: bytes | None, value: bytes | None) -> Head | None:
-        """Take a record of the topic, in its order; return the head of a letter that is whole now.
+        """Take a record of the topic, in its order; return the head of a now complete letter.
 
-        Chunks whose head retention has deleted are passed over.
+        Chunks whose head retention has deleted are skipped.
         """
         part = part_of(key)
         if part.chunk == 0:
@@ -98,7 +98,7 @@ class Letters:
         return head is not None and len(self._chunks[letter_id]) == head.chunks
 
     def left(self) -> list[str]:
-        """Return the ids of the letters not taken, whole or not."""
+        """Return the ids of the letters not taken, complete or not."""
         return list(self._heads)
 
     def drop(self, letter_id: str) -> None:
@@ -107,7 +107,7 @@ class Letters:
         self._chunks.pop(letter_id, None)
 
     def take(self, letter_id: str) -> bytes:
-        """Return a letter's event and forget it; raise GapError where it is not whole."""
+        """Return a letter's event and forget it; raise GapError if it is not complete."""
         head, chunks = self._heads.pop(letter_id, None), self._chunks.pop(letter_id, [])
         if head is None or len(chunks) != head.chunks:
             raise GapError(
@@ -124,7 +124,7 @@ class Letters:
         return event
 
     def whole(self, pointer: Pointer) -> bytes:
-        """Return the event that an event points to; raise GapError where it is not whole."""
+        """Return the event that an event points to; raise GapError if it is not complete."""
         event = self.take(pointer.id)
         if (len(event), hashlib.sha256(event).hexdigest()) != (pointer.bytes, pointer.sha256):
             raise GapError(f"dead letter {pointer.id} is not what its pointer tells", hint=_TORN)
@@ -149,7 +149,7 @@ def _head(value: bytes) -> Head:
 def _decode(text: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
-    # Bytes that are no UTF-8 are told apart from those that are no JSON.
+    # Bytes that are not UTF-8 raise another error than those that are not JSON.
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the topic of dead letters holds a record that can't be read: {unquoted(error)}",

@@ -1,4 +1,4 @@
-"""Look into the topic of dead letters: what is there, and one letter's whole event.
+"""Read the topic of dead letters: which letters it holds, and one letter's complete event.
 
 Reads the topic from its beginning: letters are rare, and the topic keeps them only as long as the
 data.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def heads(config: Config) -> Iterator[Head]:
-    """Yield the head of every letter that is whole, in the order of the topic."""
+    """Yield the head of every complete letter, in the order of the topic."""
     letters = Letters()
     for key, value in _records(config):
         if head := letters.add(key, value):
@@ -29,7 +29,7 @@ def heads(config: Config) -> Iterator[Head]:
 
 
 def event(config: Config, letter_id: str) -> bytes:
-    """Return a letter's event; raise ConfigError where there is none, GapError where it is torn."""
+    """Return a letter's event; raise ConfigError if there is none, GapError if it is incomplete."""
     letters = Letters()
     for key, value in _records(config):
         if part_of(key).id == letter_id:

@@ -1,4 +1,4 @@
-"""How large a record each topic takes: the least of what its brokers and our producer allow."""
+"""How large a record each topic accepts: the least of what its brokers and our producer allow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaException
 
-# The package imports them without saying that it exports them.
+# The package imports them without declaring them as exports.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from cdc.errors import ConfigError
@@ -31,9 +31,9 @@ def ours(config: Config) -> int:
 def limits(client: AdminClient, config: Config, topics: list[str]) -> dict[str, int]:
     """Return how long a key and a value may be together, by topic. Blocks.
 
-    A topic whose settings we may not see is left to the broker to refuse. Raises ConfigError where
-    a topic does not take the producer's batches: the broker's limit is for those, and librdkafka
-    does not split one that was refused.
+    If we may not read a topic's settings, its broker refuses what is too large. Raises ConfigError
+    if a topic does not accept the producer's batches: the broker's limit is for those, and
+    librdkafka does not split one that was refused.
     """
     most, batch = ours(config), int(config.log.kafka.get("batch.size", BATCH_BYTES))
     found = dict.fromkeys(topics, most)

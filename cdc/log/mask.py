@@ -1,18 +1,18 @@
-"""Masks: what stands in the place of a column's value, compiled into the row encoders.
+"""Masks: what replaces a column's value, compiled into the row encoders.
 
-A mask takes the place of the type's form, so it reaches whatever is made of a row: before, after,
-keys, tombstones, dead letters. It works on Postgres' own text of the value, whatever the type:
+A mask replaces the type's form, so it applies to everything made from a row: before, after, keys,
+tombstones, dead letters. It works on Postgres' own text of the value, whatever the type:
 
 - `null`: always null
-- `fixed`: always the given JSON value, also where the column is NULL
+- `fixed`: always the given JSON value, even if the column is NULL
 - `truncate`: a string, the text's first n characters; null for NULL
 - `hmac`: a string, HMAC-SHA256 of the text in hex; null for NULL. The same value is the same string
   in every table that has the same key, so that rows can still be joined.
 
-A column that is not captured and that Postgres sends all the same is `excluded`: always null.
+A column that is not captured but that Postgres sends anyway is `excluded`: always null.
 
-A key must tell rows apart, so a key's column takes `hmac` or none: two values that masked alike
-would make two rows one, and a changed key would look unchanged.
+A key must distinguish rows, so a key's column takes `hmac` or none: two values with the same mask
+would make two rows one, and a changed key would look the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cdc.config import TableSelection
 
 EXCLUDED: Final = "excluded"
-# What a schema record tells of an HMAC's key: enough to see that it has changed.
+# What a schema record has of an HMAC's key: enough to see that it has changed.
 _KEY_ID: Final = b"lockstep key id"
 _KEY_ID_LENGTH: Final = 8
 
@@ -46,7 +46,7 @@ class ColumnMask(NamedTuple):
 
 
 def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
-    """Return how the column is masked; None where its value stands as it is."""
+    """Return how the column is masked; None if its value is written as it is."""
     if not selection.captures(column):
         return ColumnMask(EXCLUDED, "null")
     mask = selection.mask(column)
@@ -85,7 +85,7 @@ def masked(mask: ColumnMask, index: int) -> Masked:
 
 def _digester(key: bytes) -> Callable[[bytes], bytes]:
     """Return the function that gives a text's HMAC as a JSON string."""
-    # Copying a state that has taken in the key costs half of taking it in for each value.
+    # Copying a state that has hashed the key costs half of hashing the key for each value.
     keyed = hmac.new(key, digestmod="sha256")
 
     def digest(text: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Logical messages → keys and events.
 
 What `pg_logical_emit_message` wrote, in Debezium's shape: `op` is `m`, and a `message` member with
-prefix and base64 content stands where a row's images would. The key is the prefix, as there.
+prefix and base64 content replaces a row's images. The key is the prefix, as in Debezium.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from cdc.decode.messages import LogicalMessage
 
 
-# Messages whose prefix begins so are the pipeline's own: they are in no topic and take no place.
+# Messages whose prefix starts with this are the pipeline's own: they are in no topic and take no
+# ordinal.
 OURS: Final = "lockstep."
-# So do those that the pipeline itself puts into the topic, once it is proven that they are its own.
+# The same for those that the pipeline itself publishes, once it is proven that they are its own.
 PUBLISHED_OURS: Final = "cdc."
 
 
@@ -41,7 +42,7 @@ class MessageEncoder:
     def event(
         self, message: LogicalMessage, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes
     ) -> tuple[bytes, bytes]:
-        """Return key and value; `message` is left to the content's own bytes, whatever they are."""
+        """Return key and value; the message's content may be any bytes."""
         key = b'{"prefix":%b}' % dumps(message.prefix)
         content = b2a_base64(message.content, newline=False)
         return key, (

@@ -2,8 +2,8 @@
 
 `<prefix>.<schema>.<table>` for data, `<prefix>.cdc.<what>` for our own. Kafka allows letters,
 digits, `.`, `_` and `-`; Postgres allows anything. So the dot only ever separates, and every other
-byte that Kafka refuses becomes `_xHH` of its UTF-8 form. Source schemas named `cdc` keep out of our
-way by having their first letter escaped.
+byte that Kafka refuses becomes `_xHH` of its UTF-8 form. A source schema named `cdc` gets its first
+letter escaped, so that its topics do not collide with our own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def unescape(name: str) -> str:
 
 
 def data_topic(prefix: str, schema: str, table: str) -> str:
-    """Return the topic of one table's events; raise ConfigError where Kafka has no room for it."""
+    """Return the topic of one table's events; raise ConfigError if it is too long for Kafka."""
     first = "_x63dc" if schema == "cdc" else escape(schema)
     topic = f"{prefix}.{first}.{escape(table)}"
     if len(topic) > MAX_TOPIC_LENGTH:
@@ -51,7 +51,7 @@ def data_topic(prefix: str, schema: str, table: str) -> str:
 
 
 def table_of(prefix: str, topic: str) -> tuple[str, str]:
-    """Return (schema, table) of a data topic; raise ConfigError where it can be none of ours."""
+    """Return (schema, table) of a data topic; raise ConfigError if it can't be one of ours."""
     try:
         schema, table = topic.removeprefix(f"{prefix}.").split(".")
         return unescape(schema), unescape(table)
@@ -83,7 +83,7 @@ def schema_topic(prefix: str) -> str:
 
 
 def dead_topic(prefix: str) -> str:
-    """Return the topic of the dead letters: whole events that were too large for their topics."""
+    """Return the topic of the dead letters: complete events too large for their own topics."""
     return f"{prefix}.cdc.dead"
 
 

@@ -1,12 +1,12 @@
-"""Ask the brokers how topics and their partitions stand: without waiting, and many at once.
+"""Ask the brokers for the state of topics and partitions: without waiting, and many at once.
 
-A question is put to every broker concerned, and its answer is looked at when all of it is there:
-the loop that asks never waits for a broker. What a broker did not tell is left out, never guessed;
-only a topic that the brokers say is not there counts as missing.
+A question is sent to every broker concerned, and its answer is read when it is complete: the loop
+that asks never waits for a broker. What a broker did not answer is left out, never guessed; only a
+topic that the brokers report as unknown counts as missing.
 
-Its requests go one after another. Two at once, in librdkafka 2.16, ended now and then in a crash of
-ListOffsets looking for the leaders of many partitions: 2 of 14 starts with 1,500 topics, and none
-of 14 since.
+Its requests are sent one after another. Two at once, in librdkafka 2.16, sometimes crashed in
+ListOffsets while it looked up the leaders of many partitions: 2 of 14 starts with 1,500 topics, and
+none of 14 since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int]  # topic, partition
 
-# A broker that is away must not keep a question open for long: the next one may be answered.
+# A broker that is down must not keep a question open for long: the next one may be answered.
 _TIMEOUT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.01
 # What is asked for each field of a span, in their order.
@@ -42,10 +42,10 @@ _SPAN: Final = (
 
 
 class Span(NamedTuple):
-    """One partition's offsets: what is left of it begins at `first` and ends before `end`.
+    """One partition's offsets: its records start at `first` and end before `end`.
 
-    A read_committed reader gets no further than `stable`: the first record of the oldest
-    transaction that is open, or `end` where none is.
+    `stable` is the last stable offset, where a read_committed reader stops: the first record of the
+    oldest open transaction, or `end` if there is none.
     """
 
     first: int
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How the topics stand: each is in `topics`, with its id and partition count, or elsewhere."""
+    """The topics' state: each is in `topics`, with its id and partition count, or elsewhere."""
 
     topics: dict[str, tuple[str, int]]
     missing: frozenset[str]
@@ -63,7 +63,7 @@ class Standing(NamedTuple):
 
 
 class Question:
-    """One question about some topics, on its way."""
+    """One question about some topics, in flight."""
 
     def __init__(self, admin: Admin, topics: dict[str, int]) -> None:
         """Ask about topics (name → partition count); `admin` must outlive the question."""
@@ -78,7 +78,7 @@ class Question:
 
     @property
     def answered(self) -> bool:
-        """Whether every broker has answered, or been given up; asks what is asked next."""
+        """Whether every broker has answered or timed out; sends the next request, if any."""
         newest = self._offsets[-1] if self._offsets else self._described
         if not all(future.done() for future in newest.values()):
             return False
@@ -94,7 +94,7 @@ class Question:
         return False
 
     def answer(self) -> Standing:
-        """Return what the brokers said; blocks while they have not."""
+        """Return the brokers' answer; blocks until it is complete."""
         while not self.answered:
             time.sleep(_POLL_SECONDS)
         topics: dict[str, tuple[str, int]] = {}

@@ -2,7 +2,7 @@
 
 The work is done by librdkafka's own public function, reached through the extension module that
 confluent-kafka loads anyway: in Python it would cost more than the rest of a row's encoding.
-A test holds it equal to the algorithm written out, and to values from the Java client.
+A test compares it with the algorithm written out, and with values from the Java client.
 https://github.com/confluentinc/librdkafka/blob/master/src/rdkafka.h (partitioners)
 """
 
@@ -20,7 +20,7 @@ murmur2.restype = ctypes.c_int32
 
 
 class _Sizes(dict[int, ctypes.c_size_t]):
-    """Lengths in the width that the function takes, made once each."""
+    """Lengths in the width that the function takes, created once each."""
 
     def __missing__(self, length: int) -> ctypes.c_size_t:
         self[length] = ctypes.c_size_t(length)

@@ -1,10 +1,9 @@
 """Kafka transactions: fenced, acks=all, one after another.
 
 The caller's order is `open`, then `begin`, `produce` and `add` as often as needed, `flush` and
-`commit`. `open`, `flush` and `commit` block and belong on a worker; nothing else may be called from
-`flush` to the end of `commit`. After any error the publisher is done for: throw it away, open
-another, read the resume record. That is the one way out of every doubt about a transaction's
-outcome.
+`commit`. `open`, `flush` and `commit` block and must run on a worker; nothing else may be called
+from `flush` to the end of `commit`. After any error the publisher is unusable: discard it, open
+another, read the resume record. That resolves every doubt about a transaction's outcome.
 
 https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transactional producer)
 """
@@ -30,26 +29,25 @@ if TYPE_CHECKING:
 
     Taken = Callable[[KafkaError | None, Message], None]
 
-# How many writers take turns (`cdc.log.lanes`). A commit is answered
-# before its markers are written, and a transaction that begins sooner is refused once
-# (CONCURRENT_TRANSACTIONS); librdkafka tries again only 20 ms later. With three others in between,
-# 5 to 15 ms pass.
+# How many writers take turns (`cdc.log.lanes`). A commit is answered before its markers are
+# written, and a transaction that begins before that is refused once (CONCURRENT_TRANSACTIONS);
+# librdkafka retries only 20 ms later. With three others in between, 5 to 15 ms pass.
 LANES: Final = 4
-# How the ids of those end that write small batches themselves (`cdc.log.direct`).
+# The suffixes of the transactional ids of the writers of small batches (`cdc.log.direct`).
 DIRECT: Final = tuple(f"direct.{lane}" for lane in range(LANES))
-# Whoever may write the log's end: a start fences all of them, whatever its own settings are.
+# All writers that may append to the log: a start fences all of them, whatever its own settings are.
 WRITERS: Final[tuple[int | str, ...]] = (*range(LANES), *DIRECT)
 # The broker aborts a transaction that is open for longer; ours are open for milliseconds.
 TRANSACTION_TIMEOUT_SECONDS: Final = 60
-# What a topic takes unless it was made otherwise: Kafka's default is a little more.
+# What a topic accepts unless it is configured otherwise: Kafka's default is a little more.
 BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
-# One try of a commit; a retriable error or a timeout is tried again, the same commit.
+# One attempt of a commit; after a retriable error or a timeout the same commit is retried.
 _COMMIT_TRY_SECONDS: Final = 10.0
-# What of dead letters may wait in the producer: some pieces for each of a few brokers.
+# How much of dead letters may wait in the producer: some pieces for each of a few brokers.
 LETTER_BYTES: Final = 16 << 20
 _POLL_SECONDS: Final = 0.05
-# Brokers that take nothing for so long are away; librdkafka itself would wait for minutes.
+# Brokers that accept nothing for this long are down; librdkafka itself would wait for minutes.
 _STALLED_SECONDS: Final = 60.0
 _PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 
@@ -64,14 +62,14 @@ class Publisher:
         *,
         transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
-        """A lane is none of those that a start fences unless it is one of `WRITERS`."""
+        """A start fences this lane only if it is one of `WRITERS`."""
         self.begun = False
-        # By partition: one past the newest record acknowledged; -1 where the broker did not say.
+        # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
         self._ends: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
         self._abandoned = False
         self._letter_bytes = 0  # of dead letters, handed over and not acknowledged
-        # Room for a whole batch and what comes while it commits: `produce` never finds it full.
+        # Room for a complete batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
             "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
@@ -101,7 +99,7 @@ class Publisher:
                 return
 
     def begin(self) -> None:
-        """Begin a transaction if none is begun."""
+        """Begin a transaction if none is open."""
         if not self.begun:
             with translated("beginning a Kafka transaction"):
                 self._producer.begin_transaction()
@@ -117,7 +115,7 @@ class Publisher:
             self._producer.poll(0)
 
     def send_letters(self, batch: Batch) -> None:
-        """Send the batch's dead letters, a record when there is room for it. Blocks.
+        """Send the batch's dead letters, each record when there is room for it. Blocks.
 
         What waits for the brokers stays below `LETTER_BYTES` whatever a letter's length, so the
         queue has room for it.
@@ -154,7 +152,7 @@ class Publisher:
     def _hand_over(self, partition: Partition, taken: Taken) -> None:
         """Hand over a partition's waiting messages; `taken` is called for the last of them."""
         messages = partition.take()
-        # One report a partition and chunk is enough: it tells the newest offset.
+        # One report per partition and chunk is enough: it has the newest offset.
         messages[-1]["callback"] = taken
         with translated(f"producing to {partition.topic}"):
             try:
@@ -169,13 +167,13 @@ class Publisher:
             self._refused(partition.topic, messages[queued:])
 
     def add(self, topic: str, key: bytes, value: bytes | None) -> None:
-        """Hand over one record of our own, to partition 0; no value takes it out again."""
+        """Hand over one record of our own, to partition 0; without a value it is a tombstone."""
         self.begin()
         with translated(f"producing to {topic}"):
             self._producer.produce(topic, value, key, 0, on_delivery=self._delivered)
 
     def flush(self) -> None:
-        """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
+        """Return when all that was handed over is acknowledged; raise if some can't be. Blocks."""
         with translated("sending a batch"):
             while self._producer.flush(_COMMIT_TRY_SECONDS):
                 if self._abandoned:
@@ -184,7 +182,7 @@ class Publisher:
             raise translate(self._why(self._failed), "sending a batch")
 
     def _why(self, failed: KafkaError) -> KafkaError:
-        """Return why: a transaction that has failed only purges its messages, its commit tells."""
+        """Return the cause: a failed transaction only purges its messages, its commit raises it."""
         if failed.code() in _PURGED:
             try:
                 self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
@@ -198,7 +196,7 @@ class Publisher:
         return taken
 
     def commit(self) -> None:
-        """Commit, however long it takes. Blocks. Raises what ends this publisher."""
+        """Commit, however long it takes. Blocks. Raises the error that ends this publisher."""
         while True:
             try:
                 self._producer.commit_transaction(_COMMIT_TRY_SECONDS)
@@ -224,7 +222,7 @@ class Publisher:
             return  # the next writer's `open` ends it
 
     def abandon(self) -> None:
-        """Let a commit in flight end at its next doubt: its session is over."""
+        """Stop retrying a commit in flight: its session is over."""
         self._abandoned = True
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

@@ -1,9 +1,9 @@
-"""Read exact offset ranges of the log: what stands between two frontiers.
+"""Read exact offset ranges of the log: what lies between two frontiers.
 
-One consumer that stays open, so that a few hundred records cost milliseconds. What retention has
-taken from the beginning of a range is passed over: it may have been transaction markers only, so
-the counts of the frontiers decide, and `expect` then says what is gone. A range whose end is not
-there is a gap, and nothing that comes for a while is a broker that is away.
+One consumer stays open, so that a few hundred records cost milliseconds. What retention has deleted
+from the beginning of a range is skipped: it may have been transaction markers only, so the counts
+of the frontiers decide, and `expect` then reports what is missing. A range whose end does not exist
+is a gap; if nothing arrives for a while, a broker is down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 Place: TypeAlias = "tuple[str, int]"  # topic, partition
-# A call returns when it has so many records or the time is up, whichever is first.
+# A call returns when it has this many records or the time is up, whichever is first.
 _CHUNK: Final = 4_000
 _CHUNK_SECONDS: Final = 0.02
 _SILENCE_SECONDS: Final = 30.0
@@ -65,7 +65,7 @@ class RangeReader:
     def read(
         self, ranges: Mapping[Place, Range], max_bytes: int | None = None
     ) -> dict[Place, Records] | None:
-        """Return what stands in the ranges; None where that is more than `max_bytes`."""
+        """Return the events in the ranges; None if they are more than `max_bytes`."""
         keys: dict[Place, list[bytes | None]] = {place: [] for place in ranges}
         values: dict[Place, list[bytes]] = {place: [] for place in ranges}
         total = 0
@@ -85,7 +85,7 @@ class RangeReader:
         return {place: Records(keys[place], values[place], sizes[place]) for place in ranges}
 
     def firsts(self, ranges: Mapping[Place, Range]) -> dict[Place, bytes]:
-        """Return the first event of each range, where it has one."""
+        """Return the first event of each range that has one."""
         left = {place: each.end for place, each in ranges.items()}
         found: dict[Place, bytes] = {}
         with translated("assigning partitions"):
@@ -113,7 +113,7 @@ class RangeReader:
         return found
 
     def pieces(self, ranges: Mapping[Place, Range]) -> Iterator[tuple[Place, list[Message]]]:
-        """Yield records as they come, each partition's in its order, tombstones too."""
+        """Yield records as they arrive, each partition's in its order, tombstones too."""
         left = {place: each.end for place, each in ranges.items() if each.end > each.start}
         with translated("assigning a cut"):
             self._client.assign([TopicPartition(*place, ranges[place].start) for place in left])
@@ -147,13 +147,13 @@ class RangeReader:
                 elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
                     self._fail(error, place, ranges)
                     continue
-                # Past transaction markers only the next record, or the end, tells that it is over.
+                # Past transaction markers only the next record, or the end, shows that it is over.
                 if offset >= end:
                     del left[place]
             yield from found.items()
 
     def _silent(self, ranges: Mapping[Place, Range], left: Mapping[Place, int]) -> Exception:
-        """Return what it means that nothing comes, or raise the gap that it is."""
+        """Return the error that nothing arrives, or raise the gap that is its cause."""
         for place in left:
             self.left(place, ranges[place])
         return UnavailableError(
@@ -162,19 +162,19 @@ class RangeReader:
         )
 
     def _expect_no_gap(self, message: Message, place: Place, ranges: Mapping[Place, Range]) -> None:
-        """Raise what an error beside the ranges tells; records that come too late are none."""
+        """Raise an error reported outside of the ranges; records that come late are not errors."""
         if (error := message.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
             self._fail(error, place, ranges)
 
     def _fail(self, error: KafkaError, place: Place, ranges: Mapping[Place, Range]) -> None:
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return  # its coordinator is asked for all the same, though nobody here joins a group
+            return  # the group's coordinator is looked up anyway, although no consumer joins it
         if error.code() in GONE and place in ranges:
-            self.expect(place, ranges[place])  # raises where it is proven; else it may pass
+            self.expect(place, ranges[place])  # raises if it is proven; else it may be temporary
         raise translate(error, f"reading {place[0]}")
 
     def expect(self, place: Place, wanted: Range) -> None:
-        """Raise GapError unless the partition still has the whole range."""
+        """Raise GapError unless the partition still has the complete range."""
         there = self.left(place, wanted)
         if there.start > wanted.start:
             raise GapError(
@@ -184,7 +184,7 @@ class RangeReader:
             )
 
     def left(self, place: Place, wanted: Range) -> Range:
-        """Return what retention has left of a range; raise GapError where its end is not there."""
+        """Return what retention has left of a range; raise GapError if its end does not exist."""
         topic, number = place
         try:
             low, high = watermarks(

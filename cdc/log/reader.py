@@ -1,6 +1,6 @@
 """Read the log back: read_committed, up to an end that was fixed first.
 
-Consumers here belong to no group and commit no offsets: a reader's place is its own business.
+Consumers here belong to no group and commit no offsets: each reader keeps its own position.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _TIMEOUT_SECONDS: Final = 15.0
-# `consume` returns when it has so many records or the time is up, whichever is first.
+# `consume` returns when it has this many records or the time is up, whichever is first.
 _CHUNK: Final = 2_000
 _CHUNK_SECONDS: Final = 0.01
 _TAIL_OFFSETS: Final = 100
-# So often a topic is looked up that the brokers know and do not know in turn.
+# How often a topic is looked up while the brokers alternate between knowing it and not.
 _TRIES: Final = 3
 
 
 def consumer(config: Config, **more: str | float | bool) -> Consumer:
-    """Return a consumer that sees committed records only, and says where a partition ends."""
+    """Return a consumer that sees committed records only, and reports where a partition ends."""
     with translated("creating a consumer"):
         return Consumer(
             settings(
@@ -54,7 +54,7 @@ def consumer(config: Config, **more: str | float | bool) -> Consumer:
 
 
 def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
-    """Yield every committed record of the topics (name → partition count) that stands now.
+    """Yield every committed record that the topics (name → partition count) hold now.
 
     The order is each partition's own. Raises UnavailableError when nothing arrives for a while.
     """
@@ -68,7 +68,7 @@ def read_to_end(config: Config, topics: dict[str, int]) -> Iterator[Message]:
 def read_partition(
     config: Config, topic: str, number: int
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Yield key and value of every committed record that stands in the partition now."""
+    """Yield key and value of every committed record that the partition holds now."""
     client = consumer(config)
     try:
         place = topic, number
@@ -81,7 +81,7 @@ def read_partition(
 
 
 def _ranges(client: Consumer, topics: dict[str, int]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the offsets that every partition spans, as one answer has them."""
+    """Return the offsets that every partition spans, by one answer each."""
     ranges = {}
     for topic, count in topics.items():
         for number in range(count):
@@ -116,7 +116,7 @@ def _keep(message: Message, ends: dict[tuple[str, int], int]) -> Iterator[Messag
     """Yield a record below its partition's end; note the partition's end when it is reached."""
     error = message.error()
     if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        return  # its coordinator is asked for all the same, though nobody here joins a group
+        return  # the group's coordinator is looked up anyway, although no consumer here joins it
     place = (str(message.topic()), _int(message.partition()))
     if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
         raise translate(error, f"reading {place[0]}")
@@ -124,7 +124,7 @@ def _keep(message: Message, ends: dict[tuple[str, int], int]) -> Iterator[Messag
     if error is None and place in ends and offset < ends[place]:
         yield message
     # At the end of a partition the message's offset is the next one; past aborted records and
-    # transaction markers only this tells that the end was reached.
+    # transaction markers only this shows that the end was reached.
     reached = offset if error is not None else offset + 1
     if place in ends and reached >= ends[place]:
         del ends[place]
@@ -137,16 +137,16 @@ def assign(client: Consumer, topic: str, number: int, offset: int) -> None:
 
 
 def waiting(client: Consumer) -> list[Message]:
-    """Return the records that have come, without waiting; an end of a partition is none."""
+    """Return the records that have arrived, without waiting; ends of partitions are left out."""
     return [each for each in client.consume(_CHUNK, timeout=0) if each.error() is None]
 
 
 def read_resume(
     config: Config,
 ) -> tuple[records.ResumeIdentity, records.ResumePosition] | None:
-    """Return the pipeline's resume record, or None where there is proven to be none.
+    """Return the pipeline's resume record, or None if there is proven to be none.
 
-    Raises GapError where only one of its parts is there: both were written in one transaction.
+    Raises GapError if only one of its parts exists: both were written in one transaction.
     """
     topic = names.resume_topic(config.prefix)
     found = _resume_parts(config, topic)
@@ -172,10 +172,11 @@ def read_resume(
 
 @contextmanager
 def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterator[None]:
-    """Raise FencedError for what must halt, where the log has moved on from `position` meanwhile.
+    """Raise FencedError instead of an error that halts, if the log has moved on from `position`.
 
-    Log and source are read one after the other. Who takes our slot just then fences us, goes on
-    from the same record and writes the next ones; what is held against the old one proves nothing.
+    Log and source are read one after the other. A daemon that takes our slot in between fences us,
+    continues from the same record and writes the next ones; then a comparison with the old record
+    proves nothing.
     """
     try:
         yield
@@ -190,7 +191,7 @@ def unless_overtaken(config: Config, position: records.ResumePosition) -> Iterat
 
 
 def _resume_parts(config: Config, topic: str) -> tuple[bytes | None, bytes | None] | None:
-    """Return the values of identity and position; None where the topic is proven not to exist."""
+    """Return the values of identity and position; None if the topic is proven not to exist."""
     with _opened(config, topic) as (client, ranges):
         newest = {message.key(): message.value() for message in _drain(client, ranges)}
     identity = newest.get(records.resume_key(config.pipeline, "identity"))
@@ -199,7 +200,7 @@ def _resume_parts(config: Config, topic: str) -> tuple[bytes | None, bytes | Non
 
 
 def read_schemas(config: Config) -> list[records.SchemaRecord]:
-    """Return every table version, oldest first; DDL statements stand in the topic too."""
+    """Return every table version, oldest first; DDL statements are in the topic too."""
     topic = names.schema_topic(config.prefix)
     found = {}
     for message in read_if_there(config, topic):
@@ -241,7 +242,7 @@ def read_frontier_tail(config: Config, limit: int) -> list[tuple[records.Frontie
         if not ranges:
             return []
         low, high = ranges[place]
-        # Behind each record stands its transaction's marker, and markers only where one aborted.
+        # Each record is followed by its transaction's marker; an aborted one leaves only markers.
         behind = _TAIL_OFFSETS + 2 * limit
         while True:
             start = max(low, high - behind)
@@ -265,7 +266,7 @@ def end_offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str,
 def written_ends(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return each partition's end as the leaders have it, above what open transactions hide.
 
-    For a frontier's ends: behind a transaction that hangs there may be records that it counts.
+    For a frontier's ends: after a transaction that hangs there may be records that it counts.
     """
     ends = end_offsets(config, parts)
     every = absence.spans(config, parts, IsolationLevel.READ_UNCOMMITTED)
@@ -290,7 +291,7 @@ def offsets(config: Config, parts: list[tuple[str, int]]) -> dict[tuple[str, int
 
 
 def read_if_there(config: Config, topic: str) -> Iterator[Message]:
-    """Yield the records of a one-partition topic; none where it is proven not to exist."""
+    """Yield the records of a one-partition topic; none if it is proven not to exist."""
     with _opened(config, topic) as (client, ranges):
         yield from _drain(client, ranges)
 
@@ -299,9 +300,9 @@ def read_if_there(config: Config, topic: str) -> Iterator[Message]:
 def _opened(
     config: Config, topic: str
 ) -> Iterator[tuple[Consumer, dict[tuple[str, int], tuple[int, int]]]]:
-    """Give a consumer and the offsets of a one-partition topic; no offsets where there is none.
+    """Yield a consumer and the offsets of a one-partition topic; no offsets if there is none.
 
-    Raises UnavailableError where the brokers know the topic and then do not know it.
+    Raises UnavailableError if the brokers alternate between knowing the topic and not.
     """
     client = consumer(config)
     try:

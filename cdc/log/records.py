@@ -1,7 +1,7 @@
 """The records that carry the pipeline's own state: resume, frontier, schema.
 
 Exact JSON both ways (docs/EVENTS.md is the contract). A record of a newer format than this code
-knows is refused: going on would drop what the newer writer meant.
+knows is refused: continuing would ignore what the newer writer added.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FORMAT = 1
 class Sends(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a publication sends of its tables, and the version of its catalog row.
 
-    `version` is the row's `xmin`, which each ALTER PUBLICATION … SET changes, also one that sets
-    back. `schemas` gives each schema that is published whole the oid of its membership.
+    `version` is the row's `xmin`, which each ALTER PUBLICATION … SET changes, even one that reverts
+    another. `schemas` has the oid of the membership of each schema that is published completely.
     """
 
     version: int
@@ -42,8 +42,8 @@ class Sends(msgspec.Struct, frozen=True, omit_defaults=True):
 class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     """The publication the stream is read through; another oid or membership may hide a gap.
 
-    `tables` gives each table the oid of its membership (`pg_publication_rel`), which is another
-    after the table was taken out and put back; 0 where it is a member by schema or by ALL TABLES.
+    `tables` has the oid of each table's membership (`pg_publication_rel`), which changes if the
+    table is taken out and put back; 0 if it is a member by schema or by ALL TABLES.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes this log, from where, and the pinned partition counts."""
+    """Which pipeline writes this log, from which source, and the pinned partition counts."""
 
     format: int = FORMAT
     pipeline: str
@@ -67,9 +67,9 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     publication: Publication
     partitions: dict[str, int]
-    topic_ids: dict[str, str] = {}  # Kafka's own, another after a topic was deleted and recreated
+    topic_ids: dict[str, str] = {}  # Kafka's own, which change if a topic is deleted and recreated
     # Whether the initial snapshot must be handed over before anything is streamed; empty in records
-    # of older versions, where only the snapshot's own state tells.
+    # of older versions, for which only the snapshot's own state shows it.
     snapshot: Literal["", "none", "due", "done"] = ""
 
 
@@ -85,15 +85,15 @@ class ResumePosition(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_us: int
     schema_id: int
     pending: tuple[tuple[str, int, int], ...] = ()
-    # Of the transaction at `commit_lsn`: 0 for a message outside any, None where it is not known.
+    # Of the transaction at `commit_lsn`: 0 for a message outside any, None if it is not known.
     xid: int | None = None
-    origin: str = ""  # source.origin, which says what transactions are sent
+    origin: str = ""  # source.origin, which selects the transactions that are sent
     owner: str
     at_us: int
 
 
 class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Frontier` as it stands in the log."""
+    """A `Frontier` as it is written to the log."""
 
     format: int = FORMAT
     pipeline: str
@@ -111,7 +111,7 @@ class FrontierRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One column of a table version; `mask` says what stands in place of its values."""
+    """One column of a table version; `mask` names what replaces its values."""
 
     name: str
     type_id: int
@@ -119,7 +119,7 @@ class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     type_modifier: int
     nullable: bool | None
     mask: str | None = None
-    attnum: int | None = None  # where it is proven which column this was; absent in older records
+    attnum: int | None = None  # if it is proven which column this was; absent in older records
 
 
 class SchemaRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
     """A column of a table as the catalog has it."""
 
     attnum: int
-    name: str  # empty where it is dropped
+    name: str  # empty if it is dropped
     type_id: int = 0
     type_modifier: int = -1
     xmin: int = 0  # of its row in the catalog, which every change of the column replaces
@@ -154,8 +154,8 @@ class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
 class ColumnNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """All columns that a table ever had, as the catalog had them at `lsn`, in their order.
 
-    Kept of tables that hide a column: `hidden` gives the number of each one that is, with the name
-    that it was hidden by. `columns` is empty where the table was dropped.
+    Kept for tables that hide a column: `hidden` has the number of each hidden column, with the name
+    that it was hidden by. `columns` is empty if the table was dropped.
     """
 
     format: int = FORMAT
@@ -222,7 +222,7 @@ def is_numbers_key(key: bytes) -> bool:
 
 
 def is_schema_key(key: bytes) -> bool:
-    """Return whether a record of the schema topic is a table version: what else is there is not."""
+    """Return whether a record of the schema topic is a table version, and not another record."""
     return key.startswith(b'{"schema_id":')
 
 

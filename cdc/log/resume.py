@@ -1,7 +1,7 @@
-"""The resume record as it goes into the log, and the writing of it while no daemon streams.
+"""The resume record as it goes into the log, and how it is written while no daemon streams.
 
-Every other one is written by the daemon, in the same Kafka transaction as the data it describes. A
-resume record never moves back: whoever writes one fences all others first, reads what is there, and
+All others are written by the daemon, in the same Kafka transaction as the data they describe. A
+resume record never moves back: its writer first fences all others, reads the current record, and
 writes only what continues it.
 """
 
@@ -26,10 +26,10 @@ def write_fenced(
     *beside: tuple[str, bytes, bytes | None],
     read: Resume | None,
 ) -> None:
-    """Commit both parts, and what goes with them. Fences a daemon: only while none may run.
+    """Commit both parts and the records `beside`. Fences a daemon: call only while none may run.
 
-    `read` is the resume record that the caller decided upon. Raises FencedError, and has written
-    nothing, where the log holds another one by now.
+    `read` is the resume record that the caller's decision is based on. Raises FencedError, and has
+    written nothing, if the log holds another one by now.
     """
     for lane in reversed(WRITERS):
         publisher = Publisher(config, lane)
@@ -63,7 +63,7 @@ def record(
 def forward(
     before: records.ResumePosition, position: records.ResumePosition
 ) -> records.ResumePosition:
-    """Return `position`; raise InvariantError where it is lower than what the log holds."""
+    """Return `position`; raise InvariantError if it is lower than what the log holds."""
     if position.seq < before.seq or position.end_lsn < before.end_lsn:
         raise InvariantError(
             f"a resume record at seq {position.seq} ({position.end_lsn}) would follow one at seq"
@@ -73,7 +73,7 @@ def forward(
 
 
 def expect_not_older(before: Resume | None, found: Resume | None) -> None:
-    """Raise UnavailableError where a later reading finds less than an earlier one did."""
+    """Raise UnavailableError if a later read finds less than an earlier one did."""
     if before is None:
         return
     if found is None or found[1].seq < before[1].seq or found[1].end_lsn < before[1].end_lsn:

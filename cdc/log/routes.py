@@ -1,6 +1,6 @@
 """Where events go: a table's encoder with its topic's partitions, and the logical messages' own.
 
-What does not fit into its topic goes by way of the dead letters.
+An event that does not fit into its topic becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Watch(Protocol):
 
     @property
     def all_rows(self) -> bool:
-        """Whether it sees plain new rows too, and not only changes that tell of an old one."""
+        """Whether it sees plain new rows too, and not only changes that carry an old one."""
 
     def change(self, payload: bytes) -> None:
         """See a row message of pgoutput, without an xid."""

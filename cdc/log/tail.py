@@ -1,8 +1,8 @@
-"""Follow the data topics for people to look at: read_committed, and topics that come later too.
+"""Follow the data topics for people to look at: read_committed, and topics created later too.
 
 Order: each partition's own, and `seq` within what arrives together. A backlog is read partition by
-partition, so that across partitions older events may come after newer ones; whoever needs the one
-order reads cut by cut, between frontiers.
+partition, so that across partitions older events may come after newer ones; a reader that needs the
+total order reads cut by cut, between frontiers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from cdc.config import Config, TablePattern
 
-# `consume` waits for its whole timeout unless the batch is full: this is what a reader lags behind.
+# `consume` waits for its full timeout unless the batch is full: this is a reader's lag.
 _WAIT_SECONDS: Final = 0.1
 _AT_ONCE: Final = 1_000
-# How soon the topic of a table that is captured from now on is noticed.
+# How soon the topic of a newly captured table is noticed.
 _LOOK_SECONDS: Final = 3.0
 
 
 class Arrived(NamedTuple):
-    """One event with its place in the log."""
+    """One event with its position in the log."""
 
     topic: str
     partition: int
@@ -46,16 +46,16 @@ class Arrived(NamedTuple):
 def tail(
     config: Config, patterns: Sequence[TablePattern], *, from_beginning: bool
 ) -> Generator[list[Arrived]]:
-    """Yield the events of the tables that match, as they come; an empty list now and then.
+    """Yield the events of the tables that match, as they arrive; an empty list now and then.
 
-    No patterns are all tables, and logical messages. Tombstones are left out: they repeat their
+    Without patterns: all tables, and logical messages. Tombstones are left out: they repeat their
     delete.
     """
     reach(config)
     client = consumer(config, **{"enable.partition.eof": False})
     admin = topics.admin(config)
     followed: set[tuple[str, int]] = set()
-    # A topic that is made while we look on is new to everybody: it is read whole.
+    # A topic that is created meanwhile is read from its beginning.
     start = OFFSET_BEGINNING if from_beginning else OFFSET_END
     look_at = time.monotonic()
     try:
@@ -78,7 +78,7 @@ def tail(
 def _matching(
     config: Config, patterns: Sequence[TablePattern], present: dict[str, int]
 ) -> set[tuple[str, int]]:
-    """Return topic and partition of every table that matches; raise where none can."""
+    """Return topic and partition of every table that matches; raise if none can."""
     own = f"{config.prefix}.cdc."
     data = {name: count for name, count in present.items() if not name.startswith(own)}
     if not data:
@@ -106,7 +106,7 @@ def _is_event(message: Message) -> bool:
         return message.value() is not None
     if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise translate(error, f"reading {message.topic()}")
-    return False  # a broker that is away comes back
+    return False  # a broker that is down comes back
 
 
 def _arrived(message: Message) -> Arrived:

@@ -1,4 +1,4 @@
-"""Frontier records as they come, from a place on; nothing is ever passed over silently."""
+"""Frontier records as they arrive, from an offset on; none is ever skipped silently."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LOOK_SECONDS: Final = 15.0
 
 
 class FrontierTail:
-    """Reads on from offset `place`, where a follower stands that has applied up to `seq`."""
+    """Reads on from offset `place`, for a follower that has applied everything up to `seq`."""
 
     def __init__(self, config: Config, place: int, seq: int) -> None:
         self._config, self._pipeline, self._seq = config, config.pipeline, seq
         self._topic = names.frontier_topic(config.prefix)
-        # A broker that has nothing answers after so long: it is asked at once when something comes.
+        # A broker that has nothing answers after this time; else it answers at once.
         self._client = consumer(config, **{"fetch.wait.max.ms": 500})
         low, high = _span(config, self._client, self._topic)
         if place > high:
@@ -45,7 +45,7 @@ class FrontierTail:
         self._client.close()
 
     def come(self, seconds: float) -> Iterator[tuple[records.FrontierRecord, int]]:
-        """Yield the records that have come, waiting so long for the first, with their offsets."""
+        """Yield the records that arrive, with offsets; wait `seconds` at most for the first."""
         with translated(f"reading {self._topic}"):
             first = self._client.consume(1, timeout=seconds)
             messages = first + self._client.consume(_MANY, timeout=0) if first else []
@@ -80,7 +80,7 @@ class FrontierTail:
                 f"{self._topic} can't be read behind seq {self._seq}: {error.str()}",
                 hint="the topic was deleted",
             )
-        # Offsets that are not there any more are named when the follower begins again.
+        # Offsets that no longer exist are reported when the follower starts again.
         raise translate(error, f"reading {self._topic}")
 
 
@@ -92,9 +92,9 @@ def _span(config: Config, client: Consumer, topic: str) -> tuple[int, int]:
 
 
 def record_at(config: Config, offset: int) -> records.FrontierRecord | None:
-    """Return the frontier record at an offset; None where retention has taken it.
+    """Return the frontier record at an offset; None if retention has deleted it.
 
-    Raises GapError where the topic does not reach so far.
+    Raises GapError if the topic ends before that offset.
     """
     topic = names.frontier_topic(config.prefix)
     client = consumer(config)

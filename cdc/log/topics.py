@@ -1,7 +1,7 @@
 """Create topics with stated settings, and look at those that exist.
 
 Nothing here changes a topic that exists: a changed partition count moves keys to other partitions,
-so it is the pipeline's to refuse and a person's to mend.
+so the pipeline refuses it and a person must fix it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Admin = AdminClient
 T = TypeVar("T")
 
 _TIMEOUT_SECONDS: Final = 15.0
-# One request creates or deletes so much: a topic, its partitions and its settings are a record of
-# the controller's each, and it refuses more than 10,000 in one operation (POLICY_VIOLATION).
+# How many records of the controller one request writes: one for each topic, partition and setting.
+# The controller refuses more than 10,000 in one operation (POLICY_VIOLATION).
 _RECORDS: Final = 2_000
-# Of topics that are only asked about; a response stays small and answers within the timeout.
+# Topics in one read-only request: the response stays small and arrives within the timeout.
 PIECE: Final = 500
 # The controller writes its records first and the brokers follow: a full request takes seconds.
 _CHANGE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
-# The resume topic is read whole at each start: small segments let compaction keep it short.
+# The resume topic is read completely at each start: small segments let compaction keep it short.
 _COMPACTED: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
@@ -54,7 +54,7 @@ _REFUSED: Final = {
 
 
 class Topic(NamedTuple):
-    """A topic to be there: its name and settings."""
+    """A topic that must exist: its name and settings."""
 
     name: str
     partitions: int
@@ -98,7 +98,7 @@ class Described(NamedTuple):
     """A topic that exists."""
 
     partitions: int
-    topic_id: str  # Kafka's; a topic that is deleted and created again has another
+    topic_id: str  # Kafka's; a topic that is deleted and recreated has another
 
 
 def describe(client: AdminClient, topics: Sequence[str]) -> dict[str, Described]:
@@ -119,7 +119,7 @@ def describe(client: AdminClient, topics: Sequence[str]) -> dict[str, Described]
 def ensure(client: AdminClient, config: Config, topics: list[Topic]) -> dict[str, Described]:
     """Create what is missing; return every topic as it is.
 
-    Raises ConfigError where Kafka refuses a topic's settings.
+    Raises ConfigError if Kafka refuses a topic's settings.
     """
     present = describe(client, [topic.name for topic in topics])
     missing = [topic for topic in topics if topic.name not in present]
@@ -133,7 +133,7 @@ def create(
 ) -> Iterator[dict[str, Described]]:
     """Create topics in requests of bounded size; yield the topics of each once brokers show them.
 
-    Raises ConfigError where Kafka refuses a topic's settings.
+    Raises ConfigError if Kafka refuses a topic's settings.
     """
     for piece in pieces(missing, _RECORDS, _weight):
         _create(client, config, piece)
@@ -144,7 +144,7 @@ def _visible(client: AdminClient, names: list[str]) -> dict[str, Described]:
     shown, deadline = 0, time.monotonic() + _CHANGE_SECONDS
     while len(present := describe(client, names)) < len(names):
         if len(present) > shown:
-            # Slow is not stuck: the time begins again with each topic that appears.
+            # Slow is not stuck: the timeout restarts with each topic that appears.
             shown, deadline = len(present), time.monotonic() + _CHANGE_SECONDS
         if time.monotonic() > deadline:
             missing = sorted(set(names) - set(present))
@@ -204,8 +204,8 @@ def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
 
 
 def delete(client: AdminClient, topics: Sequence[str]) -> None:
-    """Delete topics; those that are not there are no error."""
-    # A topic's partition count is unknown here, and few have more than these.
+    """Delete topics; missing ones are not an error."""
+    # A topic's partition count is unknown here; few have too many for this many topics at once.
     for piece in pieces(topics, PIECE // 2):
         futures = client.delete_topics(
             piece, operation_timeout=_CHANGE_SECONDS, request_timeout=_CHANGE_SECONDS

@@ -1,4 +1,4 @@
-"""Since when the log holds what a follower has not applied: by the frontier record at its place."""
+"""Since when the log holds what a follower has not applied: by the next frontier record."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TIMEOUT_SECONDS: Final = 10.0
 
 
 class Unapplied(NamedTuple):
-    """When the oldest frontier was written that is not applied; None where all is.
+    """When the oldest frontier was written that is not applied; None if all are applied.
 
-    `forgotten`: the log has deleted frontiers behind the place, and the events with them.
+    `forgotten`: the log has deleted frontiers after the place, and the events with them.
     """
 
     since_us: int | None = None
@@ -30,7 +30,7 @@ class Unapplied(NamedTuple):
 
 
 class Places:
-    """Looks places of the frontier topic up, by a consumer that stays open and fetches nothing."""
+    """Looks up offsets of the frontier topic, with a consumer that stays open but unassigned."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -38,7 +38,7 @@ class Places:
         self._client: Consumer | None = None
 
     def unapplied(self, place: int) -> Unapplied:
-        """Return what stands at a place, the offset behind an applied frontier's record."""
+        """Return what is at a place, the offset after an applied frontier's record."""
         if self._client is None:
             self._client = consumer(self._config)
         client, part = self._client, TopicPartition(self._topic, 0, place)
@@ -55,7 +55,7 @@ class Places:
             client.unassign()
 
     def _written_us(self, client: Consumer) -> int | None:
-        """Return when the next record was written; None where the topic ends first."""
+        """Return when the next record was written; None if the topic ends first."""
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             message = client.poll(left)
@@ -63,11 +63,11 @@ class Places:
             if message is not None and error is None:
                 return int(message.timestamp()[1]) * 1_000
             if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                return None  # behind the place there are only the marks of transactions
+                return None  # after the place there are only transaction markers
         raise translate(KafkaError(KafkaError._TIMED_OUT), f"reading {self._topic}")  # noqa: SLF001
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -1,6 +1,6 @@
 """The error of a row that can't be encoded: which table and column, and what to do. Pure.
 
-Never the value: a column's name is metadata, what stands in it is not.
+Never the value: a column's name is metadata, its value is not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def unreadable(encoder: Encoder, texts: Sequence[bytes | None], error: Exception
 def unreadable_message(
     encoder: Encoder, payload: bytes, error: Exception, *, in_stream: bool
 ) -> ProtocolError | None:
-    """Return the error of a row message that can't be encoded; None where it is no row."""
+    """Return the error of a row message that can't be encoded; None if it is not a row."""
     try:
         message = pgoutput.decode(payload, in_stream=in_stream, parallel=False)
     except CDCError:

@@ -1,15 +1,15 @@
-"""Column text as Postgres writes it → JSON bytes, one form a type.
+"""Column text as Postgres writes it → JSON bytes, one form per type.
 
 A form is a Python expression over `b[p:q]`, the value's bytes, which the compiled encoders inline;
-the functions of `cdc.log.values_*` are what some forms call. It depends on what the stream says of
-the column and on the table version's options, and on nothing else: neither today's catalog nor the
-value's neighbours. Exact or text: what does not fit a form's shape stays Postgres' own text in a
-JSON string, never clamped, never null.
+some forms call the functions of `cdc.log.values_*`. It depends only on the stream's description of
+the column and on the table version's options, not on today's catalog or on other values. Exact or
+text: what does not fit a form's shape stays Postgres' own text in a JSON string, never clamped,
+never null.
 
-A domain comes under its base type's name (and without its modifier), so it has the base type's
-form. A type that Postgres describes itself (an enum's, a composite's, an extension's) is known by
-its name only. docs/EVENTS.md lists the forms for users; the session settings that pin the text are
-in `cdc.source.connection`.
+A domain is sent under its base type's name (and without its modifier), so it has the base type's
+form. A type that Postgres describes by a Type message (an enum, a composite, an extension's) is
+known by its name only. docs/EVENTS.md lists the forms for users; the session settings that pin the
+text are in `cdc.source.connection`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ NUMBER: Final = "b[p:q]"  # digits, straight into the JSON
 QUOTED: Final = "QUOTE % b[p:q]"  # ASCII without quotes or backslashes, by the type's grammar
 TEXT: Final = "dumps(b[p:q].decode())"  # a strict decode: invalid UTF-8 raises
 FLOAT: Final = "floating(b[p:q])"
-# Only the everyday shape is rewritten in place: `YYYY-MM-DD hh:mm:ss[.f]+00`.
+# Only the common shape is rewritten in place: `YYYY-MM-DD hh:mm:ss[.f]+00`.
 INSTANT: Final = (
     "INSTANT_FORMAT % b[p:q - 3].replace(SPACE, T)"
     " if b[q - 3] == 43 and b[p + 10] == 32 else QUOTE % b[p:q]"
 )
-# `YYYY-MM-DD hh:mm:ss[.f]`, which ends in a digit, unlike what could reach beyond its end.
+# `YYYY-MM-DD hh:mm:ss[.f]`, which ends in a digit, unlike the texts with fewer than 11 characters.
 _ISO_TIMESTAMP: Final = (
     "INSTANT_FORMAT % b[p:q].replace(SPACE, T)"
     " if b[q - 1] < 58 and b[p + 10] == 32 else QUOTE % b[p:q]"
 )
 _ISO_DATE: Final = "INSTANT_FORMAT % b[p:q] if q - p == 10 else QUOTE % b[p:q]"
 
-# Postgres has a pseudo-type of that name; a column's type has it only where nothing described it.
+# Postgres has a pseudo-type of that name; a column's type has it only if nothing described it.
 _BUILT_IN: Final = frozenset(TYPE_NAMES.values()) - {"unknown"}
 _FORMS: Final = {
     "bool": "TRUE if b[p] == 116 else FALSE",
@@ -59,7 +59,7 @@ _FORMS: Final = {
     "float8": FLOAT,
     "timestamptz": INSTANT,
 }
-# Types whose text is digits, letters and signs that JSON leaves alone.
+# Types whose text is digits, letters and signs that JSON does not escape.
 _PLAIN: Final = frozenset(
     ["bit", "varbit", "uuid", "inet", "cidr", "macaddr", "macaddr8", "timetz", "point", "lseg",
      "box", "path", "polygon", "line", "circle", "int4range", "int8range", "numrange",
@@ -92,13 +92,13 @@ _INTERVALS: Final = {
     "string": "interval_iso(b[p:q])",
     "numeric": "interval_micros(b[p:q])",
 }
-# Types of extensions that are known by name, in whatever schema; all but hstore are their text.
+# Types of extensions that are known by name, in any schema; all but hstore are written as text.
 EXTENSIONS: Final = frozenset(
     ["hstore", "ltree", "lquery", "ltxtquery", "citext", "isbn", "isbn13", "issn", "issn13",
      "ismn", "ismn13", "ean13", "upc", "cube", "seg", "vector", "halfvec", "sparsevec",
      "geometry", "geography", "box2d", "box3d", "raster"]
 )  # fmt: skip
-# Between array elements stands a comma but for these; PostGIS chose its own.
+# Array elements are separated by a comma except for these types; PostGIS chose its own.
 _DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}
 
 
@@ -111,7 +111,7 @@ def form(column: SchemaColumn, options: Values) -> str:
     value, text = _scalar(element, column.type_modifier, options), _text(options)
     if name in _BUILT_IN:
         array = {NUMBER: "numbers", FLOAT: "floats", QUOTED: "words", TEXT: "texts"}.get(value)
-        # A box is plain text too, but what stands between boxes is no comma.
+        # A box is plain text too, but boxes are not separated by commas.
         if array and element not in _DELIMITERS:
             return f"{array}(b[p:q])"
     delimiter = _DELIMITERS.get(_unqualified(element), ",")
@@ -119,7 +119,7 @@ def form(column: SchemaColumn, options: Values) -> str:
 
 
 def element_of(name: str) -> str | None:
-    """Return the name of an array's element type; None for what is no array by its name."""
+    """Return the name of an array's element type; None if the name is not an array's."""
     if name in _BUILT_IN:
         return name[1:] if name.startswith("_") else None
     bare = _unqualified(name)
@@ -127,10 +127,10 @@ def element_of(name: str) -> str | None:
 
 
 def undescribed(name: str) -> str | None:
-    """Return the type, an array's element type, of which only its name is known.
+    """Return the type, or an array's element type, of which only the name is known.
 
-    None for what is built in or one of the known extensions'. It may be an enum, a composite or a
-    range of a user's: only the catalog tells.
+    None for a type that is built in or of one of the known extensions. It may be a user's enum,
+    composite or range: only the catalog knows.
     """
     name = element_of(name) or name
     known = name in _BUILT_IN or ("." in name and _unqualified(name) in EXTENSIONS)
@@ -138,7 +138,7 @@ def undescribed(name: str) -> str | None:
 
 
 def _unqualified(name: str) -> str:
-    """Return the type's own name; its schema stands in quotes where it holds a dot."""
+    """Return the type's own name; its schema is quoted if it holds a dot."""
     schema, found, bare = name.partition('".')
     if found and schema.startswith('"'):
         return bare

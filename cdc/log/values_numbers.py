@@ -16,7 +16,7 @@ _MODIFIER_OFFSET: Final = 4
 _SCALE_BITS: Final = 0x7FF
 _SCALE_SIGN: Final = 0x400
 
-# What Postgres writes into money under lc_monetary=C, besides sign, digits and point.
+# What Postgres writes into money under lc_monetary=C, in addition to sign, digits and point.
 MONEY_MARKS: Final = b"$,"
 _ALL_MARKS: Final = b"$,."
 
@@ -24,13 +24,13 @@ _ALL_MARKS: Final = b"$,."
 def floating(text: bytes) -> bytes:
     """Return a JSON number, or a string for NaN and the infinities, which JSON lacks."""
     if text == b"-0":
-        # Most readers take a number without a point for an integer, which has no such zero.
+        # Most readers parse a number without a point as an integer, which has no such zero.
         return b"-0.0"
     return text if text[-1:].isdigit() else b'"%b"' % text
 
 
 def bigint(text: bytes) -> bytes:
-    """Return a number, or a string where a double could not hold it."""
+    """Return a number, or a string if a double could not hold it."""
     return text if -_SAFE <= int(text) <= _SAFE else b'"%b"' % text
 
 
@@ -44,7 +44,7 @@ def scale_of(modifier: int) -> int | None:
 def unscaled(text: bytes, scale: int) -> bytes:
     """Return base64 of the bytes of `text` times ten to the `scale`.
 
-    A value that has another scale than its column declares comes with it, as `scaled` gives it.
+    A value that has another scale than its column declares is written with it, as by `scaled`.
     """
     fraction = len(text) - text.find(b".") - 1 if b"." in text else 0
     if fraction != max(scale, 0) or not text[-1:].isdigit():
@@ -62,7 +62,7 @@ def scaled(text: bytes) -> bytes:
 
 
 def money(text: bytes, digits: int) -> bytes:
-    """Return the amount as a decimal number's text, with so many `digits` behind the point."""
+    """Return the amount as a decimal number's text, with `digits` digits after the point."""
     units = text.translate(None, _ALL_MARKS)
     sign, units = (b"-", units[1:]) if units[:1] == b"-" else (b"", units)
     whole = int(units[: len(units) - digits] or b"0")

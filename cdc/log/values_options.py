@@ -1,8 +1,8 @@
 """How values are written: the options that Debezium's users know, by the same names.
 
-One struct is both the configuration's section `values` and what a schema record says of a table
-version, so that a reader of the log needs no configuration to know what a value means. Every choice
-is lossless but those that say otherwise.
+One struct is both the configuration's section `values` and a part of a table version's schema
+record, so that a reader of the log needs no configuration to know what a value means. Every choice
+is lossless unless its description says otherwise.
 
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 """

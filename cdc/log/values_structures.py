@@ -1,10 +1,10 @@
 r"""Arrays' and hstore's text → JSON arrays and objects, whose elements have their type's own form.
 
 An array becomes a JSON array, nested for more dimensions, with null for NULL. One that states its
-lower bounds (`[0:1]={1,2}`) stays Postgres' own text in a JSON string, since a JSON array could not
-tell them. The stream names the arrays of users' types only by the underscore that Postgres puts
-before the element's name, so there the text must be what Postgres would write for an array, to the
-byte; any other stays a string.
+lower bounds (`[0:1]={1,2}`) stays Postgres' own text in a JSON string, since a JSON array has no
+place for them. The stream marks the arrays of users' types only by the underscore that Postgres
+puts before the element's name, so for these the text must be what Postgres would write for an
+array, to the byte; any other stays a string.
 
 Grammar: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO,
 https://www.postgresql.org/docs/current/hstore.html#HSTORE-EXTERNAL-REP
@@ -39,12 +39,12 @@ def quoted(text: bytes) -> bytes:
 
 
 def string(text: bytes) -> bytes:
-    """Return a string of any text; raise UnicodeDecodeError where it is not UTF-8."""
+    """Return a string of any text; raise UnicodeDecodeError if it is not UTF-8."""
     return dumps(text.decode())
 
 
 def legible(text: bytes, form: Form = string) -> bytes:
-    """Return the `form` of the text, or an object that holds base64 where it is not UTF-8."""
+    """Return the `form` of the text, or an object that holds base64 if it is not UTF-8."""
     try:
         return form(text)
     except UnicodeDecodeError:
@@ -60,7 +60,7 @@ def numbers(text: bytes) -> bytes:
 
 def floats(text: bytes) -> bytes:
     """Return the JSON array of an array of floats."""
-    # NULL, NaN, Infinity, and the zero that readers would take for an integer.
+    # NULL, NaN, Infinity, and the zero that readers would parse as an integer.
     if b"N" in text or b"I" in text or b"-0," in text or b"-0}" in text:
         return _FLOATS(text)
     return numbers(text)
@@ -91,8 +91,8 @@ def texts(text: bytes) -> bytes:
 class Reader:
     """The form of arrays whose elements have the form `element`.
 
-    `whole` is the form of text that has no JSON array. `guessed` says that nothing but a name told
-    that this is an array.
+    `whole` is the form of text that has no JSON array. `guessed`: only the type's name indicates an
+    array.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Reader:
             if self._guessed and bool(bare) == bool(self._special.fullmatch(raw)):
                 return None
             parts.append(self._element(raw))
-        # What no group takes is passed over.
+        # Text that no group matches was skipped, and then the sizes differ.
         return b"".join(parts) if size == len(text) else None
 
 
@@ -149,14 +149,14 @@ def _is_array(text: bytes) -> bool:
         return False
 
 
-# Of arrays that their everyday form leaves to the parser.
+# For arrays that the fast forms leave to the parser.
 _FLOATS: Final = Reader(floating, b",", quoted)
 _WORDS: Final = Reader(quoted, b",", string)
 _TEXTS: Final = Reader(string, b",", string)
 
 
 def hstore(text: bytes) -> bytes:
-    """Return the pairs as a JSON object; text that is no hstore's as a string."""
+    """Return the pairs as a JSON object; text that is not an hstore as a string."""
     pairs: dict[str, str | None] = {}
     at = 0
     for found in _PAIR.finditer(text):

@@ -2,7 +2,7 @@
 
 A number only where it is exact: what does not fit the unit or the calendar of a form (infinity, BC,
 years above 9999, microseconds in milliseconds, nanoseconds beyond 64 bits) stays Postgres' own text
-in a JSON string. The one exception says so.
+in a JSON string. `interval_micros` is the one exception.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html#DATATYPE-INTERVAL-OUTPUT
 """
@@ -31,7 +31,7 @@ _DAY_MICROS: Final = 86_400_000_000
 _MONTH_MICROS: Final = 2_629_800_000_000
 
 
-@lru_cache(maxsize=8_192)  # a table's dates come again and again
+@lru_cache(maxsize=8_192)  # a table's dates repeat
 def days(text: bytes) -> bytes:
     """Return days since 1970-01-01."""
     if len(text) != len("YYYY-MM-DD"):
@@ -45,7 +45,7 @@ def _micros_of_day(text: bytes) -> int:
 
 
 def time_micros(text: bytes) -> bytes:
-    """Return microseconds since midnight; `24:00:00` is 86400000000. Everyday: no second call."""
+    """Return microseconds since midnight; `24:00:00` is 86400000000. Common, so it is inlined."""
     seconds = (int(text[:2]) * 60 + int(text[3:5])) * 60 + int(text[6:8])
     return b"%d" % (seconds * 1_000_000 + int(text[9:].ljust(6, b"0")))
 
@@ -87,7 +87,7 @@ def timestamp_nanos(text: bytes) -> bytes:
 
 
 def interval_iso(text: bytes) -> bytes:
-    """Return the interval as ISO 8601, each part with its own sign; text where it is infinite."""
+    """Return the interval as ISO 8601, each part with its own sign; text if it is infinite."""
     found = _INTERVAL.fullmatch(text)
     if found is None or not text:
         return b'"%b"' % text
@@ -108,7 +108,7 @@ def interval_iso(text: bytes) -> bytes:
 def interval_micros(text: bytes) -> bytes:
     """Return about how many microseconds the interval lasts: a month is 30.4375 days.
 
-    Not exact, by the choice of whoever asks for it; text where it is infinite or beyond 64 bits.
+    Not exact, as the chosen option implies; text if it is infinite or beyond 64 bits.
     """
     found = _INTERVAL.fullmatch(text)
     if found is None or not text:

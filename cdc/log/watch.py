@@ -1,15 +1,17 @@
-"""Watch the log: find what has become of its topics before a follower does.
+"""Watch the log: find lost records and changed topics before a follower does.
 
-Kafka may lose what it acknowledged (an unclean leader election), and people delete, recreate, empty
-and widen topics. Each of these breaks a promise of the log, and none of them stops a producer by
-itself. So at each start the newest frontier records are held against the resume record and against
-the partitions' ends, and from then on the topics are looked at every few seconds.
+Kafka may lose what it acknowledged (an unclean leader election), and people delete, recreate and
+empty topics or add partitions to them. Each of these breaks a promise of the log, and none of them
+stops a producer by itself. So at each start the newest frontier records are compared with the
+resume record and with the partitions' ends, and from then on the topics are checked every few
+seconds.
 
-What is found must be found twice, a moment apart: a broker that has just become a leader may not
-know everything yet. A broker that does not answer proves nothing and is asked again later.
+A problem must be found twice, a moment apart: a broker that has just become a leader may not know
+everything yet. A broker that does not answer proves nothing and is asked again later.
 
-It also tells for how long the oldest open transaction in one of our topics has held read_committed
-readers back. A transaction of ours lasts seconds, so a longer one is a stranger's, or hangs.
+It also measures how long the oldest open transaction in one of our topics has held back
+read_committed readers. A transaction of ours lasts seconds, so a longer one is from another
+producer, or hangs.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("cdc.log.watch")
 
 WATCH_SECONDS: Final = 5.0
-# Between two looks at the same thing that looks wrong.
+# Between two checks of a suspected problem.
 _AGAIN_SECONDS: Final = 1.0
 _START_TRIES: Final = 10
-# Partitions in one look: some milliseconds of CPU. With more of them the looks take turns.
+# Partitions in one check: some milliseconds of CPU. With more of them the checks take turns.
 _PARTITIONS: Final = 500
 # How many frontier records a start reads back.
 FRONTIERS: Final = 1_000
-# Of log.retention_hours: what is younger than this must still be there. Clocks differ.
+# The share of log.retention_hours within which records must still exist. Clocks differ.
 _SURELY_KEPT: Final = 0.9
 # Longer than any Kafka transaction of ours may be open.
 HELD_SECONDS: Final = 70.0
@@ -63,12 +65,12 @@ ACKNOWLEDGE: Final = "`cdc topics acknowledge` takes it as it is and begins a ne
 class EpochError(ConfigError):
     """A change of the topics that breaks the order of keys or readers' paths, but loses no event.
 
-    A new epoch may begin on it, once a person has acknowledged it (`cdc topics acknowledge`).
+    A new epoch may start with it, once a person has acknowledged it (`cdc topics acknowledge`).
     """
 
 
 class Kept(NamedTuple):
-    """A record that must not be deleted yet: the one before `offset`, there since `since`."""
+    """A record that must not be deleted yet: the one before `offset`, in the log since `since`."""
 
     offset: int
     since: float  # monotonic
@@ -80,11 +82,11 @@ class Known(NamedTuple):
     topic_ids: dict[str, str]
     ends: dict[Place, int]
     kept: dict[Place, Kept]
-    fallen: dict[Place, tuple[int, int]]  # where a partition ended, and where it must at least
+    fallen: dict[Place, tuple[int, int]]  # where a partition ended, and the lowest valid end
 
 
 class Examined(NamedTuple):
-    """A log held against its own records."""
+    """A log compared with its own records."""
 
     problems: list[CDCError]
     topics: dict[str, tuple[str, int]]  # id and partition count, as they are
@@ -92,16 +94,16 @@ class Examined(NamedTuple):
 
 
 class Gauges(Protocol):
-    """Where the watch tells what it sees."""
+    """Where the watch reports what it measures."""
 
     held_seconds: float
 
 
 class LogWatch:
-    """One session's eye on its topics. `begin` at the start, `turn` whenever the loop turns."""
+    """Checks one session's topics: `begin` at the start, `turn` in each iteration of the loop."""
 
     def __init__(self, config: Config, admin: Admin, gauges: Gauges | None = None) -> None:
-        """`admin` stays the caller's."""
+        """The caller owns `admin`."""
         self._config = config
         self._admin = admin
         # Followers write their topic themselves, again within seconds.
@@ -119,7 +121,7 @@ class LogWatch:
         self._gauges = gauges
 
     def begin(self, identity: ResumeIdentity, position: ResumePosition) -> None:
-        """Hold the log against its own records. Blocks. Raises what must be mended first."""
+        """Compare the log with its own records. Blocks. Raises what must be fixed first."""
         self._recall(identity, position)
         wanted = len({**self._own, **identity.partitions})
         for _ in range(_START_TRIES + wanted):
@@ -138,13 +140,13 @@ class LogWatch:
         return replace(identity, topic_ids=seen | identity.topic_ids)
 
     def turn(self, identity: ResumeIdentity, frontiers: Frontiers) -> None:
-        """Look if it is time to, and never wait. Raises GapError or ConfigError.
+        """Check the topics if it is time to, and never wait. Raises GapError or ConfigError.
 
-        `frontiers` know the partitions' ends as brokers told this session's producers.
+        `frontiers` have the partitions' ends as brokers reported them to this session's producers.
         """
         if self._question is None:
             if time.monotonic() >= self._due_at:
-                # Before asking: what is acknowledged while the question travels is no part of it.
+                # Before asking: what is acknowledged while the question is in flight is not in it.
                 self._learn(frontiers)
                 with trace.span("log watch"):
                     self._question = self._ask(identity)
@@ -157,17 +159,17 @@ class LogWatch:
             self._due_at = time.monotonic() + (_AGAIN_SECONDS if again else WATCH_SECONDS)
 
     def _ask_anew(self) -> None:
-        """Go on with a client of our own: this one may ask a leader that has gone for ever.
+        """Continue with a new client: this one may keep asking a leader that no longer exists.
 
-        Or the right one, with the leader epoch of before its restart.
+        Or the right one, with the leader epoch from before its restart.
         """
         left = [self._admin]
         self._admin = topics.admin(self._config)
-        # It ends when nobody has it any more; that may take seconds, which the loop has not.
+        # Its last reference is dropped on a thread: closing it may take seconds.
         Thread(target=left.clear, name="cdc-log-watch", daemon=True).start()
 
     def _ask(self, identity: ResumeIdentity) -> Question:
-        """Ask about as many topics as one look takes, beginning with the next in turn."""
+        """Ask about as many topics as one check covers, starting with the next in turn."""
         wanted = list({**self._own, **identity.partitions}.items())
         self._next %= len(wanted)
         chosen: dict[str, int] = {}
@@ -179,16 +181,16 @@ class LogWatch:
         return Question(self._admin, chosen)
 
     def examine(self, identity: ResumeIdentity, position: ResumePosition) -> Examined:
-        """Return all that is wrong now. Blocks. Raises UnavailableError where brokers don't tell.
+        """Return all current problems. Blocks. Raises UnavailableError if brokers don't answer.
 
-        What is held back is so at both ends of a second: an open transaction of a daemon that is
-        well has moved on by then.
+        A partition counts as held back if two looks a second apart find it at the same offset: an
+        open transaction of a healthy daemon has ended by then.
         """
         found: list[CDCError] = []
         try:
             self._recall(identity, position)
         except FencedError:
-            pass  # a daemon is at work, and has held them against each other at its start
+            pass  # a daemon is running, and has compared them at its start
         except GapError as problem:
             found.append(problem)
         wanted = {**self._own, **identity.partitions}
@@ -206,7 +208,7 @@ class LogWatch:
         return Examined(found, standing.topics, held)
 
     def _recall(self, identity: ResumeIdentity, position: ResumePosition) -> None:
-        """Take from the log what must stand in the partitions; raise what it contradicts."""
+        """Read from the log what the partitions must hold; raise if its records contradict it."""
         prefix, known, oldest = self._config.prefix, self._known, self._oldest()
         known.topic_ids.update(identity.topic_ids)
         tail = reader.read_frontier_tail(self._config, FRONTIERS)
@@ -232,7 +234,7 @@ class LogWatch:
             self._once_written(names.frontier_topic(prefix), position)
 
     def _once_written(self, topic: str, position: ResumePosition) -> None:
-        """Raise GapError where the frontier topic has never held a record, or was emptied."""
+        """Raise GapError if the frontier topic has never held a record, or was emptied."""
         _, end = reader.offsets(self._config, [(topic, 0)])[topic, 0]
         age_seconds = time.time() - position.at_us / 1e6
         if end and age_seconds < time.monotonic() - self._oldest():
@@ -253,7 +255,7 @@ class LogWatch:
         known, now = self._known, time.monotonic()
         known.fallen.update(frontiers.fallen)
         for place, end in frontiers.ends.items():
-            # Beyond the end of the last look, so it is as young as that.
+            # Above the end at the last check, so it was written after that.
             if end > known.ends.get(place, 0):
                 known.ends[place] = end
                 if place[0] not in self._compacted:
@@ -265,7 +267,7 @@ class LogWatch:
         return time.monotonic() - hours * _SURELY_KEPT * 3_600 if hours >= 0 else -math.inf
 
     def _judge(self, identity: ResumeIdentity, standing: Standing) -> bool:
-        """Note how the topics stand; return whether to look again soon. Raises what is certain."""
+        """Note the topics' state; return whether to check again soon. Raises what is certain."""
         kept, oldest = self._known.kept, self._oldest()
         for place in [place for place, its in kept.items() if its.since < oldest]:
             del kept[place]
@@ -282,7 +284,7 @@ class LogWatch:
         return True
 
     def _once_known(self, standing: Standing) -> Standing:
-        """Leave out what is missing and was never there: an older version set the log up."""
+        """Leave out missing topics that never existed: an older version set the log up."""
         prefix = self._config.prefix
         optional = {names.messages_topic(prefix), names.dead_topic(prefix)}
         optional.add(names.snapshot_topic(prefix))
@@ -314,10 +316,10 @@ class LogWatch:
 
 
 def same_seq(prefix: str, newest: FrontierRecord, position: ResumePosition) -> None:
-    """Raise GapError where the newest frontier and the resume record were not written together.
+    """Raise GapError if the newest frontier and the resume record do not belong together.
 
     The events since that frontier are `pending` in the resume record, so that both must count to
-    the same seq: one that counts less has lost its newest records.
+    the same seq: the one that counts less has lost its newest records.
     """
     counted = newest.seq + sum(events for *_, events in position.pending)
     if counted == position.seq and newest.lsn <= position.end_lsn:
@@ -370,7 +372,7 @@ def problems(identity: ResumeIdentity, known: Known, standing: Standing) -> Iter
 
 
 def _beginning(topic: str, number: int, span: Span, kept: Kept | None) -> Iterator[CDCError]:
-    """Yield what was deleted from the beginning of a partition before its time."""
+    """Yield what was deleted from the beginning of a partition before its retention ended."""
     if topic.endswith(_SCHEMAS) and span.first:
         yield GapError(
             f"topic {topic} begins at offset {span.first}: table versions before it were deleted",
@@ -396,9 +398,9 @@ def _beginning(topic: str, number: int, span: Span, kept: Kept | None) -> Iterat
 
 
 def _overwritten(known: Known, standing: Standing) -> Iterator[CDCError]:
-    """Yield the losses that the acknowledgements tell; how the partitions end by now is no matter.
+    """Yield the losses that the acknowledgements show, whatever the partitions' ends are now.
 
-    Of topics that are what they were: a topic that was made again begins its offsets again.
+    Of topics that still exist: a topic that was recreated starts its offsets again.
     """
     for (topic, number), (ended, least) in known.fallen.items():
         if topic in standing.topics:

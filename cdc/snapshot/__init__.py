@@ -1,1 +1,1 @@
-"""Snapshots: the rows that tables have already, put into the log beside their changes."""
+"""Snapshots: the existing rows of tables, written to the log in addition to their changes."""

@@ -1,8 +1,8 @@
-"""Have a plan's ranges copied, watch over it, and tell how it goes.
+"""Run the copying of a plan's ranges, watch the source meanwhile, and report progress.
 
-Whoever copies may be killed at any moment: the ranges that are in the log are, the others are given
-out again, as long as the exported snapshot lives. What is watched besides: that it does, and that
-the pipeline's slot is not lost meanwhile.
+A runner may be killed at any moment: ranges that are in the log stay there, and the others are
+assigned again, as long as the exported snapshot lives. Two things are watched: that this snapshot
+lives, and that the pipeline's slot is not lost.
 """
 
 from __future__ import annotations
@@ -41,35 +41,36 @@ log = logging.getLogger("cdc.snapshot")
 
 # Below, Spark's start would take longer than copying.
 _SPARK_BYTES: Final = 256 << 20
-# How often source and slot are looked at, and how often progress is logged.
+# How often source and slot are checked, and how often progress is logged.
 _LOOK_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.2
-# Starts in a row that bring no range.
+# Consecutive starts that complete no range.
 _VAIN_STARTS: Final = 6
 _PAUSE_SECONDS: Final = 2.0
-# Left of what the slot may keep: below, the snapshot makes room before Postgres gives the slot up.
+# The share of max_slot_wal_keep_size that must be left: below it the snapshot stops, before
+# Postgres invalidates the slot.
 _LEAST_SHARE: Final = 0.1
 
 
 class Runner(Protocol):
-    """What copies: started when it is made."""
+    """What copies: it starts when it is created."""
 
     def turn(self, seconds: float, progress: Progress) -> bool:
-        """Wait so long at most, take in what is told; return whether all have ended well."""
+        """Process reports for `seconds` at most; return whether all have ended well."""
 
     def stop(self) -> None:
-        """End it; what is open is aborted."""
+        """End it; open Kafka transactions are aborted."""
 
 
 class Watch:
-    """Sees that the exported snapshot and the pipeline's slot live."""
+    """Checks that the exported snapshot and the pipeline's slot still exist."""
 
     def __init__(self, config: Config, export: Export, primary: Connection) -> None:
         self._config, self._export, self._primary = config, export, primary
         self._reading = connect_for_rows(config)
 
     def look(self) -> None:
-        """Raise SnapshotLostError or GapError where there is no sense in going on. Blocks."""
+        """Raise SnapshotLostError or GapError where continuing is useless. Blocks."""
         if not self._export.alive(self._reading):
             raise SnapshotLostError("the connection that exported the snapshot is gone")
         slot = inspection.slot(self._primary, self._config.slot)
@@ -93,7 +94,7 @@ class Watch:
             )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._reading.close()
 
 
@@ -102,7 +103,7 @@ Start: TypeAlias = "Callable[[Plan, Host, list[int]], Runner]"
 
 
 def choose(config: Config, plan: Plan) -> Start:
-    """Return what copies, by the configuration."""
+    """Return the runner that the configuration names."""
     runner = config.snapshot.runner
     direct = any(table.kind == "direct" for table in plan.tables)
     if runner == "auto":
@@ -171,14 +172,14 @@ def _follow(runner: Runner, progress: Progress, host: Host, aside: Aside, watch:
 
 
 def _judge(error: CDCError, aside: Aside, watch: Watch, vain: int) -> None:
-    """Return where copying may go on with what is left; raise where it may not."""
+    """Return where copying may continue with what is left; raise where it may not."""
     if isinstance(error, RewrittenError) or error.policy is not Policy.BACKOFF:
         raise error
     aside(watch.look)
     if vain + 1 >= _VAIN_STARTS:
         raise error
     if isinstance(error, SnapshotLostError) and vain:
-        # It is there, and yet a task that was told its name does not find it.
+        # It exists, but a task that was given its name does not find it.
         raise ConfigError(
             f"{error.what}; its connection lives: tasks reach another server than the coordinator",
             hint="source.dsn or snapshot.dsn leads to a load balancer, or names several hosts: name"

@@ -1,10 +1,10 @@
-"""Whether the initial snapshot is still to be taken: what must be known before anything streams.
+"""Whether the initial snapshot is still due: what must be known before anything streams.
 
-The resume record says so itself (`ResumeIdentity.snapshot`); the snapshot's own state says how far
-it is. Logs of older versions have the state alone.
+The resume record has it (`ResumeIdentity.snapshot`); the snapshot's own state has the progress.
+Logs of older versions have the state only.
 
-Both are written in one transaction, which becomes visible in one topic after the other. So where
-they disagree the resume record is right: `done` is never taken back.
+Both are written in one transaction, which becomes visible in one topic after the other. Where they
+disagree, the resume record is right: `done` is never reverted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def state(config: Config) -> SnapshotState | None:
     """Return the state of the initial snapshot; None of a pipeline that takes none.
 
-    Raises GapError where the resume record says that one is due and its state is lost.
+    Raises GapError where by the resume record a snapshot is due but its state is lost.
     """
     name = names.snapshot_topic(config.prefix)
     found = topic.read_state(config)
@@ -50,7 +50,7 @@ def state(config: Config) -> SnapshotState | None:
 
 
 def outranked(found: SnapshotState, resumed: Resume | None) -> SnapshotState:
-    """Return the state, `done` where the resume record says that it was handed over."""
+    """Return the state, as `done` where the resume record shows the hand-over."""
     if resumed and resumed[0].snapshot == "done" and found.stage != "done":
         return replace(found, stage="done")
     return found

@@ -1,8 +1,8 @@
-"""Get an exported snapshot that the log can begin with: wait for it, and say in words for whom.
+"""Get an exported snapshot that the log can start with: wait for it, and report what blocks it.
 
-Its consistent point must lie at or behind the end of the log, which the pipeline's own slot keeps
-the WAL from; the server must be the one that the log comes from, or a standby of it; and everybody
-who takes the snapshot must reach the same server.
+Its consistent point must be at or after the end of the log, since the pipeline's own slot keeps the
+WAL from there; the server must be the one that the log comes from, or a standby of it; and every
+process that takes part in the snapshot must reach the same server.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cdc.snapshot")
 
-# How often it is told who is waited for.
+# How often the wait's reason is logged.
 _TELL_SECONDS: Final = 5.0
-# How often a standby that lags is asked again.
+# How often a standby that lags is checked again.
 _LAG_SECONDS: Final = 1.0
-# A primary is asked as often to note its running transactions, without which a standby waits.
+# How often a primary is asked to log its running transactions, without which a standby waits.
 _NOTE_SECONDS: Final = 1.0
 
 
 def prove(
     config: Config, primary: Connection, resume: tuple[ResumeIdentity, ResumePosition]
 ) -> System:
-    """Return which system the source is; raise where what follows would not meet the log."""
+    """Return which system the source is; raise where its changes would not continue the log."""
     identity, position = resume
     continuity.same_writer(config, identity)
     with connect(config, replication=True) as walsender:
@@ -53,7 +53,7 @@ def prove(
 
 
 class Exporting:
-    """Makes an export beside the host, which stays able to stop."""
+    """Creates an export in the background; the host stays able to stop."""
 
     def __init__(self, config: Config, host: Host, aside: Aside, primary: Connection) -> None:
         self._config, self._host, self._aside = config, host, aside
@@ -62,7 +62,7 @@ class Exporting:
 
     @contextmanager
     def lock(self) -> Iterator[Export]:
-        """Connect, and hold what was exported until the end of the block."""
+        """Connect, and hold the exported snapshot until the end of the block."""
         export = self._aside(lambda: Export(self._config))
         try:
             yield export
@@ -71,7 +71,7 @@ class Exporting:
                 export.close()
 
     def create(self, export: Export, system: System, position: ResumePosition) -> None:
-        """Export a snapshot at or behind the log's end. Raises SlotBusyError, ConfigError."""
+        """Export a snapshot at or after the log's end. Raises SlotBusyError, ConfigError."""
         self._check(export, system)
         while True:
             self._told_at = time.monotonic()
@@ -113,7 +113,7 @@ class Exporting:
         log.info("waiting for the standby", extra={"fields": {"reason": what}})
 
     def _wait(self, export: Export) -> None:
-        """While the slot is being created: help a standby, and tell who is waited for."""
+        """While the slot is being created: help a standby, and report what blocks it."""
         now = time.monotonic()
         if export.who.in_recovery and now - self._noted_at >= _NOTE_SECONDS:
             self._noted_at = now
@@ -127,7 +127,7 @@ class Exporting:
 
 
 def waited_for(holders: list[inspection.Holder]) -> str:
-    """Return in words for whom a consistent point waits."""
+    """Return in words what a consistent point waits for."""
     if not holders:
         return "waiting for a consistent point"
     oldest = holders[0]

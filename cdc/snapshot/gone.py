@@ -1,13 +1,14 @@
 """Delete what an older generation put into the log and this one does not have.
 
-An initial snapshot that began anew reads the tables at a later moment: rows may have gone by then,
-and no change in the stream will say so, since it begins behind. So every key of a topic partition
-whose newest event is an older generation's row, and that no row of this one has, is deleted here:
-`op` d and a tombstone, with seqs behind all rows. Where the topic was widened between the two, this
-generation's row of a key is in another partition: there it is looked for before it is missed.
+An initial snapshot that starts again reads the tables at a later moment. Rows may have been deleted
+by then, and no change in the stream reports that, since the stream starts after it. So every key of
+a topic partition whose newest event is an older generation's row, and that has no row in this
+generation, is deleted here: `op` d and a tombstone, with seqs after all rows. Where the topic got
+more partitions between the two, this generation's row of a key is in another partition: that
+partition is searched before the key counts as deleted.
 
-Keys are looked at slice by slice of their hashes, a pass over the partition each, so that memory is
-bounded however many there are. Done again after a crash it does what is left: deletes that it has
+Keys are read in slices of their hashes, one pass over the partition each, so that memory is bounded
+for any number of keys. Run again after a crash, this does what is left: deletes that it has already
 written are events like others.
 """
 
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
     from cdc.snapshot.records import Gone, Plan, PlannedTable
 
-# So many keys are held at a time: some hundred bytes each.
+# How many keys are held at a time: some hundred bytes each.
 KEYS: Final = 1_000_000
-# So many deletes in a Kafka transaction, which may be open for a minute.
+# How many deletes a Kafka transaction has at most: it may stay open for a minute.
 DELETES: Final = 50_000
 
 
@@ -51,12 +52,12 @@ class _Event(msgspec.Struct):
 
 
 class Deleting:
-    """The deletes of one topic partition; `index` is its place in `plan.gone`."""
+    """The deletes of one topic partition; `index` is its index in `plan.gone`."""
 
     def __init__(
         self, config: Config, plan: Plan, index: int, publisher: Publisher, keys: int = KEYS
     ) -> None:
-        """Delete by `publisher`, which is open; `keys` bounds what is held at a time."""
+        """Delete by `publisher`, which is open; `keys` bounds how many keys are held at a time."""
         self._config, self._plan, self._index = config, plan, index
         self._publisher, self._keys = publisher, keys
         self._gone: Gone = plan.gone[index]
@@ -65,7 +66,7 @@ class Deleting:
     def run(self, done: list[RangeRecord]) -> Iterator[RangeRecord]:
         """Write what is missing; yield the record of each Kafka transaction. Blocks.
 
-        `done` are the records that the log has already.
+        `done` are the records that the log already has.
         """
         number, written = len(done), sum(each.rows for each in done)
         for keys in self._batches():
@@ -150,7 +151,7 @@ class Deleting:
 
 
 def truncate_event(config: Config, plan: Plan, schema: SchemaRecord, seq: int) -> bytes:
-    """Return the truncate that takes an older generation's rows of a keyless table away."""
+    """Return the truncate that removes an older generation's rows of a keyless table."""
     return _format(config, plan, schema, b"null", b"t") % (0, seq)
 
 
@@ -159,7 +160,7 @@ def _delete_format(config: Config, plan: Plan, schema: SchemaRecord) -> bytes:
 
 
 def _format(config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes) -> bytes:
-    """Return an event's format that takes ordinal and seq, behind `before` where that is open."""
+    """Return an event's format that takes ordinal and seq, after `before` where that is open."""
     us = plan.taken_at_us
     times = TIMES % (us // 1_000, us, us * 1_000)
     tx = TX % (times, b"null", plan.epoch, plan.lsn >> 32, plan.lsn & 0xFFFFFFFF)

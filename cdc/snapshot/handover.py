@@ -1,8 +1,8 @@
 """Hand over to the stream: one Kafka transaction that moves the resume record to the snapshot.
 
-It is written by the daemon's own writers, as `cdc.log.resume.write_fenced` does, so that a daemon
-from before would be fenced. From then on the log holds everything up to the consistent point, with
-the frontier that says so, and the daemon streams on from there.
+It is written with the daemon's own transactional ids, as `cdc.log.resume.write_fenced` does, so
+that an older daemon is fenced. From then on the log holds everything up to the consistent point,
+with the frontier record that states it, and the daemon streams from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
     for lane in reversed(WRITERS):
         publisher = Publisher(config, lane)
         publisher.open()
-    # In this order: where an heir has handed over since, the state read later says so.
+    # In this order: where a successor has handed over since, the state read later shows it.
     resumed = reader.read_resume(config)
     known = topic.read(config)
     if resumed is None:
@@ -64,7 +64,7 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
 
 
 def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> SnapshotState:
-    """Return the state; raise FencedError where it is not the one that `token` wrote."""
+    """Return the state; raise FencedError where `token` did not write it."""
     if state is None or (state.stage, state.token) != (stage, token):
         raise FencedError(
             "another process has taken over the initial snapshot",
@@ -134,7 +134,7 @@ def _frontier(
 def newest_seq(plan: Plan, known: topic.Known) -> int:
     """Return the newest seq that any event of the plan has; 0 where there is none.
 
-    Of a table that went straight into its store, the last that a row may have there.
+    Of a table that was copied directly into its store, the last seq that a row may have there.
     """
     first = {("rows", each.table, each.number): each.first_seq for each in plan.ranges()}
     direct = (each for each in plan.ranges() if plan.tables[each.table].kind == "direct")

@@ -1,7 +1,7 @@
-"""Who takes an initial snapshot: the daemon before it streams, or a command that does only this.
+"""The process that takes an initial snapshot: the daemon before it streams, or a command.
 
-The host is told how it goes and asked whether to stop; blocking calls run beside it, so that it
-answers for itself meanwhile.
+The host gets progress reports and is asked whether to stop. Blocking calls run in the background,
+so that the host answers health checks meanwhile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Host(Protocol):
         """The configuration's file, for jobs that read it themselves."""
 
     def beat(self) -> None:
-        """Note that the process turns."""
+        """Note that the process is alive."""
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
-        """Note what the snapshot is doing, in words, and how far it is."""
+        """Note what the snapshot is doing, in words, and its progress."""
 
 
 class Aside:
-    """Runs blocking calls beside the host, one at a time."""
+    """Runs blocking calls in the background, one at a time."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -54,9 +54,9 @@ class Aside:
         self._poll.register(self._worker.wake_fd, select.POLLIN)
 
     def __call__(self, call: Callable[[], T], meanwhile: Callable[[], None] | None = None) -> T:
-        """Return the call's result; raise StoppedError, and leave it to itself, on a stop.
+        """Return the call's result. On a stop raise StoppedError and leave the call running.
 
-        `meanwhile` is called at every turn.
+        `meanwhile` is called on every iteration.
         """
         future = self._worker.submit(call)
         self._call = future  # type: ignore[assignment]  # whatever it returns
@@ -67,23 +67,23 @@ class Aside:
         return future.result()
 
     def turn(self) -> None:
-        """Let some time pass; raise StoppedError where the host is to stop."""
+        """Wait a short time; raise StoppedError where the host is to stop."""
         self.check()
         self._poll.poll(_TURN_SECONDS * 1_000)
         self._worker.drain()
 
     def rests(self, seconds: float) -> bool:
-        """Wait for a call that was left to itself; return whether it has ended."""
+        """Wait for a call that was left running; return whether it has ended."""
         return self._call is None or not wait([self._call], seconds).not_done
 
     def check(self) -> None:
-        """Note that the process turns; raise StoppedError where it is to stop."""
+        """Note that the process is alive; raise StoppedError where it is to stop."""
         self._host.beat()
         if self._host.stopping:
             raise StoppedError
 
     def pause(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Wait this long; raise StoppedError where the host is to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.turn()

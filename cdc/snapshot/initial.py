@@ -1,19 +1,19 @@
 """The initial snapshot, from the first connection to the hand-over. Read this first.
 
 1. Export a snapshot by a temporary slot, whose name is the lock: one coordinator at a time.
-2. Begin a generation: say so in the log, fence whoever wrote for an older one, plan.
-3. Have the ranges copied; each is recorded with its rows.
-4. Delete what older generations had and this one has not.
+2. Start a generation: record it in the log, fence the writers of older ones, plan.
+3. Run the copying of the ranges; each is recorded with its rows.
+4. Delete the rows that older generations had and this one does not have.
 5. Hand over: the resume record moves to the snapshot's consistent point, and the state is `done`,
    in one Kafka transaction. The daemon streams from there.
 
-The log is all the state there is, as for the stream. The exported snapshot lives with this process:
-when that ends, or Postgres does, ranges that are missing can't be had as of that moment any more,
-and a new generation begins. Once no range is missing the snapshot is not needed, and whoever comes
-next finishes that generation.
+The log is the only state, as for the stream. The exported snapshot lives with this process: when
+the process ends, or Postgres does, missing ranges can no longer be read as of that moment, and a
+new generation starts. Once no range is missing the snapshot is not needed, and the next process
+finishes that generation.
 
-Nothing is written but behind a fence: `init_transactions` first, then the state is read, and what
-it does not allow is not done.
+Nothing is written without fencing: `init_transactions` first, then the state is read, and what it
+does not allow is not done.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ log = logging.getLogger("cdc.snapshot")
 
 # The coordinator's writer; task k's is `snapshot.k`.
 LANE: Final = "snapshot"
-# How long a call that a stop left behind may take to end.
+# How long to wait for a call that was running at a stop.
 _REST_SECONDS: Final = 5.0
 _STOPPED: Final = (
     "its ranges in the log are of a moment that ends with this process: unless none is missing, the"
     " next start begins a new generation, whose rows replace them"
 )
-# So often tables may be rewritten under the snapshot before a person is asked: each time all that
-# was copied is copied anew.
+# How often tables may be rewritten during the snapshot before it fails: each time everything is
+# copied again.
 _REWRITES: Final = 5
 _REWRITTEN_SECONDS: Final = 0.5  # more of a pause after each
 
 
 def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
-    """Take the initial snapshot where one is due; return when the stream may begin.
+    """Take the initial snapshot where one is due; return when streaming may start.
 
-    Returns its stage by the log, `done`; None where the log has no record of one.
+    Returns its stage in the log, `done`; None where the log has no record of one.
 
-    `runner` copies instead of what the configuration says.
-    Raises SlotBusyError while another process takes it, ConfigError when tables are rewritten under
-    it again and again, StoppedError when the host is to stop, and what the daemon starts over on.
-    What is done is kept as long as the exported snapshot lives.
+    `runner` copies instead of the runner that the configuration names. Raises SlotBusyError while
+    another process takes it, ConfigError when tables are rewritten under it repeatedly,
+    StoppedError when the host is to stop, and the errors on which the daemon restarts. Finished
+    ranges are kept as long as the exported snapshot lives.
     """
     aside = Aside(host)
     state = aside(lambda: due.state(config))
@@ -103,7 +103,7 @@ def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
 
 
 class _Coordinator:
-    """One try: with one exported snapshot."""
+    """One attempt: with one exported snapshot."""
 
     def __init__(self, config: Config, host: Host, aside: Aside, runner: Start | None) -> None:
         self._config, self._host, self._aside, self._runner = config, host, aside, runner
@@ -111,13 +111,13 @@ class _Coordinator:
         self._publisher = Publisher(config, LANE)
 
     def run(self) -> None:
-        """Take the snapshot, whole; or finish the generation that lacks nothing but its end."""
+        """Take the complete snapshot; or finish a generation that has all its ranges."""
         with ExitStack() as closing:
             try:
                 self._run(closing)
             except StoppedError:
                 if not self._aside.rests(_REST_SECONDS):
-                    closing.pop_all()  # a connection must not be closed under who is using it
+                    closing.pop_all()  # a connection must not be closed while a call uses it
                 raise
 
     def _run(self, closing: ExitStack) -> None:
@@ -148,7 +148,7 @@ class _Coordinator:
         failpoints.reach("after_handover")
 
     def _begin(self) -> topic.Known | None:
-        """Fence older coordinators and return what the log knows; None where all is done."""
+        """Fence older coordinators and return the log's state; None where all is done."""
         config = self._config
         self._host.snapshotting("fencing older writers")
         self._aside(self._publisher.open)
@@ -171,7 +171,7 @@ class _Coordinator:
         return plan
 
     def _plan(self, export: Export, known: topic.Known, resume: Resume) -> Plan:
-        """Begin a generation: after this, no task of an older one writes."""
+        """Start a generation: after this, no task of an older one writes."""
         config, old = self._config, known.state
         assert old is not None
         if old.generation:
@@ -202,12 +202,12 @@ class _Coordinator:
         return planned.plan
 
     def _fence(self, state: SnapshotState, tasks: int) -> topic.Known:
-        """Let nobody of before write any more; return what the log knows then.
+        """Fence all earlier writers; return what the log holds then.
 
-        Raises FencedError where it is not `state`: somebody has handed over meanwhile, or taken
-        over. From here on nobody can who read an older state: neither a task nor a hand-over.
-        One that was being committed while `state` was written stands below it in the topic: of
-        that the resume record tells.
+        Raises FencedError where its state is not `state`: another process has handed over
+        meanwhile, or taken over. From here on no process that read an older state can: neither a
+        task nor a hand-over. A hand-over that was being committed while `state` was written is
+        before it in the topic: the resume record shows that one.
         """
         config = self._config
         self._aside(lambda: _fence(config, tasks))
@@ -217,7 +217,7 @@ class _Coordinator:
         return known
 
     def _delete_gone(self, plan: Plan) -> None:
-        """Delete the keys that older generations left behind."""
+        """Delete the keys that only older generations have."""
         config = self._config
         if not plan.gone:
             return
@@ -276,6 +276,6 @@ def _ranges_done(known: topic.Known, plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _fence(config: Config, tasks: int) -> None:
-    """End what older tasks, and older hand-overs by the daemon's writers, have open."""
+    """Abort the open transactions of older tasks, and of older hand-overs by the daemon."""
     for lane in (*(f"{LANE}.{number}" for number in range(tasks)), *WRITERS):
         Publisher(config, lane).open()

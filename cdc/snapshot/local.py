@@ -1,8 +1,8 @@
-"""The local runner: a plan's tasks in processes beside the daemon.
+"""The local runner: a plan's tasks in processes alongside the daemon.
 
 Processes are spawned, not forked: the daemon has threads and clients that a fork would break. Each
-runs one task to its end and tells its parent of finished ranges, of the range at hand, and of the
-error that ended it. A process whose parent is gone ends too, and aborts what it has open.
+runs one task to its end and reports finished ranges, the current range, and the error that ended it
+to its parent. A process whose parent has ended ends too, and aborts its open Kafka transaction.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 # How long a process may take to abort its Kafka transaction; a supervisor gives us ten seconds.
 _STOP_SECONDS: Final = 6.0
-# How often a process tells of the range at hand.
+# How often a process reports on the current range.
 _REPORT_SECONDS: Final = 0.25
 
 
 class LocalRunner:
-    """Processes that copy, one a task."""
+    """Processes that copy, one per task."""
 
     def __init__(self, config: Config, plan: Plan, tasks: Iterable[int]) -> None:
         """Start a process for each of `tasks`."""
@@ -54,7 +54,7 @@ class LocalRunner:
             self._running[ours] = process
 
     def turn(self, seconds: float, progress: Progress) -> bool:
-        """Take in what they tell, for so long at most; return whether all have finished.
+        """Process their reports, for `seconds` at most; return whether all have finished.
 
         Raises the error that ended one.
         """
@@ -65,7 +65,7 @@ class LocalRunner:
         return not self._running
 
     def stop(self) -> None:
-        """End them; what they have open is aborted."""
+        """End them; open Kafka transactions are aborted."""
         processes = list(self._running.values())
         for process in processes:
             process.terminate()
@@ -129,7 +129,7 @@ def _work(pipe: Connection, config: Config, plan: Plan, number: int) -> None:
 
 
 class _Teller:
-    """What a process says to its parent."""
+    """Sends a process's reports to its parent."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -143,7 +143,7 @@ class _Teller:
             self.send("at hand", (*self.range, rows, size))
 
     def send(self, kind: str, told: Any) -> None:  # noqa: ANN401 - what the kind says
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and so are we in a moment
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended, and so do we in a moment
             self._pipe.send((kind, told))
 
 

@@ -1,4 +1,4 @@
-"""How fast a task may read: so many rows and bytes a second, of all tasks together."""
+"""How fast a task may read: rows and bytes per second, which all tasks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cdc.config.snapshot import Snapshot
 
-# What was not used so long ago is not made up for: a pause is followed by no rush.
+# Unused time before this is not made up for: a pause is not followed by a burst.
 _CREDIT_SECONDS: Final = 0.5
 
 
@@ -21,12 +21,12 @@ class Pace:
         self._due_at = time.monotonic()
 
     def seconds(self, rows: int, size: int) -> float:
-        """Return how long so many rows, of so many bytes, are to take."""
+        """Return how many seconds this many rows and bytes should take."""
         slow = rows / self._rows if self._rows else 0.0
         return max(slow, size / self._bytes if self._bytes else 0.0)
 
     def wait(self, rows: int, size: int) -> None:
-        """Return when the next rows may be read, after so many."""
+        """Return when the next rows may be read, after `rows` of `size` bytes."""
         now = time.monotonic()
         self._due_at = max(self._due_at, now - _CREDIT_SECONDS) + self.seconds(rows, size)
         if self._due_at > now:

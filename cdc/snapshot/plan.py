@@ -1,8 +1,9 @@
-"""Cut what is published into ranges, each with the seqs of its rows.
+"""Divide what is published into ranges, each with the seqs of its rows.
 
-Pure. A heap is cut by pages: a page holds no more than so many rows, so each range has a block of
-seqs that is known before anything is read, and no two ranges meet in one. What is no heap is copied
-whole. What an older generation put into the log and this one may not have any more comes last.
+Pure. A heap is divided by pages: a page holds a limited number of rows, so each range has a block
+of seqs that is known before anything is read, and no two ranges share a seq. A relation that is no
+heap is copied as one range. What an older generation put into the log and this one may not have
+comes last.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from cdc.relations import Relations
     from cdc.source.described import Described, Heap
 
-# Of a page 24 bytes are its own; a row takes at least its header, aligned, and its line pointer.
+# A page's header takes 24 bytes; a row takes at least its header, aligned, and its line pointer.
 _PAGE_HEADER: Final = 24
 _LEAST_ROW: Final = 28
 
 
 class Seqs:
-    """Gives out blocks of seqs, one behind the other."""
+    """Allocates consecutive blocks of seqs."""
 
     def __init__(self, first: int) -> None:
         self.next = first
@@ -40,7 +41,7 @@ class Seqs:
 
 
 def relation(table: Described) -> Relation:
-    """Return the message by which the stream would describe the table."""
+    """Return the message with which the stream would describe the table."""
     return Relation(
         relation_id=table.oid,
         namespace="" if table.schema == "pg_catalog" else table.schema,
@@ -53,7 +54,7 @@ def relation(table: Described) -> Relation:
 
 
 def selected(config: Config, table: Described) -> TableSelection:
-    """Return what the configuration says of the table: as the daemon asks it."""
+    """Return the table's settings in the configuration, looked up as the daemon does."""
     return config.selection.of((table.schema, table.name), *table.published.ancestors)
 
 
@@ -74,14 +75,14 @@ def version(
 
 
 class Pages(NamedTuple):
-    """How heaps are cut on this server."""
+    """How heaps are divided on this server."""
 
     block_size: int
     per_range: int
 
     @classmethod
     def of(cls, config: Config, block_size: int) -> Pages:
-        """Return it as the configuration says."""
+        """Return the values that the configuration gives."""
         return cls(block_size, max(1, config.snapshot.range_bytes // block_size))
 
     @property
@@ -98,10 +99,10 @@ def cut(
     pages: Pages,
     seqs: Seqs,
 ) -> list[PlannedTable]:
-    """Return the relations to be copied for a published table; none where it has no pages.
+    """Return the relations to copy for a published table; none where it has no pages.
 
     Raises RewrittenError where one was rewritten or dropped since the snapshot, and ConfigError
-    where one holds rows that no stream carries.
+    where one holds rows whose changes no stream carries.
     """
     planned = []
     for heap in table.heaps:
@@ -146,7 +147,8 @@ def gone(
 ) -> list[Gone]:
     """Return the topic partitions that hold keyed rows of older generations.
 
-    `events` counts those; of the versions in `every`, oldest first, the last of each topic counts.
+    `events` counts those; where `every`, oldest first, has several versions of a topic, the last is
+    used.
     """
     every = list(every)
     schemas = {schema.topic: schema for schema in every}
@@ -167,7 +169,7 @@ def gone(
 def keyless(
     events: dict[tuple[str, int], int], every: Iterable[SchemaRecord]
 ) -> list[SchemaRecord]:
-    """Return the newest version of each table that older generations may have keyless rows of."""
+    """Return the newest version of each table of which older generations may have keyless rows."""
     versions: dict[str, list[SchemaRecord]] = {}
     for schema in every:
         versions.setdefault(schema.topic, []).append(schema)

@@ -1,6 +1,6 @@
-"""Make a generation's plan from what the snapshot shows, and write it down.
+"""Make a generation's plan from what the snapshot shows, and write it to the log.
 
-The table versions are made here as the daemon makes them of relation messages, so that it finds
+The table versions are made here as the daemon makes them from relation messages, so that it finds
 them at the first change and makes no others. Topics are created where they are missing. Plan, table
 versions, state and the truncates of keyless tables go into the log in one Kafka transaction.
 """
@@ -34,7 +34,7 @@ class Planned(NamedTuple):
     """A plan, and what goes into the log with it."""
 
     plan: Plan
-    versions: list[SchemaRecord]  # those that are new
+    versions: list[SchemaRecord]  # the new ones
     truncated: list[tuple[SchemaRecord, int]]  # with the seq of each
 
 
@@ -61,7 +61,8 @@ def plan(
     truncated = [(schema, seqs.take(1)) for schema in keyless(older, every)]
     pages = Pages.of(config, shown.moment.block_size)
     tables: list[PlannedTable] = []
-    # The small ones first: what is truncated every minute is small, and then soon copied.
+    # The small ones first: a table that is truncated every minute is small, and is then copied
+    # soon.
     for table, schema, _ in sorted(found, key=lambda each: sum(h.bytes for h in each[0].heaps)):
         tables += cut(config, table, schema, partitions[schema.topic], pages, seqs)
     deleted = gone(older, every, seqs)
@@ -90,7 +91,7 @@ def plan(
 
 
 def write(config: Config, publisher: Publisher, state: SnapshotState, planned: Planned) -> None:
-    """Put the plan and all that belongs to it into the log. Blocks."""
+    """Write the plan, and all that belongs to it, to the log. Blocks."""
     plan, batch = planned.plan, Batch()
     records: list[topic.Record] = [topic.state_record(config, state)]
     records += topic.plan_records(config, plan)

@@ -1,8 +1,7 @@
 """How far a snapshot is: rows, bytes, percent, rate and time left, in all and per table.
 
-Pure but for the clock it is given. Percent goes by pages, which are known beforehand; rows and
-bytes are those copied. What a task says of a range that it has at hand counts until the range's
-record does.
+Pure but for the clock it is given. Percent is by pages, which are known beforehand; rows and bytes
+are those copied. What a task reports of its current range counts until the range's record does.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
     from cdc.log.records import SchemaRecord
     from cdc.snapshot.records import Plan, RangeRecord
 
-# The rate is that of the last so many seconds.
+# The rate is that of the last 30 seconds.
 _WINDOW_SECONDS: Final = 30.0
 
 At = tuple[int, int]  # table and number of a range
 
 
 class TableReport(NamedTuple):
-    """How far one table is."""
+    """The progress of one table."""
 
     table: str
     rows: int
@@ -34,7 +33,7 @@ class TableReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How far it all is, at one moment."""
+    """The progress of the snapshot at one moment."""
 
     generation: int
     rows: int
@@ -45,7 +44,7 @@ class Report(NamedTuple):
     rows_per_second: float
     bytes_per_second: float
     seconds: float  # since it began
-    seconds_left: float | None  # None while nothing can be said
+    seconds_left: float | None  # None while it can't be estimated
     tables: tuple[TableReport, ...]
 
     def body(self) -> dict[str, object]:
@@ -56,7 +55,7 @@ class Report(NamedTuple):
         return {**fields, **numbers, "tables": tables}
 
     def brief(self) -> dict[str, object]:
-        """Return what of it a log line tells, with the tables that are being copied."""
+        """Return the fields for a log line, with the tables that are being copied."""
         body = self.body()
         body["tables"] = {t.table: round(t.percent) for t in self.tables if 0 < t.percent < 100}  # noqa: PLR2004 - percent
         return body
@@ -71,10 +70,10 @@ class Report(NamedTuple):
 
 
 class Progress:
-    """Takes in what tasks report."""
+    """Collects what tasks report."""
 
     def __init__(self, plan: Plan, now: float) -> None:
-        """Begin; `now` and later times are monotonic."""
+        """`now` and later times are monotonic."""
         self._plan = plan
         self._began = now
         self._weights: dict[At, int] = {}
@@ -92,7 +91,7 @@ class Progress:
             self._tables.setdefault(_named(plan.schemas[table.schema_id]), []).append(index)
 
     def know(self, done: Iterable[RangeRecord]) -> None:
-        """Take what is `done` from the log; no task is at work."""
+        """Note what is `done` in the log; no task is running."""
         self._running.clear()
         for record in done:
             self.finished(record)
@@ -107,7 +106,7 @@ class Progress:
                 self._sums[record.table].add(record.rows, record.bytes, self._weights[at])
 
     def reported(self, table: int, number: int, rows: int, size: int) -> None:
-        """Note what a task has read so far of the range at hand."""
+        """Note what a task has read so far of its current range."""
         if (table, number) not in self._done:
             self._running[table, number] = rows, size
 
@@ -117,7 +116,7 @@ class Progress:
         return len(self._done) == len(self._weights)
 
     def report(self, now: float) -> Report:
-        """Return how far it is."""
+        """Return the progress."""
         at_hand: dict[int, list[tuple[int, int]]] = {}
         for (table, _), read in self._running.items():
             at_hand.setdefault(table, []).append(read)
@@ -151,7 +150,7 @@ class Progress:
         return sum(each.done for each in self._sums) / self._total
 
     def _share_at_hand(self) -> float:
-        """Guess how much of the ranges at hand is read: by the rows that their pages may have."""
+        """Estimate how much of the current ranges is read, by the rows their pages may have."""
         share = 0.0
         for at, (rows, _) in self._running.items():
             table = self._plan.tables[at[0]]
@@ -176,7 +175,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Sum:
-    """What of one planned table is done."""
+    """What is done of one planned table."""
 
     rows: int = 0
     bytes: int = 0

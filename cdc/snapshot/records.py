@@ -2,13 +2,14 @@
 
 The topic is compacted, with one partition. Keys are JSON objects with `pipeline` and `part`:
 
-- `state`: where the initial snapshot stands. Whoever writes for a snapshot first fences, then reads
+- `state`: the stage of the initial snapshot. Each writer for a snapshot first fences, then reads
   this, and writes only where generation and token are its own.
 - `plan` and `table`: what a generation copies. A plan holds no ranges: they follow from the pages.
-- `range`: one range is in the log. It stands in the Kafka transaction of the range's rows.
+- `range`: one range is in the log. It is written in the Kafka transaction of the range's rows.
 
-A generation's seqs lie in blocks, one a range, one behind the other: so every row's seq is known
-from its place, whoever copies it and when. Blocks are larger than what they hold: there are holes.
+A generation's seqs are in consecutive blocks, one per range. So every row's seq is known from its
+place, whichever task copies it and whenever. Blocks are larger than what they hold: there are
+holes.
 
 Exact JSON both ways, as `cdc.log.records`. Pure.
 """
@@ -25,16 +26,16 @@ from cdc.log.records import FORMAT, Publication, SchemaRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Seqs for a relation of whose rows nothing is known but that they can be counted.
+# Seqs for a relation about whose row count nothing is known before they are read.
 UNKNOWN_CAPACITY: Final = 1 << 40
 
 Stage = Literal["due", "planning", "running", "done"]
-Kind = Literal["log", "direct"]  # whether rows go by the log, or straight into the store
+Kind = Literal["log", "direct"]  # rows go into the log, or directly into the store
 Part = Literal["rows", "gone", "truncate"]
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the initial snapshot stands; `token` is the coordinator's that wrote it."""
+    """The stage of the initial snapshot; `token` is that of the coordinator that wrote it."""
 
     format: int = FORMAT
     pipeline: str
@@ -51,11 +52,11 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Some pages of a planned table, or all of it, and the seqs of its rows."""
+    """Some or all pages of a planned table, and the seqs of its rows."""
 
     table: int  # index in the plan
     number: int
-    first_page: int | None  # None: the whole relation
+    first_page: int | None  # None: the complete relation
     end_page: int | None  # exclusive
     first_seq: int
     capacity: int
@@ -70,7 +71,7 @@ class PlannedTable(msgspec.Struct, frozen=True, kw_only=True):
     relation_id: int
     relation: str  # quoted, with its schema
     filenode: int  # another one after a rewrite, whose rows an older snapshot can't see
-    outputs: tuple[str, ...]  # an SQL expression a column: its text as pgoutput writes it
+    outputs: tuple[str, ...]  # an SQL expression per column: its text as pgoutput writes it
     columns: tuple[str, ...]  # the columns read, and their numbers: others after some DDL
     attnums: tuple[int, ...]
     where: str | None = None
@@ -129,13 +130,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     epoch: int
     database: str
-    publication: Publication  # as it was then
+    publication: Publication  # as of the snapshot
     snapshot: str  # its name, for SET TRANSACTION SNAPSHOT
     lsn: LSN  # its consistent point
     taken_at_us: int  # the time that its rows' events have
     tasks: int
     first_seq: int  # of its first block: every older generation's are lower
-    next_seq: int  # behind the last block
+    next_seq: int  # after the last block
     gone: tuple[Gone, ...] = ()
     tables: tuple[PlannedTable, ...] = ()
     schemas: dict[int, SchemaRecord] = {}
@@ -153,12 +154,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a generation is in the log: a range of rows, a partition's deletes, or a truncate."""
+    """What is in the log of a generation: a range of rows, a partition's deletes, a truncate."""
 
     format: int = FORMAT
     generation: int
     part: Part = "rows"
-    table: int  # index in the plan: of a table, or of what is `gone`
+    table: int  # index in the plan: of a table, or in `gone`
     number: int
     rows: int
     bytes: int

@@ -1,7 +1,8 @@
 """Rows of a COPY → keys, events and partitions: the snapshot's hot path.
 
-Pure, as `cdc.sequence` is for the stream. A row's seq is its place in the range's block; all else
-of its event but the values is the same for every row of a snapshot, and stands in the format.
+Pure, as `cdc.sequence` is for the stream. A row's seq follows from its position in the range.
+Everything else in its event except the values is the same for every row of a snapshot, and is in
+the format.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cdc.log.routes import Table
     from cdc.snapshot.records import Range
 
-_ORDINAL = 0  # before the first change that commits behind the snapshot
+_ORDINAL = 0  # before the first change that commits after the snapshot
 
 
 def event_format(table: Table, epoch: int, lsn: LSN, us: int) -> bytes:
@@ -45,9 +46,9 @@ class Rows:
         self.bytes = 0  # as Postgres sent them
 
     def feed(self, chunk: bytes) -> int:
-        """Encode the rows of `chunk`; return where it stopped: at what is no whole row.
+        """Encode the rows of `chunk`; return the offset after the last complete row.
 
-        Raises ProtocolError on bytes that are not a row of the table's.
+        Raises ProtocolError on bytes that are not a row of the table.
         """
         table, end = self._table, frames.whole(chunk)
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
@@ -91,7 +92,7 @@ class Rows:
         return at
 
     def _unreadable(self, chunk: bytes, row: int, error: Exception) -> ProtocolError:
-        """Return the error of a row, with its table, its column and where it lies; no value."""
+        """Return the error of a row, with its table, its column and its pages; no value."""
         encoder = self._table.encoder
         texts = row_values(chunk, row, len(encoder.schema.columns))
         found = unreadable(encoder, texts, error)

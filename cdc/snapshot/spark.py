@@ -1,7 +1,8 @@
 """The Spark runner: a plan's tasks by `spark-submit jobs/snapshot.py`, as a child process.
 
-The job finds the running generation in the log and joins it; what it finishes it records there, and
-that is how its progress is seen. It is found by where the package `jobs` lies, and never imported.
+The job finds the running generation in the log and joins it. It records each finished range there,
+and its progress is read from there. The job is found by the location of the package `jobs`, and
+never imported.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
     from cdc.snapshot.progress import Progress
     from cdc.snapshot.records import Plan
 
-# Spark's own end takes a while: tasks are interrupted, the JVM stops.
+# Spark takes a while to end: tasks are interrupted, the JVM stops.
 _STOP_SECONDS: Final = 8.0
 _TOLD_CHARACTERS: Final = 4_000
-# What ended for a reason that may pass.
+# Exit codes for causes that may pass.
 _PASSING: Final = {Exit.UNAVAILABLE, Exit.TEMPORARY}
 
 
 def installed() -> bool:
-    """Return whether Spark and our jobs are to be had here."""
+    """Return whether Spark and our jobs are installed here."""
     return find_spec("pyspark") is not None and script() is not None
 
 
 def script() -> Path | None:
-    """Return where the job lies, or None."""
+    """Return the path of the job, or None."""
     spec = find_spec("jobs")
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder) / "snapshot.py"
@@ -52,7 +53,7 @@ class SparkRunner:
     """One run of the job."""
 
     def __init__(self, config: Config, plan: Plan, config_file: Path | None) -> None:
-        """Submit it, with the configuration's file: its secrets stay where they are."""
+        """Submit it, with the configuration's file: secrets stay in the file."""
         job = script()
         if job is None or config_file is None:
             raise ConfigError(
@@ -72,7 +73,7 @@ class SparkRunner:
         )
 
     def turn(self, seconds: float, progress: Progress) -> bool:
-        """Take in what the log has of it; return whether it has ended. Raises how it failed."""
+        """Process new records of its ranges; return whether it has ended. Raises how it failed."""
         time.sleep(seconds)
         for record in self._following.take():
             progress.finished(record)
@@ -113,7 +114,7 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 def _told(said: str) -> CDCError | None:
-    """Return the error that the job has answered with, as JSON; None where it has not."""
+    """Return the error that the job has printed as JSON; None where it has printed none."""
     try:
         told = msgspec.json.decode(said[max(0, said.rfind("{")) :], type=_Told)
     except msgspec.MsgspecError:
@@ -129,7 +130,7 @@ class _Told(msgspec.Struct):
 
 
 def _submit() -> list[str]:
-    """Return the command that runs a job: spark-submit as SPARK_HOME has it, or Python itself."""
+    """Return the command that runs a job: spark-submit of SPARK_HOME, or Python itself."""
     home = os.environ.get("SPARK_HOME")
     if home and (Path(home) / "bin" / "spark-submit").exists():
         return [str(Path(home) / "bin" / "spark-submit")]

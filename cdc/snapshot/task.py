@@ -1,12 +1,12 @@
 """One task of an initial snapshot: ranges of tables into the log, a Kafka transaction each.
 
 A task has a connection that sees the exported snapshot and a transactional producer of its own. It
-fences the task before it first, and only then reads what the log holds: so no range is written
-twice, by whomever and however often it is begun. The range's record stands in the transaction of
-its rows.
+fences its predecessor first, and only then reads what the log holds: so no range is written twice,
+however often and by whichever process it is started. The range's record is written in the
+transaction of its rows.
 
-Rows cross no process boundary but Postgres' and Kafka's: whoever runs tasks, Spark or the daemon,
-gets the records of ranges back and never a row.
+Rows cross no process boundary except Postgres' and Kafka's: what runs the tasks, Spark or the
+daemon, gets the records of ranges back and never a row.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from cdc.snapshot.records import Plan, Range
     from cdc.source.catalog import Connection
 
-    Report = Callable[[int, int], None]  # rows and bytes of the range at hand, so far
+    Report = Callable[[int, int], None]  # rows and bytes of the current range, so far
 
-# Slower than this no machine copies: a range takes a Kafka transaction's time at most so long.
+# Assumed minimum speed: it bounds the time that a range's Kafka transaction takes.
 _SLOWEST_BYTES_PER_SECOND: Final = 256 << 10
-# What a row is taken for in a table that was never analysed.
+# The assumed size of a row in a table that was never analysed.
 _USUAL_ROW_BYTES: Final = 100
-# The brokers' own limit, unless transaction.max.timeout.ms says otherwise.
+# The brokers' own limit, unless transaction.max.timeout.ms changes it.
 _LONGEST_SECONDS: Final = 900
 _SHORTEST_SECONDS: Final = 300
 
@@ -78,7 +78,7 @@ class Task:
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
-        """Fence the task's older self, see that the plan stands, connect. Blocks."""
+        """Fence the task's predecessor, check that the plan is still current, connect. Blocks."""
         config, plan = self._config, self._plan
         with ExitStack() as opened:
             self._publisher = BoundedPublisher(
@@ -101,7 +101,7 @@ class Task:
         self._closing.close()
 
     def unfinished(self) -> list[Range]:
-        """Return the task's ranges that the log does not hold yet."""
+        """Return the task's ranges that are not in the log yet."""
         done, plan = self._known.done(self._plan), self._plan
         return [
             each
@@ -111,10 +111,10 @@ class Task:
         ]
 
     def copy(self, each: Range) -> RangeRecord:
-        """Put a range into the log. Blocks.
+        """Write a range to the log. Blocks.
 
-        Raises RewrittenError, SnapshotLostError, FencedError: what of the range was written is
-        aborted then, and the task is done for.
+        Raises RewrittenError, SnapshotLostError, FencedError: then what was written of the range is
+        aborted, and the task can't be used again.
         """
         config, plan, publisher = self._config, self._plan, self._publisher
         began = time.monotonic()
@@ -178,7 +178,7 @@ class Task:
         return found
 
     def _let_go(self) -> None:
-        """Abort what is open, so that no reader waits for it."""
+        """Abort an open transaction, so that no reader waits for it."""
         if self._publisher.begun:
             self._publisher.abort()
 
@@ -191,7 +191,7 @@ def run_task(config: Config, plan: Plan, number: int) -> Iterator[RangeRecord]:
 
 
 def prove(connection: Connection, planned: PlannedTable) -> None:
-    """Raise RewrittenError where the snapshot may not see the relation's rows as they are."""
+    """Raise RewrittenError where the snapshot may not see the relation's rows unchanged."""
     found = shape(connection, planned.relation, planned.columns)
     if found != (planned.filenode, planned.attnums):
         what = "columns" if found.filenode == planned.filenode else "rows"
@@ -201,7 +201,7 @@ def prove(connection: Connection, planned: PlannedTable) -> None:
 
 
 def masks(config: Config, connection: Connection, version: SchemaRecord) -> list[ColumnMask | None]:
-    """Return each column's mask; raise ConfigError where they are not the plan's."""
+    """Return each column's mask; raise ConfigError where they differ from the plan's."""
     told = look_up_one(connection, config.publication, version.relation_id).published
     selection = config.selection.of((version.schema, version.table), *told.ancestors)
     found = [column_mask(selection, column.name) for column in version.columns]
@@ -222,7 +222,7 @@ def range_query(planned: PlannedTable, each: Range) -> str:
 
 
 def range_rows(planned: PlannedTable, each: Range) -> str:
-    """Return what stands behind FROM where a range's rows are read."""
+    """Return the text after FROM in the query that reads a range's rows."""
     tests = []
     if each.first_page is not None:
         tests.append(f"ctid >= '({each.first_page},0)'::tid AND ctid < '({each.end_page},0)'::tid")
@@ -233,9 +233,9 @@ def range_rows(planned: PlannedTable, each: Range) -> str:
 
 
 def transaction_seconds(config: Config, plan: Plan) -> int:
-    """Return for how long a Kafka transaction may be open, so that the largest range fits into it.
+    """Return how long a Kafka transaction may be open, so that the largest range fits into it.
 
-    Raises ConfigError where the configured pace makes a range last for longer than brokers allow.
+    Raises ConfigError where the configured pace makes a range take longer than brokers allow.
     """
     pace = Pace(config.snapshot, plan.tasks)
     most = 0.0
@@ -254,7 +254,7 @@ def transaction_seconds(config: Config, plan: Plan) -> int:
 
 
 def _same_plan(plan: Plan, known: topic.Known) -> None:
-    """Raise FencedError where the log does not say that `plan` is what is being done."""
+    """Raise FencedError where the log shows that `plan` is not the one being copied."""
     state = known.state
     mine = state is not None and (state.stage, state.generation, state.token) == (
         "running",

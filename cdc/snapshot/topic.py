@@ -1,6 +1,6 @@
-"""The snapshot's records in the log: how they are read back, and how they are written.
+"""The snapshot's records in the log: how they are read and written.
 
-Reading is cheap for a daemon: when a snapshot is done its plan and ranges are taken out again.
+Reading is cheap for a daemon: when a snapshot is done its plan and ranges are deleted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Record = tuple[str, bytes, bytes | None]  # topic, key, value
 
 @dataclass(slots=True)
 class Known:
-    """What the log knows of the initial snapshot."""
+    """What the log holds of the initial snapshot."""
 
     state: SnapshotState | None = None
-    plan: Plan | None = None  # the state's generation's, while it runs
+    plan: Plan | None = None  # of the state's generation, while it runs
     ranges: list[RangeRecord] = field(default_factory=list)  # of every generation
-    keys: list[bytes] = field(default_factory=list)  # of all of it but the state
+    keys: list[bytes] = field(default_factory=list)  # of all its records but the state
 
     def done(self, plan: Plan) -> dict[tuple[str, int, int], RangeRecord]:
-        """Return what of the plan is in the log, by part, table and number."""
+        """Return the records of what is in the log of the plan, by part, table and number."""
         return {
             (each.part, each.table, each.number): each
             for each in self.ranges
@@ -50,7 +50,7 @@ class Known:
 
 
 def read(config: Config) -> Known:
-    """Return what the log knows now; nothing where there is no such topic."""
+    """Return what the log holds now; nothing where there is no such topic."""
     topic = names.snapshot_topic(config.prefix)
     newest: dict[bytes, bytes] = {}
     for message in reader.read_if_there(config, topic):
@@ -74,7 +74,7 @@ def read(config: Config) -> Known:
             case "range":
                 known.ranges.append(log_records.decode(RangeRecord, value, topic))
             case _:
-                continue  # of a live snapshot
+                continue  # of an incremental snapshot
         known.keys.append(key)
     if known.state is not None and known.state.stage == "running":
         generation = known.state.generation
@@ -83,7 +83,7 @@ def read(config: Config) -> Known:
 
 
 def read_state(config: Config) -> SnapshotState | None:
-    """Return where the initial snapshot stands; None of a pipeline that knows of none."""
+    """Return the state of the initial snapshot; None of a pipeline that has none."""
     return read(config).state
 
 
@@ -111,7 +111,7 @@ def range_record(config: Config, record: RangeRecord) -> Record:
 
 
 def forgotten(config: Config, known: Known) -> list[Record]:
-    """Return the records that take all but the state out again, once the snapshot is done."""
+    """Return the tombstones that delete all but the state, once the snapshot is done."""
     topic = names.snapshot_topic(config.prefix)
     return [(topic, key, None) for key in known.keys]
 
@@ -124,7 +124,7 @@ def _whole(config: Config, head: Plan, tables: dict[int, PlannedTable]) -> Plan:
 
 
 class Following:
-    """Reads the ranges of a generation as they are recorded, from now on."""
+    """Reads the ranges of a generation as they are recorded, starting at the end of the topic."""
 
     def __init__(self, config: Config, generation: int) -> None:
         self._topic = names.snapshot_topic(config.prefix)
@@ -134,7 +134,7 @@ class Following:
         reader.assign(self._client, self._topic, 0, end)
 
     def take(self) -> list[RangeRecord]:
-        """Return those that have come, without waiting."""
+        """Return those that have arrived, without waiting."""
         found = []
         for message in reader.waiting(self._client):
             at: dict[str, Any] = msgspec.json.decode(message.key() or b"{}")
@@ -144,5 +144,5 @@ class Following:
         return found
 
     def close(self) -> None:
-        """Let go of the brokers."""
+        """Close the client."""
         self._client.close()

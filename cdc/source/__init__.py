@@ -1,1 +1,1 @@
-"""The source: the only place that speaks to Postgres, as walsender client and as SQL client."""
+"""The source: the only place that connects to Postgres, as walsender client and as SQL client."""

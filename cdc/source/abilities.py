@@ -1,4 +1,4 @@
-"""What our role may do in the source, judged by trying it: nothing is created.
+"""What our role may do in the source, determined by trying: nothing is created.
 
 Managed servers grant by roles of their own (`rds_replication`, `cloudsqlsuperuser`,
 `azure_pg_admin`), which no catalog column shows. So each ability is tried in a way that cannot
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cdc.source.inspection import Server
     from cdc.source.plan import Plan
 
-# Not a slot's name: Postgres says so only to a role that may create slots.
+# No valid slot name: Postgres checks the privilege first, then refuses the name.
 _NO_SLOT_NAME: Final = "cdc doctor: may this role create slots?"
-# An application's DDL may hold a lock on a table; that says nothing about privileges.
+# An application's DDL may hold a lock on a table; which is unrelated to privileges.
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '3s'"
 # Roles that only a managed service has, with how its parameters are changed.
 _MANAGED: Final = {
@@ -38,7 +38,7 @@ _MANAGED: Final = {
 
 
 class Refusal(NamedTuple):
-    """How Postgres refuses a publication, and the statements, for somebody who may run them."""
+    """How Postgres refuses a publication, and the statements, for a person who may run them."""
 
     error: CDCError
     sql: str
@@ -51,13 +51,13 @@ class Abilities(NamedTuple):
     stream: CDCError | None = None
     publication: Refusal | None = None
     superusers: frozenset[str] = frozenset()
-    settable: frozenset[str] | None = None  # parameters by ALTER SYSTEM; None: all of them
+    settable: frozenset[str] | None = None  # ALTER SYSTEM may set these; None: all
     pending: frozenset[str] = frozenset()  # parameters whose change waits for a restart
     managed: str | None = None  # where a managed service's parameters are changed
 
 
 def abilities(connection: psycopg.Connection, config: Config, server: Server) -> Abilities:
-    """Try all but the publication, which takes a plan."""
+    """Try everything but the publication, which needs a plan."""
     settable, pending, managed = _parameters(connection, server)
     query = b"SELECT rolname::text FROM pg_roles WHERE rolsuper"
     with translated("reading the superusers"):
@@ -73,7 +73,7 @@ def abilities(connection: psycopg.Connection, config: Config, server: Server) ->
 
 
 def _slot(connection: psycopg.Connection) -> str | None:
-    """Return how Postgres refuses a new slot to our role, or None."""
+    """Return how Postgres refuses our role a new slot, or None."""
     try:
         connection.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_NO_SLOT_NAME,)
@@ -138,7 +138,7 @@ _UNGRANTED: Final = "SELECT name, pending_restart, false FROM pg_settings WHERE 
 def _parameters(
     connection: psycopg.Connection, server: Server
 ) -> tuple[frozenset[str] | None, frozenset[str], str | None]:
-    """Return which of the server's parameters we may set, which wait, and who else sets them."""
+    """Return which parameters we may set, which wait for a restart, and where else they are set."""
     names = list(server.settings)
     since = connection.info.server_version >= _GRANTS_SINCE
     query = _GRANTED if since else _UNGRANTED

@@ -1,7 +1,7 @@
-"""What the daemon asks the source's catalogs: facts that the stream does not carry.
+"""What the daemon reads from the source's catalogs: facts that the stream does not carry.
 
-Each function asks an ordinary connection a query or few. A relation's columns come from the stream
-and never from here: today's catalog may be younger than the change.
+Each function runs one or a few queries on an ordinary connection. A relation's columns come from
+the stream and never from here: the catalog may be newer than the change.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[TupleRow]
 
-# A reading takes milliseconds, so that not even tools that add tables one by one spoil all of them.
+# A reading takes milliseconds: tools that add tables one by one do not disturb 20 in a row.
 _READS: Final = 20
 
 
 class Source(NamedTuple):
-    """What the proof of continuity needs of the source; None is something that is not there."""
+    """What the continuity check needs to know of the source; None is something that is missing."""
 
     database: str
     databases: frozenset[str]
     wal_end: LSN
     slot: Slot | None
     publication: Publication | None
-    tables: frozenset[str]  # of those that were asked for, the ones that exist
+    tables: frozenset[str]  # those of the given tables that exist
 
 
 def source(connection: Connection, config: Config, tables: Collection[str]) -> Source:
-    """Return what stands in the source now."""
+    """Return the source's state now."""
     databases = "SELECT array_agg(datname::text) FROM pg_database WHERE datallowconn"
     found, existing = _at_once(connection, config.publication, tables)
     return Source(
@@ -63,7 +63,7 @@ def publication(connection: Connection, name: str) -> Publication:
 
 
 def publication_mark(connection: Connection, name: str) -> inspection.Mark:
-    """Return what is another after each change of the publication, at the cost of one row.
+    """Return a value that changes with each change of the publication, at the cost of one row.
 
     Raises GapError where there is no publication.
     """
@@ -76,9 +76,9 @@ def publication_mark(connection: Connection, name: str) -> inspection.Mark:
 def publication_beside(
     connection: Connection, name: str, tables: Collection[str]
 ) -> tuple[Publication, frozenset[str]]:
-    """Return the publication, and which of the `schema.table` names were one table's all the time.
+    """Return the publication, and which of the `schema.table` names were the same table throughout.
 
-    So one that is dropped and created again meanwhile is not taken for one that has left the
+    So a table that is dropped and created again meanwhile is not taken for one that has left the
     publication. Raises GapError where there is no publication.
     """
     found, existing = _at_once(connection, name, tables)
@@ -102,8 +102,8 @@ def _missing(name: str) -> GapError:
 def _at_once(
     connection: Connection, name: str, tables: Collection[str]
 ) -> tuple[inspection.Publication | None, frozenset[str]]:
-    # No snapshot would do: pg_get_publication_tables sees the catalog as it is, whatever the
-    # query's.
+    # A snapshot would not help: pg_get_publication_tables sees the current catalog, whatever the
+    # query's snapshot.
     before = _oids(connection, tables)
     found = _settled(connection, name)
     stayed = before & _oids(connection, tables)
@@ -111,7 +111,7 @@ def _at_once(
 
 
 def _settled(connection: Connection, name: str) -> inspection.Publication | None:
-    """Return the publication as it was between two equal marks: several queries, one moment."""
+    """Return the publication as read between two equal values of `publication_mark`."""
     mark = inspection.publication_mark(connection, name)
     for _ in range(_READS):
         found = inspection.publication(connection, name)
@@ -125,12 +125,12 @@ def _settled(connection: Connection, name: str) -> inspection.Publication | None
 
 
 def tables_named(connection: Connection, tables: Collection[str]) -> set[str]:
-    """Return those of the `schema.table` names that name a table now."""
+    """Return the `schema.table` names that name an existing table."""
     return {table for table, _ in _oids(connection, tables)} if tables else set()
 
 
 def _oids(connection: Connection, tables: Collection[str]) -> set[tuple[str, int]]:
-    """Return those of the `schema.table` names that name a table, with its oid."""
+    """Return the `schema.table` names that name an existing table, with its oid."""
     with translated("looking up tables"):
         found = connection.execute(
             "SELECT format('%%I.%%I', n.nspname, c.relname), c.oid::bigint FROM pg_class c"
@@ -170,7 +170,7 @@ class TableFacts(NamedTuple):
 
     primary_key: tuple[str, ...]  # in the key's order; empty where there is none
     nullable: dict[str, bool]  # by column name
-    numbers: ColumnNumbers | None = None  # None: not asked for
+    numbers: ColumnNumbers | None = None  # None: not requested
 
 
 class NumbersAt(NamedTuple):
@@ -180,8 +180,8 @@ class NumbersAt(NamedTuple):
     snapshot: str  # pg_current_snapshot()
 
 
-# Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is taken
-# behind the snapshot: what the snapshot shows had committed below it.
+# Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is read after
+# the snapshot is taken: what the snapshot shows had committed before this LSN.
 _NUMBERS: Final = """
 SELECT n.nspname::text, c.relname::text, coalesce(r.oid, 0)::bigint,
        pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
@@ -201,7 +201,7 @@ ORDER BY one.oid, a.attnum
 
 
 def column_numbers(connection: Connection, publication: str, relation_id: int) -> NumbersAt:
-    """Return every column that the table ever had; none where it is dropped."""
+    """Return every column that the table ever had; none where the table is dropped."""
     return all_column_numbers(connection, publication, [relation_id])[relation_id]
 
 

@@ -1,13 +1,13 @@
-"""Some rows of a published table, in its key's order, while everything goes on: live snapshots.
+"""Chunks of a published table, read in its key's order while the stream continues.
 
 A chunk is one short transaction. Its table is locked first, as a SELECT locks it, and only then the
 snapshot is taken: what rewrites a table (TRUNCATE, many ALTER TABLE) leaves an older snapshot with
 an empty one, and a chunk without rows would be taken for the table's end. Everything else is read
 under that snapshot, the catalogs too.
 
-The server orders and compares the keys, by the types' and the columns' own rules; here a key is the
-text that Postgres wrote, given back as it was. Marks are written by transactions that do not wait
-for a standby, on the same connection.
+The server orders and compares the keys, by the rules of the types and columns. Here a key is the
+text that Postgres wrote, and is sent back unchanged. Watermarks are written by transactions that do
+not wait for a standby, on the same connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Key = tuple[str, ...]
 
 _SESSION: Final = (
-    "SET synchronous_commit = local",  # a mark needs no standby to have it
+    "SET synchronous_commit = local",  # a watermark need not be on a standby
     "SET row_security = off",  # a policy that hides rows is an error
     "SET statement_timeout = 0",
     "SET jit = off",
@@ -41,15 +41,15 @@ CONDITION_HINT: Final = (
     "compare columns with literals: =, <, IN, BETWEEN, LIKE, IS NULL, joined by AND, OR, NOT;"
     " docs/OPERATIONS.md has the grammar"
 )
-# A row's columns as text, from the server's point of view; behind the header's 19 bytes.
+# A row's columns as text, from the server's point of view; after the header's 19 bytes.
 _HEADER_SIZE: Final = 19
 _TRAILER: Final = b"\xff\xff"
-# Answers that another try may change: the table was renamed just now, or dropped.
+# Errors that a retry may avoid: the table was just renamed, or dropped.
 _MOVED: Final = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 class Asked(NamedTuple):
-    """A chunk: rows behind `after` up to `to`, or those that `keys` names."""
+    """A chunk: rows after `after` up to `to`, or those that `keys` names."""
 
     relation_id: int
     key: tuple[str, ...] | None  # the configuration's
@@ -58,18 +58,18 @@ class Asked(NamedTuple):
     to: Key | None
     keys: tuple[Key, ...]
     rows: int  # at most
-    bytes: int  # about so many: the chunk ends behind the row that makes it more
+    bytes: int  # approximate: the chunk ends after the row that exceeds it
 
 
 class Chunk(NamedTuple):
-    """What was read: rows as a binary COPY writes them, each with its count of columns."""
+    """What was read: rows as a binary COPY writes them, each with its column count."""
 
     described: Described
     key: tuple[str, ...]
     snapshot: str  # pg_current_snapshot()
     rows: list[bytes]
-    to: Key | None  # the greatest key there is, where it was not known
-    ended: bool  # there is no row behind the last one
+    to: Key | None  # the greatest key in the table, where it was not known
+    ended: bool  # there is no row after the last one
     bytes: int
     seconds: float
 
@@ -79,11 +79,11 @@ class InProgress(NamedTuple):
 
     snapshot: str
     committing: frozenset[int]  # xids whose commit waits for a standby
-    hidden: bool  # some commit may wait, and which can't be seen
+    hidden: bool  # whether a commit may be waiting that can't be seen
 
 
 class Reader:
-    """One connection for marks and chunks. Every call blocks."""
+    """One connection for watermarks and chunks. Every call blocks."""
 
     def __init__(self, config: Config) -> None:
         self._publication = config.publication
@@ -100,7 +100,7 @@ class Reader:
             self._sql.cancel_safe(timeout=1.0)
 
     def _among_members(self, query: str) -> bytes:
-        """Return a query that asks of the publication's members, and waits for none of them."""
+        """Return a query on the publication's members that waits for none of their locks."""
         return (publication_members.members(self._sql.info.server_version) + query).encode()
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Reader:
         return int(row[0]), int(row[1])
 
     def in_progress(self) -> InProgress:
-        """Return what is open now."""
+        """Return the open transactions."""
         with translated("reading the open transactions"):
             row = self._sql.execute(_IN_PROGRESS).fetchone()
         assert row is not None
@@ -139,7 +139,7 @@ class Reader:
         return InProgress(snapshot, frozenset(int(xid) for xid in committing or () if xid), hidden)
 
     def read(self, asked: Asked) -> Chunk:
-        """Return a chunk; ConfigError where the table can't be read so."""
+        """Return a chunk; ConfigError where the table can't be read that way."""
         began_at = time.monotonic()
         with translated("reading rows for a snapshot"):
             for _ in range(3):
@@ -178,7 +178,7 @@ class Reader:
         assert fingerprint is not None
         snapshot, oid, kind, identity, published, *_ = fingerprint
         if oid is None:
-            raise errors.UndefinedTable  # the name has gone to another table
+            raise errors.UndefinedTable  # the name belongs to another table now
         if not published:
             raise ConfigError(
                 f"{'.'.join(named)} has left the publication while it was read for a snapshot",
@@ -208,7 +208,7 @@ class Reader:
         return known[1]
 
     def _check_key(self, table: Described, key: tuple[str, ...]) -> None:
-        """Raise ConfigError where the key does not tell every row from every other."""
+        """Raise ConfigError where the key is not unique."""
         fingerprint, _, good = self._known[table.oid]
         if good:
             return
@@ -254,7 +254,7 @@ class Reader:
             wanted.append(sql.SQL("({}) > {}").format(names, _row(asked.after, key, types)))
         if asked.to is not None:
             wanted.append(sql.SQL("({}) <= {}").format(names, _row(asked.to, key, types)))
-        # Postgres' own text of the publication's filter, and ours of whoever asked.
+        # The publication's filter in Postgres' own text, and the request's condition in ours.
         filters = (table.published.where, self._condition(table, asked.where))
         wanted += [sql.SQL("({})").format(sql.SQL(each)) for each in filters if each]
         return (
@@ -272,7 +272,7 @@ class Reader:
         )
 
     def _condition(self, table: Described, where: str | None) -> str | None:
-        """Return the SQL of a condition; ConfigError where it is none of captured columns."""
+        """Return the SQL of a condition; ConfigError where it is not one of captured columns."""
         if where is None:
             return None
         try:
@@ -284,7 +284,7 @@ class Reader:
         selection = self._config.selection.of(
             (table.schema, table.name), *table.published.ancestors
         )
-        # What is masked in every event must not be told by which rows come.
+        # A column that is masked in every event must not be revealed by which rows are selected.
         known = {each.name for each in table.columns if column_mask(selection, each.name) is None}
         if condition.columns - known:
             raise ConfigError(
@@ -310,7 +310,7 @@ class Reader:
 
 
 def key_of(table: Described, configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the key's columns as `cdc.relations` takes them, of a table as it is today."""
+    """Return the key's columns as `cdc.relations` takes them, of the current table."""
     if configured is not None:
         return configured
     primary = table.facts.primary_key
@@ -352,7 +352,7 @@ _NAME: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
-# The snapshot, and whatever would be another if the table's description were: by the rows' xmin.
+# The snapshot, and everything that changes with the table's description: by the rows' xmin.
 _FINGERPRINT: Final = """
 SELECT pg_current_snapshot()::text, c.oid::bigint, c.relkind::text, c.relreplident::text,
        c.oid IN (SELECT relid FROM lockstep_members),
@@ -379,8 +379,8 @@ _CASTS: Final = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = %s AND attname = ANY(%s)
 """
-# Of other roles' sessions only members of pg_read_all_stats see what they wait for; COMMIT PREPARED
-# has no xid of its own.
+# Only members of pg_read_all_stats see what other roles' sessions wait for; COMMIT PREPARED has no
+# xid of its own.
 _IN_PROGRESS: Final = """
 SELECT pg_current_snapshot()::text,
        (SELECT array_agg(backend_xid::text) FROM pg_stat_activity WHERE wait_event = 'SyncRep'),

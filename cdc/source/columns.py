@@ -69,7 +69,7 @@ WHERE t.isleaf AND c.relkind = 'r' ORDER BY 1, 2
 
 
 def partitions(connection: psycopg.Connection, tables: Iterable[int]) -> list[Partition]:
-    """Return the partitions below these tables."""
+    """Return the leaf partitions of these tables."""
     with translated("reading the partitions"):
         rows = connection.execute(_PARTITIONS, (list(tables),)).fetchall()
     return [Partition(*row) for row in rows]

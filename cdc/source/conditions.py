@@ -1,8 +1,8 @@
-"""Conditions on rows that somebody else gives: parsed here, and written anew for Postgres. Pure.
+"""Parse a user's conditions on rows, and write them again for Postgres. Pure.
 
-No character of a condition's text reaches Postgres as it was given. `parse` takes comparisons of
+No character of a condition's text reaches Postgres as it was given. `parse` accepts comparisons of
 columns with literals and with each other, and nothing else: no function but `now()`, no subquery,
-no cast of a column, no comment. `Condition.sql` writes the tree that it has read, each operand in
+no cast of a column, no comment. `Condition.sql` writes the tree that was parsed, each operand in
 parentheses, each column and literal quoted, each type from a list.
 
     condition:  AND, OR, NOT, parentheses, of
@@ -63,7 +63,7 @@ _RESERVED: Final = frozenset(
 
 
 class ConditionError(ValueError):
-    """A text is no condition of the kind that is taken. Says where and what was expected only."""
+    """A text that is no supported condition. Its message has the position and what was expected."""
 
 
 class Condition(NamedTuple):
@@ -75,12 +75,12 @@ class Condition(NamedTuple):
 
 class _Token(NamedTuple):
     kind: str
-    text: str  # words in small letters, quoted names and texts without their quotes
+    text: str  # words in lower case, quoted names and texts without their quotes
     at: int
 
 
 def parse(text: str) -> Condition:
-    """Return the condition that a text is; ConditionError where it is none."""
+    """Return the condition that a text describes; ConfigError where it is none."""
     return _Parser(_tokens(text)).condition()
 
 
@@ -104,7 +104,7 @@ def _tokens(text: str) -> list[_Token]:
         elif kind == "quoted":
             found = found[1:-1].replace('""', '"')
         elif kind == "word":
-            # As Postgres folds a name: letters of ASCII alone.
+            # As Postgres folds a name: ASCII letters only.
             found = "".join(each.lower() if each.isascii() else each for each in found)
         tokens.append(_Token(kind, found, start))
         at = match.end()
@@ -118,7 +118,7 @@ def _wrong(at: int, expected: str) -> ConditionError:
 
 
 class _Parser:
-    """Recursive descent, with Postgres' precedence; each method returns SQL of its own making."""
+    """Recursive descent, with Postgres' precedence; each method returns SQL that it has written."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens, self._at, self._depth = tokens, 0, 0
@@ -142,7 +142,7 @@ class _Parser:
         return token
 
     def _word(self, *words: str) -> str | None:
-        """Take one of these words, where it is next."""
+        """Consume one of these words, where it is next."""
         token = self._next
         return self._take().text if token.kind == "word" and token.text in words else None
 
@@ -286,6 +286,6 @@ class _Parser:
 
 
 def quoted(text: str) -> str:
-    """Return the literal of a text, the same whatever `standard_conforming_strings` says."""
+    """Return the literal of a text, the same whatever `standard_conforming_strings` is."""
     inside = text.replace("'", "''")
     return f"E'{inside.replace(chr(92), chr(92) * 2)}'" if "\\" in text else f"'{inside}'"

@@ -1,10 +1,10 @@
 """Connections to Postgres, and what their errors mean.
 
 Every connection pins the settings that change how values are written as text, so that no settings
-of the role, the database or this process's environment reach an event. libpq sends PGTZ and
-PGDATESTYLE after `options`, so they win over it: the settings are set again once the session has
-begun, and what the server then answers is compared. Errors are classified by SQLSTATE: what may
-pass by itself is `UnavailableError`, what a person must mend is not.
+of the role, the database or this process's environment affect an event. libpq sends PGTZ and
+PGDATESTYLE after `options`, so they override it: the settings are set again once the session has
+started, and the values that the server then reports are checked. Errors are classified by SQLSTATE:
+what may pass by itself is `UnavailableError`, what a person must fix is not.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -45,10 +45,10 @@ SESSION: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
-    # Names inside values (regclass and its like) are written by these.
+    # Names inside values (regclass and similar types) are written by these.
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
-    # What a literal in a statement of ours means.
+    # Defines the meaning of a literal in our statements.
     "standard_conforming_strings": "on",
 }
 # A dead peer is found within about half a minute instead of the kernel's two hours.
@@ -60,18 +60,18 @@ _NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-# Not a SQLSTATE: no server says it.
+# Not a SQLSTATE: no server sends it.
 _POOLER: Final = "POOLER"
-# Kinds of 28000 that ask for different things.
+# Causes of 28000 that need different fixes.
 _NO_HBA: Final = "28000 pg_hba"
 _NO_ROLE: Final = "28000 role"
 _CERTIFICATE: Final = "28000 certificate"
-# A refused connection has no SQLSTATE in libpq, only the server's text behind `FATAL:`.
+# A refused connection has no SQLSTATE in libpq, only the server's text after `FATAL:`.
 _REFUSALS: Final = {
-    # What a pooler answers to a replication connection, or to settings it cannot keep.
+    # What a pooler answers to a replication connection, or to settings that it does not support.
     "unsupported startup parameter": _POOLER,
     "unsupported pkt type": _POOLER,
-    "no such database": "3D000",  # PgBouncer, of a name that it was not given
+    "no such database": "3D000",  # PgBouncer, for a name that is not configured there
     "remaining connection slots are reserved": "53300",
     "sorry, too many clients": "53300",
     "too many connections for": "53300",
@@ -95,9 +95,7 @@ _POLICY: Final = (
     " role own the table; or leave the table out of the snapshot (`snapshot: none`)"
 )
 
-# By SQLSTATE or its class, the first that fits: what may be done about it. What may pass by itself
-# is tried again; everything else is an answer that trying again will not change.
-# Data exceptions and violated constraints: what they quote may be a value of a row.
+# Data exceptions and violated constraints: their text may quote a value of a row.
 _OF_VALUES: Final = ("22", "23")
 
 _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
@@ -230,7 +228,7 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
 def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[TupleRow]:
     """Return a connection with our session settings; in autocommit mode.
 
-    With `replication` it speaks to a walsender of the pipeline's database.
+    With `replication` it connects to a walsender in the pipeline's database.
     """
     pinned = ((name, value.replace(" ", r"\ ")) for name, value in SESSION.items())
     options = " ".join(f"-c {name}={value}" for name, value in pinned)
@@ -253,14 +251,14 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
     return connection
 
 
-# Set and read back in one statement, and so in one round trip; a walsender takes it too.
+# Set and read back in one statement, and so in one round trip; a walsender accepts it too.
 PIN: Final = "SELECT " + ", ".join(
     f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items()
 )
 
 
 def expect_pinned(answer: tuple[str, ...]) -> None:
-    """Raise ConfigError unless `answer`, what `PIN` returned, is what was set."""
+    """Raise ConfigError unless `answer`, what `PIN` returned, equals what was set."""
     for (name, wanted), got in zip(SESSION.items(), answer, strict=True):
         if got != wanted:
             raise ConfigError(
@@ -272,7 +270,7 @@ def expect_pinned(answer: tuple[str, ...]) -> None:
 
 
 def _password(config: Config) -> str | None:
-    """Return the password; PermissionDeniedError where its file is away, as in a rotation."""
+    """Return the password; PermissionDeniedError where its file is missing, as in a rotation."""
     try:
         return config.password
     except ConfigError as error:
@@ -282,7 +280,7 @@ def _password(config: Config) -> str | None:
 def hosts(config: Config) -> dict[str, Config]:
     """Return a configuration for each host that source.dsn names, primary or not, by `host:port`.
 
-    With one host there is nothing to tell apart, and so none is returned.
+    With one host there is nothing to distinguish, and none is returned.
     """
     given = conninfo.conninfo_to_dict(config.source.dsn)
     names = str(given.pop("host", None) or "").split(",")
@@ -305,11 +303,11 @@ def hosts(config: Config) -> dict[str, Config]:
 def take_any_text(
     connection: psycopg.Connection[TupleRow], config: Config, *, local: bool = False
 ) -> None:
-    """Let text come that is not UTF-8, where the configuration has a form for it.
+    """Allow text that is not UTF-8, where the configuration has a form for it.
 
-    Only a database of encoding SQL_ASCII holds any, and there nothing is converted: the server but
-    refuses to send what the client could not read. psycopg takes all text for bytes from then on,
-    if `local` to the end of the transaction.
+    Only a database of encoding SQL_ASCII holds any. No text is converted there: the server only
+    refuses to send what is not valid for the client. From then on psycopg returns all text as
+    bytes, if `local` until the end of the transaction.
     """
     any_bytes = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
     if any_bytes and config.values.invalid_text_handling_mode == "base64":
@@ -323,7 +321,7 @@ def take_any_text(
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise psycopg's errors as ours; `doing` says what was tried, on what."""
+    """Raise psycopg's errors as ours; `doing` describes what was tried, on what."""
     try:
         yield
     except psycopg.Error as error:
@@ -331,7 +329,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, doing: str) -> CDCError:
-    """Return the error of ours that says what may be done about `error`."""
+    """Return our error for `error`, with a hint of what may be done about it."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     state = error.sqlstate or _state_of(text)
     if state.startswith(_OF_VALUES):
@@ -344,9 +342,9 @@ def translate(error: psycopg.Error, doing: str) -> CDCError:
 
 def _state_of(text: str) -> str:
     said = text.partition("FATAL:")[2].strip()
-    if "certificate" in text:  # expired, not trusted, or asked for in vain: of either side
+    if "certificate" in text:  # expired, not trusted, or missing: of either side
         return _CERTIFICATE
-    if "no password supplied" in text:  # libpq's own words, before the server can refuse
+    if "no password supplied" in text:  # libpq's own text, before the server can refuse
         return "28P01"
     states = (state for start, state in _REFUSALS.items() if said.startswith(start))
     return next(states, _LOST_CONNECTION)

@@ -1,17 +1,18 @@
 """The rows of a table by `COPY … TO STDOUT (FORMAT binary)`, in chunks of many rows.
 
-A chunk is what a read of the connection gave: CopyData messages behind one another, a row in each,
-the last perhaps not whole yet, and padding as in `cdc.frames`. The format's header and trailer are
-taken off. Whoever walks a chunk says with `taken` where it stopped.
+A chunk is what one read of the connection returned: consecutive CopyData messages, a row in each,
+the last perhaps not complete yet, and padding as in `cdc.frames`. The format's header and trailer
+are removed. The consumer of a chunk reports with `taken` where it stopped.
 
     'd'  length  columns  length  value  length  value …      (-1: NULL)
      1      4       2        4              4
 
-As `cdc.source.wire` does for a stream, this reads the socket itself once libpq has sent what goes
-before, and leaves the connection as libpq knows it: it begins and ends between two commands. Where
-the socket is encrypted, libpq goes on reading.
+As `cdc.source.wire` does for a stream, this reads the socket itself once libpq has sent what comes
+before, and leaves the connection in the state that libpq knows: it starts and ends between two
+commands. Where the socket is encrypted, libpq reads.
 
-Memory is one read's, or one row's, whatever the table. Reads block, for as long as Postgres needs.
+Memory is limited to one read, or one row, for any table size. Reads block for as long as Postgres
+needs.
 
 https://www.postgresql.org/docs/current/sql-copy.html (binary format)
 """
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 
     from cdc.source.catalog import Connection
 
-# Of a row: its message's type and length, and the number of columns.
+# Of a row: its message's type and length, and its column count.
 head = Struct(">BIH").unpack_from
 HEAD_SIZE: Final = 7
 
 _COPY_OUT, _COPY_DONE, _COMPLETE, _READY, _ERROR = b"HcCZE"
-# ParameterStatus, NoticeResponse and NotificationResponse come whenever the server likes.
-# So do ParseComplete and BindComplete before the rows.
+# ParameterStatus, NoticeResponse and NotificationResponse may arrive at any time, ParseComplete and
+# BindComplete before the rows.
 _IGNORED: Final = frozenset(b"SNA12")
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER: Final = _SIGNATURE + bytes(8)  # no flags, no extension
@@ -58,7 +59,7 @@ class _Wire(Protocol):
 
 
 class Copying:
-    """One COPY's rows. To be closed before the connection is used again."""
+    """One COPY's rows. Close it before the connection is used again."""
 
     def __init__(self, connection: Connection, query: str) -> None:
         """Send `query`, a COPY to STDOUT in binary format."""
@@ -80,11 +81,11 @@ class Copying:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self._wire.close()
-        if not self._ended:  # what still comes can't be told from the next command's answer
+        if not self._ended:  # what still arrives can't be distinguished from the next answer
             self._pgconn.finish()
 
     def read(self) -> bytes:
-        """Return a chunk that begins with a whole message; nothing once all rows have come.
+        """Return a chunk that starts with a complete message; nothing once all rows are read.
 
         Raises the server's own error where it ended the COPY.
         """
@@ -100,9 +101,10 @@ class Copying:
         return b""
 
     def taken(self, chunk: bytes, at: int) -> None:
-        """Take what of a chunk lies behind `at`: the rest of a row, or what is no row.
+        """Process what is in a chunk after `at`: the rest of a row, or messages that are no row.
 
-        Raises ProtocolError at a whole row: whoever stopped there could not take it.
+        Raises ProtocolError at a complete row: the caller stopped there because it could not read
+        it.
         """
         end, stopped_at = whole(chunk), at
         while end - at >= HEADER_SIZE:
@@ -118,7 +120,7 @@ class Copying:
             self._take(rest)
 
     def _take(self, part: bytes) -> None:
-        # A row may be a gigabyte: its parts are put together once, when all of them are there.
+        # A row may be a gigabyte: its parts are put together once, when all of them have arrived.
         self._parts.append(part)
         self._have += len(part)
         if self._need == HEADER_SIZE <= self._have:
@@ -127,7 +129,7 @@ class Copying:
             self._need = 1 + length(self._parts[0])[0]
 
     def _other(self, chunk: bytes, at: int, stop: int) -> int:
-        """Take a whole message that is no row; return where the next one is."""
+        """Process a complete message that is no row; return where the next one is."""
         kind = chunk[at]
         if kind == COPY_DATA:
             if self._begun:  # the trailer
@@ -145,7 +147,7 @@ class Copying:
         return stop
 
     def _begin(self, chunk: bytes, at: int, stop: int) -> int:
-        """Take the format's header; the first row may stand behind it in the same message."""
+        """Process the format's header; the first row may follow it in the same message."""
         body = at + HEADER_SIZE
         if chunk[body : body + len(_HEADER)] != _HEADER:
             raise ProtocolError("a COPY that begins with another header than the binary format's")
@@ -159,10 +161,10 @@ class Copying:
 
 
 class _Socket:
-    """The connection's own socket, from one command to the answer's end."""
+    """The connection's own socket, from one command to the end of its answer."""
 
     def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
-        # A descriptor of its own, since both ends close theirs; the connection stays libpq's.
+        # A descriptor of its own, since both owners close theirs; libpq keeps the connection.
         self._socket = socket.socket(fileno=os.dup(pgconn.socket))
         self._socket.settimeout(None)
         with suppress(OSError):  # a Unix socket has its own sizes
@@ -182,12 +184,12 @@ class _Socket:
         return came
 
     def close(self) -> None:
-        os.set_blocking(self._socket.fileno(), False)  # as libpq left it
+        os.set_blocking(self._socket.fileno(), False)  # as libpq had set it
         self._socket.close()
 
 
 class _Libpq:
-    """libpq's own calls, where only it can read what is on the socket."""
+    """libpq's own calls, where only libpq can read the socket's data."""
 
     def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
         self._pgconn = pgconn
@@ -208,7 +210,7 @@ class _Libpq:
         return b"".join(parts)
 
     def _end(self) -> bytes:
-        """Return ReadyForQuery, which libpq has taken; raise what ended the COPY."""
+        """Return ReadyForQuery, which libpq has consumed; raise what ended the COPY."""
         failed = None
         while (result := self._pgconn.get_result()) is not None:
             if result.status != pq.ExecStatus.COMMAND_OK:
@@ -218,11 +220,11 @@ class _Libpq:
         return pack(">cIc", b"Z", 5, b"T")
 
     def close(self) -> None:
-        """Leave it to the connection."""
+        """Nothing to do: the connection does it."""
 
 
 def _extended(query: bytes) -> bytes:
-    """Return Parse, Bind, Execute and Sync: of one statement, where Query would take several."""
+    """Return Parse, Bind, Execute and Sync: for one statement, where Query would accept several."""
     parse = b"\0" + query + b"\0" + pack(">H", 0)
     bind = b"\0\0" + pack(">HHH", 0, 0, 0)
     execute = b"\0" + pack(">I", 0)

@@ -1,8 +1,8 @@
 """Published tables as the catalogs have them at one snapshot.
 
-What their relation messages would say, and where their rows lie. Asked inside a transaction that is
-pinned to the snapshot (`cdc.source.pinned`), so that everything belongs to one moment.
-Two things are always of now, as Postgres has them in its caches: a heap's current filenode, which
+The contents of their relation messages, and where their rows are stored. Read inside a transaction
+that is pinned to the snapshot (`cdc.source.pinned`), so that everything belongs to one moment. Two
+things are always current, as Postgres has them in its caches: a heap's current filenode, which
 differs from the catalog's where the table was rewritten since, and its size, which only grows.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (Relation)
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cdc.source.catalog import Connection, TableFacts
     from cdc.source.published import Published
 
-# Postgres describes only types above what is built in (FirstGenbkiObjectId).
+# Postgres sends type messages only for types above the built-in ones (FirstGenbkiObjectId).
 _FIRST_TOLD: Final = 10_000
 
 
@@ -57,7 +57,7 @@ class Heap(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name as SQL has it."""
+        """The name as SQL writes it."""
         return sql.Identifier(self.schema, self.name).as_string()
 
 
@@ -69,8 +69,8 @@ class Described(NamedTuple):
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
-    types: dict[int, str]  # names of those that are not built in, as the stream tells them
-    outputs: tuple[str, ...]  # an expression a column: its text as pgoutput writes it
+    types: dict[int, str]  # names of those that are not built in, as the stream sends them
+    outputs: tuple[str, ...]  # an expression per column: its text as pgoutput writes it
     facts: TableFacts
     published: Published
     heaps: tuple[Heap, ...]
@@ -80,14 +80,14 @@ class Described(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When the catalogs are read, and how large a page of this server is."""
+    """When the catalogs are read, and the page size of this server."""
 
     now_us: int
     block_size: int
 
 
 def moment(connection: Connection) -> Moment:
-    """Return it, by the server's own clock, as the times of commits are."""
+    """Return it, by the server's own clock, which commit times use too."""
     with translated("asking the server for the time"):
         row = connection.execute(
             "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,"
@@ -118,7 +118,7 @@ FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.re
 LEFT JOIN pg_am m ON m.oid = c.relam
 WHERE c.relkind <> 'p' ORDER BY 2, 3
 """
-# The index whose columns the stream marks, by the rules of RelationGetIndexList.
+# The index whose columns the stream marks as the key, by the rules of RelationGetIndexList.
 _IDENTITY: Final = """
 SELECT a.attname::text
 FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
@@ -128,7 +128,7 @@ WHERE i.indrelid = %s AND k.n <= i.indnkeyatts AND i.indimmediate
   AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND (i.indisvalid OR c.relkind = 'p')
                           WHEN 'i' THEN i.indisreplident AND i.indisvalid ELSE false END
 """
-# A domain is told, and written, as what it is a domain of, however deep.
+# A domain is described, and written, as its base type, at any depth.
 _TYPES: Final = """
 WITH RECURSIVE base(oid, at) AS (
     SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[])
@@ -143,7 +143,7 @@ WHERE t.typtype <> 'd'
 """
 
 
-# By the functions that write them in binary: types that are text, and types written as text is.
+# By their binary send functions: types that are text, and types written as text is.
 _TEXT: Final = {"textsend", "varcharsend"}
 _AS_TEXT: Final = {"bpcharsend", "namesend", "json_send"}
 
@@ -165,10 +165,10 @@ class _Type(NamedTuple):
         return f"{schema}.{self.name}"
 
     def text_of(self, column: str) -> str:
-        """Return the SQL of a column's text: by the very function that pgoutput calls.
+        """Return the SQL of a column's text: by the same function that pgoutput calls.
 
-        A cast to text is another thing for some types: booleans, char(n), inet. Where a type is
-        text in binary too, nothing is called.
+        A cast to text differs for some types: booleans, char(n), inet. Where a type is text in
+        binary too, no function is called.
         """
         value = sql.Identifier(column).as_string()
         if self.is_domain:

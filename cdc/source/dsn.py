@@ -1,4 +1,4 @@
-"""Whether libpq can read a connection string, asked of libpq itself; nothing is connected to."""
+"""Whether libpq can parse a connection string; no connection is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from psycopg import conninfo
 
 
 def is_readable(dsn: str) -> bool:
-    """Return whether libpq takes `dsn`. Why not is left unsaid: libpq quotes words of it."""
+    """Return whether libpq accepts `dsn`. The reason is not returned: libpq quotes words of it."""
     try:
         conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:

@@ -1,9 +1,10 @@
-"""A snapshot that other connections can take: exported by a temporary slot, alive with its maker.
+"""A snapshot that other connections can use: exported by a temporary slot's connection.
 
 Creating a logical slot finds a consistent point: a WAL position, and the snapshot that sees exactly
-the transactions that committed before it. The slot is made for that alone and is temporary: it goes
-away with this connection, and so does the snapshot. Its name is a lock besides, as there is one
-slot of a name. What must not be lost is kept by the pipeline's own slot, which is not touched.
+the transactions that committed before it. The slot is created only for that and is temporary:
+Postgres drops it when this connection ends, and the snapshot ends too. Its name is also a lock, as
+there is one slot of a name. What must not be lost is kept by the pipeline's own slot, which is not
+touched.
 
 The snapshot lasts until this connection's next command, so there is none.
 
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
     from cdc.source.catalog import Connection
     from cdc.source.timelines import System
 
-STANDBY_MAJOR: Final = 16  # the first whose standbys make logical slots
+STANDBY_MAJOR: Final = 16  # the first whose standbys create logical slots
 _MAX_NAME: Final = 63
-# A session that waits inside a transaction is what these end; ours waits for a reason.
+# These end a session that waits inside a transaction; ours waits on purpose.
 _TIMEOUTS: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN (
     'idle_in_transaction_session_timeout', 'idle_session_timeout', 'statement_timeout',
     'transaction_timeout', 'lock_timeout')
 """
-# A standby has its primary's system identifier; when it was started is its own.
+# A standby has its primary's system identifier; its start time is its own.
 _WHO: Final = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
        pg_postmaster_start_time()::text, pg_is_in_recovery()
@@ -46,7 +47,7 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
 
 
 class Who(NamedTuple):
-    """Which server answers."""
+    """The server that a connection reached."""
 
     system_identifier: str
     started_at: str
@@ -54,7 +55,7 @@ class Who(NamedTuple):
 
 
 def slot_name(config: Config) -> str:
-    """Return the name of the temporary slot, which fits into Postgres' names."""
+    """Return the name of the temporary slot, within Postgres' limit on names."""
     name = f"{config.slot}_snapshot"
     if len(name) > _MAX_NAME:
         mark = hashlib.sha256(config.slot.encode()).hexdigest()[:8]
@@ -63,13 +64,13 @@ def slot_name(config: Config) -> str:
 
 
 def where_read(config: Config) -> Config:
-    """Return the configuration that connects to where rows are read."""
+    """Return the configuration that connects to the server that rows are read from."""
     dsn = config.snapshot.dsn
     return config if dsn is None else replace(config, source=replace(config.source, dsn=dsn))
 
 
 def who(connection: Connection) -> Who:
-    """Return which server it is."""
+    """Return the server that the connection reached."""
     with translated("asking the server who it is"):
         row = connection.execute(_WHO).fetchone()
     assert row is not None
@@ -96,7 +97,7 @@ class Export:
         return connection
 
     def reopen(self) -> None:
-        """Let the snapshot go, and connect for another."""
+        """Release the snapshot, and connect for another."""
         self._connection.close()
         self._connection = self._connect()
 
@@ -110,7 +111,7 @@ class Export:
 
         Raises SlotBusyError where another coordinator has one.
         """
-        # Before 15 the options had no names; the old words are understood ever since.
+        # Before 15 the options had no names; the old keywords are still accepted.
         command = f'CREATE_REPLICATION_SLOT "{self.slot}" TEMPORARY LOGICAL pgoutput'
         try:
             row = self._connection.execute(f"{command} EXPORT_SNAPSHOT".encode()).fetchone()
@@ -130,11 +131,11 @@ class Export:
         self.lsn, self.snapshot = LSN.parse(row[1]), str(row[2])
 
     def cancel(self) -> None:
-        """Let a `create` on another thread end at once."""
+        """End a `create` on another thread at once."""
         self._connection.cancel_safe(timeout=5.0)
 
     def check_same_server(self, connection: Connection) -> None:
-        """Raise ConfigError where `connection` came to another server than this one did."""
+        """Raise ConfigError where `connection` reached another server than this one did."""
         other = who(connection)
         if other[:2] != self.who[:2]:
             key = "snapshot.dsn" if self._config.snapshot.dsn else "source.dsn"
@@ -146,7 +147,7 @@ class Export:
             )
 
     def alive(self, connection: Connection) -> bool:
-        """Return whether the snapshot can still be taken; asked of another connection."""
+        """Return whether the snapshot can still be used; `connection` is another one."""
         with translated(f"looking for the temporary slot {self.slot}"):
             row = connection.execute(
                 "SELECT active_pid = %s FROM pg_replication_slots WHERE slot_name = %s",
@@ -155,7 +156,7 @@ class Export:
         return bool(row and row[0])
 
     def close(self) -> None:
-        """Let the snapshot go."""
+        """Release the snapshot."""
         self._connection.close()
 
 
@@ -169,16 +170,16 @@ def held(connection: Connection, config: Config) -> bool:
 
 
 def log_standby_snapshot(primary: Connection) -> None:
-    """Have the primary note its running transactions, where the role may: standbys wait for it.
+    """Have the primary log its running transactions, where the role may: standbys wait for it.
 
-    It does so by itself too, every quarter of a minute in which something is written.
+    The primary also does so by itself, every 15 s in which something is written.
     """
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         primary.execute("SELECT pg_log_standby_snapshot()")
 
 
 def raise_if_held(config: Config) -> None:
-    """Raise SlotBusyError where some process takes the snapshot. Blocks."""
+    """Raise SlotBusyError where another process takes the snapshot. Blocks."""
     with connect(where_read(config)) as connection:
         if held(connection, config):
             raise _busy(config)

@@ -1,8 +1,8 @@
-"""What stands in the source, as facts: server, slot, publication, tables. Read only.
+"""The state of the source, as facts: server, slot, publication, tables. Read only.
 
-For people and for checks: `cdc setup`, `cdc doctor`, `cdc status`. The daemon's own questions are
-in `catalog`. Rows of catalogs that differ between majors are read as JSON,
-so that one query serves 14 to 18 and a column that a major lacks is simply absent.
+For people and for checks: `cdc setup`, `cdc doctor`, `cdc status`. The daemon's own queries are in
+`catalog`. Rows of catalogs that differ between majors are read as JSON, so that one query works for
+14 to 18 and a column that a major lacks is simply absent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from cdc.config import Selection
 
-# Counting a large table takes minutes; beyond this many rows the statistics' estimate does.
+# Counting a large table takes minutes; above this many rows the statistics' estimate is used.
 COUNT_LIMIT = 10_000
 
 
 class Server(NamedTuple):
-    """The server, our role in it, and what of it is in use."""
+    """The server, our role in it, and the slots and senders in use."""
 
     version: int  # 170011 is 17.11
     version_text: str
@@ -52,7 +52,7 @@ class Server(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A logical replication slot; what its major does not tell is None."""
+    """A logical replication slot; what its major does not report is None."""
 
     name: str
     plugin: str | None
@@ -68,11 +68,11 @@ class Slot(NamedTuple):
     failover: bool = False  # to be copied to standbys (17+)
     synced: bool = False  # itself a copy of the primary's slot (17+)
     temporary: bool = False  # a synced slot is, until it has caught up
-    inactive_seconds: float | None = None  # since somebody last read from it (17+)
+    inactive_seconds: float | None = None  # since it was last read from (17+)
 
 
 class StandbySlot(NamedTuple):
-    """A physical slot: a standby's, as a rule."""
+    """A physical slot, usually a standby's."""
 
     name: str
     exists: bool
@@ -91,7 +91,7 @@ class Publication(NamedTuple):
     all_tables: bool
     members: dict[str, bool]  # schema.table: whether it has a row filter or a column list
     memberships: dict[str, int]  # by the table's name as the resume record has it, the oid of each
-    removed: frozenset[int] = frozenset()  # memberships that ended on purpose
+    removed: frozenset[int] = frozenset()  # memberships that `cdc setup` ended
     version: int = 0  # of its row in the catalog, or the one that this continues
     generated: str = "none"  # which generated columns it publishes without a column list
     schemas: dict[str, int] = {}  # noqa: RUF012 - never written
@@ -100,7 +100,7 @@ class Publication(NamedTuple):
 
     @property
     def pinned(self) -> PinnedPublication:
-        """What of it the resume record holds on to."""
+        """Return what the resume record pins of it."""
         return PinnedPublication(
             self.name,
             self.oid,
@@ -262,7 +262,7 @@ def _slot(fields: dict[str, Any], retained: int | None, inactive: float | None) 
 
 
 def standby_slots(connection: psycopg.Connection, server: Server) -> list[StandbySlot]:
-    """Return the physical slots, and those that `synchronized_standby_slots` names in vain."""
+    """Return the physical slots, and missing ones that `synchronized_standby_slots` names."""
     setting = server.settings.get("synchronized_standby_slots", "").replace('"', "").split(",")
     named = {each.strip() for each in setting if each.strip()}
     with translated("reading the standbys' slots"):
@@ -299,8 +299,8 @@ _SCHEMAS = """
 SELECT n.nspname::text, p.oid::bigint FROM pg_publication_namespace p
 JOIN pg_namespace n ON n.oid = p.pnnspid WHERE p.pnpubid = %s
 """
-# What every change of a publication changes: the version of its row, its comment with our note,
-# and the oids by which tables and schemas belong to it. One row, however many tables there are.
+# Everything that a change of the publication changes: the version of its row, its comment with our
+# note, and the oids by which tables and schemas belong to it. One row for any number of tables.
 _MARK = """
 SELECT p.oid::bigint, p.xmin::text::bigint, obj_description(p.oid, 'pg_publication'),
        (SELECT count(*) FROM pg_publication_rel r WHERE r.prpubid = p.oid),
@@ -317,7 +317,7 @@ Mark = tuple[Any, ...]
 
 
 def publication_mark(connection: psycopg.Connection, name: str) -> Mark | None:
-    """Return what is another after each change of the publication; None where it is not there.
+    """Return a value that changes with each change of the publication; None where it is missing.
 
     Tables that are created, dropped or moved change it only where the publication names them.
     """

@@ -1,4 +1,4 @@
-"""What kind a type of the users' is, as the catalog has it today: for reports, never for values."""
+"""Which user-defined types are of which kind, by the current catalog: for reports only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def defined_by_users(connection: Connection, names: Collection[str]) -> frozenset[str]:
-    """Return those of the `schema.type` names that are enums, composites, ranges or domains."""
+    """Return the `schema.type` names that are enums, composites, ranges or domains."""
     with translated("looking up types"):
         found = connection.execute(
             "SELECT n.nspname || '.' || t.typname FROM pg_type t"

@@ -1,6 +1,6 @@
-"""What the catalogs say of many relations at once: a query of each kind for all of them.
+"""Catalog lookups for many relations at once: one query of each kind for all of them.
 
-The first transaction over thousands of tables describes each of them, and a query a table would
+The first transaction over thousands of tables describes each of them, and a query per table would
 cost more than its rows. Each query names its relations by oid and costs only those.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Lookup(NamedTuple):
-    """What the catalogs say of one relation; empty where it is dropped."""
+    """The catalogs' facts about one relation; empty where it is dropped."""
 
     facts: TableFacts
     published: Published
@@ -27,7 +27,7 @@ class Lookup(NamedTuple):
 
 # Catalog rows are read as JSON, so that what a major lacks is simply absent. A column list names
 # what is sent, generated or not; without one it is every column that is not generated, and the
-# stored generated ones where the publication says so.
+# stored generated ones where the publication is set to.
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname::text, NOT a.attnotnull, a.atttypid::bigint, a.atttypmod,
        a.attnum::int,
@@ -53,7 +53,7 @@ JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = %s AND r.prrelid = ANY(%s::oid[]) AND r.prqual IS NOT NULL
 """
 _FILTERS_SINCE = 150_000
-# Most relations are no partitions, and the function is called for those alone that are.
+# Most relations are not partitions, and the function is called only for those that are.
 _ANCESTORS = """
 SELECT one.oid::bigint, n.nspname::text, c.relname::text
 FROM pg_class one CROSS JOIN LATERAL pg_partition_ancestors(one.oid) a
@@ -65,7 +65,7 @@ WHERE one.oid = ANY(%s::oid[]) AND one.relispartition AND c.oid <> one.oid
 def look_up(
     connection: Connection, publication: str, relations: Collection[int]
 ) -> dict[int, Lookup]:
-    """Return what the catalogs say of each relation."""
+    """Return the catalogs' facts about each relation."""
     oids = list(relations)
     nullable: dict[int, dict[str, bool]] = {oid: {} for oid in oids}
     sent: dict[int, list[tuple[str, int, int]]] = {oid: [] for oid in oids}
@@ -97,5 +97,5 @@ def look_up(
 
 
 def look_up_one(connection: Connection, publication: str, relation: int) -> Lookup:
-    """Return what the catalogs say of one relation."""
+    """Return the catalogs' facts about one relation."""
     return look_up(connection, publication, [relation])[relation]

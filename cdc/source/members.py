@@ -1,4 +1,4 @@
-"""The publication's tables by name, and commands into the stream."""
+"""The publication's tables by name, and commands that are sent into the stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.catalog import Connection
 
-# A published table, or a partition of one that is published by its root or by its partitions.
+# A published table, or a partition that is published by its root or itself.
 _MEMBERS: Final = """
 SELECT n.nspname::text, c.relname::text, greatest(c.reltuples, 0)::bigint,
        CASE WHEN c.relkind = 'p' THEN
@@ -65,10 +65,10 @@ def require_secret(config: Config) -> bytes:
 
 
 def send_command(connection: Connection, config: Config, prefix: str, content: bytes) -> str:
-    """Write a command, signed, as a transactional logical message; return where.
+    """Write a command, signed, as a transactional logical message; return its LSN.
 
-    Raises ConfigError where there is no secret to sign it with. The time is the server's own, as is
-    that of the commit, which the daemon compares it with.
+    Raises ConfigError where there is no secret to sign it with. The time is the server's own, like
+    the time of the commit, with which the daemon compares it.
     """
     secret = require_secret(config)
     with translated(f"writing a message {prefix}"):

@@ -1,11 +1,11 @@
 """The publication's tables as the catalogs have them, and how `cdc setup` changes them.
 
-The daemon knows a table's membership by the oid of its row in `pg_publication_rel`: another one
-means that the table was out of the publication for a while, which is a gap. A changed column list
-or row filter makes a new row too, though the table was never out: Postgres has no other way than to
-drop and add it, which happens in one transaction. So that transaction also leaves a note, as a line
-of the publication's comment: which membership each new one continues. Whoever changes the
-publication by hand leaves no note, and the gap is found.
+The daemon identifies a table's membership by the oid of its row in `pg_publication_rel`: another
+oid means that the table was out of the publication for a while, which is a gap. A changed column
+list or row filter also makes a new row, though the table was never out: in Postgres this takes a
+drop and an add, in one transaction. So that transaction also leaves a note, as a line of the
+publication's comment: which membership each new one continues. A manual change of the publication
+leaves no note, and the gap is found.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Note(NamedTuple):
     first: dict[int, int]  # by membership, the one that it continues
     # By each membership that it narrowed, the row filter as the configuration writes it, or "".
     where: dict[int, str]
-    # Memberships that were ended on purpose: what is in no stream since then nobody misses.
+    # Memberships that were ended on purpose: changes that are missing since then are not a gap.
     removed: frozenset[int] = frozenset()
     # By a version of the publication's row, the one that it continues: options that were changed.
     versions: dict[int, int] = {}  # noqa: RUF012 - never written
@@ -65,7 +65,7 @@ class State(NamedTuple):
     generated: bool
     all_tables: bool
     entries: dict[int, Entry]  # by the table's oid
-    schemas: dict[str, int]  # published whole, and the oid by which each is
+    schemas: dict[str, int]  # published as a schema, and its oid in pg_publication_namespace
     published: dict[int, int]  # by the oid of each published table, its first membership
     note: Note
     version: int = 0  # of its row: another after each change of its options
@@ -85,7 +85,7 @@ class Change(NamedTuple):
     add_schemas: list[str]
     drop_schemas: list[str]
     options: dict[str, str]
-    by_hand: list[Entry]  # narrowed by somebody else; to be left so
+    by_hand: list[Entry]  # narrowed by hand; left unchanged
 
     def __bool__(self) -> bool:
         return any(self[:-1])
@@ -172,7 +172,7 @@ def read_note(comment: str) -> Note:
 
 
 def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change:
-    """Return what makes `actual` the `wanted` one; `excluded` are tables to be taken out."""
+    """Return the change from `actual` to `wanted`; `excluded` are tables to be removed."""
     add, replace, by_hand = [], [], []
     for member in wanted.members:
         entry = actual.entries.get(member.table.oid)
@@ -186,7 +186,8 @@ def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change
             and member.where is None
             and (entry.membership not in actual.note.where)
         ):
-            # The configuration has no word on the table: nobody asked to show what is left out.
+            # The configuration does not mention the table: nothing asks to publish what is left
+            # out.
             by_hand.append(entry)
         else:
             replace.append(member)
@@ -195,7 +196,7 @@ def difference(wanted: Plan, actual: State, excluded: Collection[int]) -> Change
         options["publish_via_partition_root"] = "true" if wanted.via_root else "false"
     if actual.generated != wanted.generated:
         options["publish_generated_columns"] = "stored" if wanted.generated else "none"
-    # A schema stays published whole only where the plan wants it so, or never heard of it.
+    # A schema stays published as a schema only where the plan has it so, or does not know it.
     ours = {member.table.schema for member in wanted.members} | wanted.listed.keys()
     return Change(
         add,
@@ -214,7 +215,7 @@ def _same(member: Member, entry: Entry, note: Note) -> bool:
         return False
     if member.where is None:
         return not entry.filtered
-    # Postgres keeps a filter in its own spelling, so ours is noted.
+    # Postgres stores a filter in its own spelling, so ours is in the note.
     return entry.filtered and note.where.get(entry.membership) == member.where
 
 
@@ -241,7 +242,7 @@ def creation(name: str, wanted: Plan) -> sql.Composed:
 
 
 def alterations(name: str, change: Change) -> Iterator[sql.Composed]:
-    """Yield the statements that make the change; they belong into one transaction."""
+    """Yield the statements that make the change; run them in one transaction."""
     head = sql.SQL("ALTER PUBLICATION {} ").format(sql.Identifier(name))
     if change.options:
         yield head + sql.SQL("SET ({})").format(_options(change.options))
@@ -268,7 +269,7 @@ def _table(member: Member) -> sql.Composed:
         names = sql.SQL(", ").join(map(sql.Identifier, member.columns))
         parts.append(sql.SQL("({})").format(names))
     if member.where is not None:
-        # The operator's own SQL, as Postgres takes it.
+        # SQL from the configuration, as Postgres accepts it.
         parts.append(sql.SQL("WHERE (" + member.where + ")"))
     return sql.SQL(" ").join(parts)
 
@@ -283,7 +284,7 @@ def _options(options: dict[str, str]) -> sql.Composed:
 
 
 def create(connection: psycopg.Connection, name: str, wanted: Plan) -> None:
-    """Create the publication; raise PermissionDeniedError with the SQL to be run by an owner."""
+    """Create the publication; raise PermissionDeniedError with the SQL for an owner to run."""
     _run(connection, name, [creation(name, wanted)], wanted, None)
 
 
@@ -293,7 +294,7 @@ def alter(
 ) -> None:  # fmt: skip
     """Change the publication in one transaction, with a note of what each membership continues.
 
-    `removed` are memberships that end on purpose, so that the daemon goes on without them.
+    `removed` are memberships that end on purpose, so that the daemon continues without them.
     """
     schemas = frozenset(before.schemas[schema] for schema in change.drop_schemas)
     _run(connection, name, list(alterations(name, change)), wanted, before, removed | schemas)

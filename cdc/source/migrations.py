@@ -1,8 +1,8 @@
-"""Apply and remove what `migrations/` holds, on a connection of ours.
+"""Apply and remove the migrations in `migrations/`, on a connection of ours.
 
-Alembic and SQLAlchemy are wanted only where a migration is: a pipeline without any never imports
-them. Each migration is a branch of its own and one transaction, so that one that is not permitted
-leaves nothing behind and stops no other.
+Alembic and SQLAlchemy are needed only where a migration is wanted: a pipeline without any never
+imports them. Each migration is a branch of its own and one transaction, so that one that is not
+permitted leaves nothing behind and does not prevent others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'alembic_version'
 """
 _READ: Final = b"SELECT version_num FROM lockstep.alembic_version"
-# Of the migrations that sign what they write.
+# For the migrations that sign what they write.
 _KEYS: Final = {"signal_table": "signal_key", "ddl_audit": "ddl_key"}
-# Whether what makes each of them work is there, on (`O` or `A` of a trigger), and ours to use.
+# Whether each migration's objects exist, are enabled (`O` or `A` of a trigger), and usable by our
+# role.
 _WORKING: Final = b"""
 SELECT 'signal_table', t.tgenabled IN ('O', 'A') AND EXISTS (
   SELECT FROM pg_class k WHERE k.relnamespace = n.oid AND k.relname = 'signal_key'
@@ -56,13 +57,13 @@ SELECT 'ddl_audit', count(*) = 2 AND EXISTS (
 FROM pg_event_trigger
 WHERE evtname IN ('lockstep_ddl', 'lockstep_ddl_drop') AND evtenabled IN ('O', 'A')
 """
-# As env.py leaves it on the schema that it creates: one that a user made stays.
+# As env.py comments the schema that it creates: a schema that a user created stays.
 _MARK: Final = "made by cdc setup"
 _PARENTS: Final = Path(__file__).parents
 
 
 def folder() -> Path:
-    """Return where the scripts lie: beside `cdc` in a checkout, inside it where it is installed."""
+    """Return the scripts' folder: next to `cdc` in a checkout, inside it in an installation."""
     installed = _PARENTS[1] / "migrations"
     return installed if installed.is_dir() else _PARENTS[2] / "migrations"
 
@@ -77,13 +78,13 @@ def applied(connection: psycopg.Connection) -> dict[str, str]:
 
 
 def working(connection: psycopg.Connection) -> dict[str, bool]:
-    """Return which of them are there and on, whoever keeps account."""
+    """Return which of them exist and are enabled, by the catalogs alone."""
     with translated("reading triggers and rights"):
         return dict(connection.execute(_WORKING).fetchall())
 
 
 def newest() -> dict[str, str]:
-    """Return the newest revision of each, as its scripts are named: `NAME_1`, `NAME_2`."""
+    """Return the newest revision of each; its scripts are named `NAME_1`, `NAME_2`."""
     scripts = [path.stem for path in (folder() / "versions").glob("*_*.py")]
     return {
         name: max(
@@ -95,7 +96,7 @@ def newest() -> dict[str, str]:
 
 
 def other_slots(connection: psycopg.Connection, slot: str) -> list[str]:
-    """Return the slots of this database, but for `slot`, that a pipeline like ours may have."""
+    """Return this database's slots, except `slot`, that another Lockstep pipeline may have."""
     with translated("reading the slots"):
         rows = connection.execute(
             "SELECT slot_name::text FROM pg_replication_slots WHERE plugin = 'pgoutput'"
@@ -106,13 +107,13 @@ def other_slots(connection: psycopg.Connection, slot: str) -> list[str]:
 
 
 def upgrade(config: Config, name: str) -> None:
-    """Apply the migration `name`, or bring it to its newest revision."""
+    """Apply the migration `name`, or upgrade it to its newest revision."""
     with _alembic(config, f"creating the {spoken(name)}") as (command, settings):
         command.upgrade(settings, f"{name}@head")
 
 
 def downgrade(config: Config, name: str) -> None:
-    """Remove what the migration `name` made; the schema too, once empty, if it is ours."""
+    """Remove what the migration `name` created; the schema too, once empty, if it is ours."""
     with _alembic(config, f"removing the {spoken(name)}") as (command, settings):
         command.downgrade(settings, f"{name}@base")
     with connect(config) as connection:
@@ -126,7 +127,7 @@ def spoken(name: str) -> str:
 
 
 def as_sql(config: Config, names: list[str], *, down: bool = False) -> str:
-    """Return the statements, for somebody to run who may what our role may not."""
+    """Return the statements, for a person with the rights that our role lacks."""
     parts = []
     for name in names:
         command, settings, out = *_loaded(), io.StringIO()
@@ -140,7 +141,7 @@ def as_sql(config: Config, names: list[str], *, down: bool = False) -> str:
 
 
 def _grants(config: Config, names: list[str]) -> list[str]:
-    """Return what lets our role see them and use what it writes to, where its name is known."""
+    """Return the grants that our role needs on them, where its name is known."""
     user = psycopg.conninfo.conninfo_to_dict(config.source.dsn).get("user")
     if not user:
         return []
@@ -159,7 +160,7 @@ def _grants(config: Config, names: list[str]) -> list[str]:
 
 
 def _offline(script: str, *, down: bool) -> str:
-    """Return Alembic's script fit for a database that may hold other branches' versions."""
+    """Return Alembic's script adapted to a database that may hold other branches' versions."""
     create = f"CREATE TABLE {_VERSIONS}"
     kept = [line for line in script.split("\n") if not line.startswith(f"DROP TABLE {_VERSIONS}")]
     if down:
@@ -179,12 +180,12 @@ def _clear(connection: psycopg.Connection) -> None:
         try:
             connection.execute(f"DROP SCHEMA {SCHEMA}".encode())
         except psycopg.errors.DependentObjectsStillExist:
-            return  # somebody keeps something of their own there
+            return  # the schema holds objects that are not ours
 
 
 @contextmanager
 def _alembic(config: Config, doing: str) -> Iterator[tuple[ModuleType, AlembicConfig]]:
-    """Give Alembic's commands, on a connection of ours, in one transaction."""
+    """Yield Alembic's commands, on a connection of ours, in one transaction."""
     command, settings = _loaded()
     import sqlalchemy  # noqa: PLC0415 - only where a migration is wanted
 
@@ -219,7 +220,7 @@ def _loaded() -> tuple[ModuleType, AlembicConfig]:
             " false: the pipeline needs none of it",
         ) from error
     settings = config.Config()
-    # A percent sign would be taken for a reference.
+    # A percent sign would be read as a reference.
     settings.set_main_option("script_location", str(folder()).replace("%", "%%"))
     settings.set_main_option("path_separator", "os")
     return command, settings

@@ -1,7 +1,7 @@
-"""COPY by the extended protocol, which takes one statement where psycopg's own takes several.
+"""COPY by the extended protocol, which accepts one statement where psycopg's own accepts several.
 
-What is read is not trusted to be one: parts of it are the operator's SQL, or made from what
-somebody asked for.
+The text is not trusted to be one statement: parts of it are SQL from the configuration, or made
+from a user's request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def copy(connection: Connection, query: bytes) -> Generator[bytes]:
-    """Yield the messages of a COPY to STDOUT; whoever stops before the end has it cancelled."""
+    """Yield the messages of a COPY to STDOUT; closing the generator early cancels the COPY."""
     pgconn = connection.pgconn
     pgconn.send_query_params(query, None)
     result = connection.wait(generators.execute(pgconn))[0]
@@ -43,7 +43,7 @@ def copy(connection: Connection, query: bytes) -> Generator[bytes]:
 
 
 def _cancel(connection: Connection) -> None:
-    """End a COPY that has more to come, and take what comes until it has ended."""
+    """Cancel a COPY that has not ended, and read until it has."""
     with suppress(psycopg.Error):
         connection.cancel_safe()
         while isinstance(connection.wait(generators.copy_from(connection.pgconn)), memoryview):

@@ -1,10 +1,11 @@
-"""A connection that reads rows as of an exported snapshot, a transaction a range.
+"""A connection that reads rows as of an exported snapshot, one transaction per range.
 
-Each range has a transaction of its own, so that nobody who changes the table waits for longer than
-one: behind its ACCESS SHARE lock a waiting ALTER TABLE holds up everybody else too. Between two
-ranges the table may therefore change, and not all of that can be seen in an old snapshot: rows that
-TRUNCATE, VACUUM FULL, CLUSTER or ALTER TABLE moved to another file are invisible there, without an
-error. So each range compares what the parser and the relation cache say today, behind the lock.
+Each range has a transaction of its own, so that a session that changes the table waits for one
+range at most: a waiting ALTER TABLE, blocked by the ACCESS SHARE lock, blocks every other session
+too. So the table may change between two ranges, and an old snapshot does not show all of that: rows
+that TRUNCATE, VACUUM FULL, CLUSTER or ALTER TABLE moved to another file are invisible there,
+without an error. So each range checks what the parser and the relation cache report now, under the
+lock.
 
 https://www.postgresql.org/docs/current/mvcc-caveats.html
 https://www.postgresql.org/docs/current/sql-set-transaction.html
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.source.catalog import Connection
 
-# A range may take minutes, whatever the role's settings say of statements; how it is planned must
-# not depend on them either. A policy is an error instead of rows that are not there.
+# A range may take minutes, whatever timeouts the role's settings have; its query plan must not
+# depend on them either. A policy is an error instead of missing rows.
 _SESSION: Final = {
     "statement_timeout": "0",
     "transaction_timeout": "0",
@@ -39,7 +40,7 @@ _SESSION: Final = {
     "jit": "off",
     "max_parallel_workers_per_gather": "0",
 }
-# What Postgres says of a snapshot's name that it does not know, by major and by how it went.
+# The errors for a snapshot name that Postgres does not know: they differ by major and by cause.
 _UNKNOWN_SNAPSHOT: Final = (
     psycopg.errors.UndefinedObject,
     psycopg.errors.InvalidParameterValue,
@@ -55,14 +56,14 @@ _GONE: Final = (
 
 
 class Shape(NamedTuple):
-    """What a relation's rows lie in: another file or other columns are other rows."""
+    """Identifies a relation's rows: another file or other columns are other rows."""
 
     filenode: int
     attnums: tuple[int, ...]
 
 
 def connect_for_rows(config: Config) -> Connection:
-    """Return a connection to where rows are read."""
+    """Return a connection to the server that rows are read from."""
     if dsn := config.snapshot.dsn:
         config = replace(config, source=replace(config.source, dsn=dsn))
     connection = connect(config)
@@ -76,7 +77,7 @@ def connect_for_rows(config: Config) -> Connection:
 
 
 def for_others(connection: Connection) -> str:
-    """Return the connection string with which another client gets what `connect_for_rows` gives.
+    """Return the connection string that gives another client the same connection settings.
 
     It holds the password.
     """
@@ -92,7 +93,7 @@ def for_others(connection: Connection) -> str:
 
 
 def carried(config: Config, connection: Connection) -> Config:
-    """Return the configuration that reads rows the same from where no file of ours is."""
+    """Return the configuration that reads rows the same way where our files are missing."""
     dsn = config.snapshot.dsn or config.source.dsn
     if connection.info.password:
         dsn = conninfo.make_conninfo(dsn, password=connection.info.password)
@@ -105,9 +106,9 @@ def carried(config: Config, connection: Connection) -> Config:
 
 @contextmanager
 def pinned(connection: Connection, snapshot: str) -> Iterator[None]:
-    """Run the block in a transaction that sees what `snapshot` does.
+    """Run the block in a transaction that sees what `snapshot` sees.
 
-    Raises SnapshotLostError where that is no more.
+    Raises SnapshotLostError where it no longer exists.
     """
     with translated("beginning a transaction"):
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -136,9 +137,9 @@ def _adopt(connection: Connection, snapshot: str) -> None:
 
 
 def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shape:
-    """Lock the relation against changes of its columns, and return its shape as it is today.
+    """Lock the relation against changes of its columns, and return its current shape.
 
-    `relation` is written as SQL. Raises RewrittenError where it or a column is gone.
+    `relation` is written as SQL. Raises RewrittenError where it or a column is missing.
     """
     try:
         return _shape(connection, sql.SQL(relation), relation, columns)
@@ -152,7 +153,7 @@ def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shap
 def _shape(connection: Connection, relation: sql.SQL, name: str, columns: Sequence[str]) -> Shape:
     connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(relation))
     named = sql.SQL(", ").join(map(sql.Identifier, columns))
-    # The parser knows today's columns, where pg_attribute would be the snapshot's.
+    # The parser has the current columns, where pg_attribute would show the snapshot's.
     cursor = connection.execute(sql.SQL("SELECT {} FROM ONLY {} LIMIT 0").format(named, relation))
     result = cursor.pgresult
     assert result is not None, "it was just executed"

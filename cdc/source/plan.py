@@ -1,12 +1,12 @@
-"""What the publication is to hold, from the configuration and the catalog; and what forbids it.
+"""What the publication should hold, by configuration and catalog, and what prevents it.
 
-Pure, but for `filter_problems`, which lets Postgres read the row filters. `cdc setup` makes the
-publication so and refuses what is a problem; the doctor shows both beforehand.
+Pure, except `filter_problems`, which has Postgres check the row filters. `cdc setup` creates the
+publication this way and refuses what is a problem; the doctor shows both beforehand.
 
-What Postgres asks of a publication: a column list and a row filter take 15; both may leave out no
-column of the replica identity that updates and deletes need, or those fail in the application; a
-column list under REPLICA IDENTITY FULL makes them fail always. So where a column that is left out
-can't be left out by Postgres, the encoders make it null.
+What Postgres requires of a publication: column lists and row filters need 15; neither may leave out
+a column of the replica identity that updates and deletes need, or those fail in the application; a
+column list under REPLICA IDENTITY FULL makes them fail always. So where Postgres can't leave out a
+column, the encoders make it null.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GENERATED = 18
 
 
 class Member(NamedTuple):
-    """A table as the publication is to hold it."""
+    """A table as the publication should hold it."""
 
     table: Table
     columns: tuple[str, ...] | None  # None: every column
@@ -43,7 +43,7 @@ class Member(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What must be mended before the table may be published so."""
+    """What must be fixed before the table may be published this way."""
 
     check: str
     what: str
@@ -51,21 +51,21 @@ class Problem(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The publication as the configuration wants it."""
+    """The publication as the configuration describes it."""
 
     members: list[Member]
-    schemas: frozenset[str]  # published whole, with the tables they come to have
-    listed: dict[str, str]  # schemas to be published whole that can't be, and why
+    schemas: frozenset[str]  # published as schemas, with the tables that they get later
+    listed: dict[str, str]  # schemas that should be published as such and can't, and why
     via_root: bool
     generated: bool
-    nulled: dict[str, list[str]]  # by table, columns left out that Postgres sends all the same
+    nulled: dict[str, list[str]]  # by table, columns left out that Postgres sends nevertheless
     problems: list[Problem]
 
 
 def plan(
     config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[Column]]
 ) -> Plan:
-    """Return what `tables`, those that `source.tables` matches, are to be published as."""
+    """Return how `tables`, those that `source.tables` matches, should be published."""
     chosen = config.selection
     members, nulled = [], {}
     problems = [*_origin(config, server)]
@@ -97,12 +97,12 @@ def plan(
 
 
 def has_topic(config: Config, table: Table) -> bool:
-    """Return whether the table's events go to a topic of its own name."""
+    """Return whether the table's events go to a topic of the table's name."""
     return table.publishable and (table.kind != "p" or config.source.partitions == "root")
 
 
 def _can_list(config: Config, server: Server, table: Table) -> bool:
-    """Return whether Postgres takes a column list of the table."""
+    """Return whether Postgres accepts a column list of the table."""
     by_leaf = table.kind == "p" and config.source.partitions == "leaf"
     return server.major >= COLUMN_LISTS and table.replica_identity != "f" and not by_leaf
 
@@ -116,7 +116,7 @@ def _sent(config: Config, server: Server, column: Column) -> bool:
 def _schemas(
     config: Config, server: Server, members: list[Member]
 ) -> tuple[frozenset[str], dict[str, str]]:
-    """Return the schemas to publish whole, and those that can't be, with the reason."""
+    """Return the schemas to publish as such, and those that can't be, with the reason."""
     chosen = config.selection
     wanted = {name for p in chosen.patterns if (name := p.whole_schema) is not None}
     if config.source.new_tables == "setup":
@@ -221,9 +221,9 @@ def _key_problems(member: Member, columns: list[Column]) -> Iterator[Problem]:
 def _rule_problems(
     config: Config, members: list[Member], columns: dict[int, list[Column]]
 ) -> Iterator[Problem]:
-    """Find what names nothing: a mask with a slip of the pen hides nothing.
+    """Find rules that name nothing: a mask with a misspelled name hides nothing.
 
-    With a star it may be a precaution, and is none.
+    A rule with a pattern may be a precaution, and is not a problem.
     """
     for rule in config.selection.rules:
         pattern, _ = rule
@@ -247,7 +247,7 @@ def _rule_problems(
 
 def _named(rule: Rule) -> Iterator[tuple[str, NamePattern]]:
     for setting, names in rule.columns().items():
-        if setting != "key":  # told per table
+        if setting != "key":  # reported per table
             for name in names:
                 yield setting, name
 
@@ -257,7 +257,7 @@ def _many(tables: list[Table]) -> str:
 
 
 def partition_problems(config: Config, found: list[Partition]) -> Iterator[Problem]:
-    """Find partitions that are to be left out: they are published with their table."""
+    """Find partitions that should be left out: they are published with their table."""
     selection = config.selection
     for each in found:
         if config.source.partitions == "leaf" and selection.excludes(each.schema, each.name):
@@ -269,7 +269,7 @@ def partition_problems(config: Config, found: list[Partition]) -> Iterator[Probl
 
 
 def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Problem]:
-    """Let Postgres read the row filters: each must be one, of columns of the replica identity."""
+    """Have Postgres check the row filters: each must use columns of the replica identity only."""
     for member in wanted.members:
         if member.where is None:
             continue
@@ -287,23 +287,23 @@ def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Pr
 
 
 def _refusal(connection: psycopg.Connection, member: Member, only: tuple[str, ...]) -> str | None:
-    """Return why Postgres does not take the filter over the table, or over these columns of it."""
+    """Return why Postgres refuses the filter on the table, or on only these columns of it."""
     table = member.table
     assert member.where is not None
     chosen = sql.SQL(", ").join(map(sql.Identifier, only)) if only else sql.SQL("*")
     try:
-        # Planned, never run: a column that is not chosen is one that the filter can't name.
+        # Planned, never run: the filter can't name a column that is not selected.
         connection.execute(
             sql.SQL("EXPLAIN SELECT FROM (SELECT {} FROM {}) AS {} WHERE ({})").format(
                 chosen,
                 sql.Identifier(table.schema, table.name),
                 sql.Identifier(table.name),
-                sql.SQL(member.where),  # the operator's own SQL
+                sql.SQL(member.where),  # from the configuration
             ),
             binary=True,  # by the extended protocol: one statement
         )
     except psycopg.errors.InsufficientPrivilege:
-        return None  # unknown here; Postgres tells when the publication is made
+        return None  # unknown here; Postgres reports it when the publication is created
     except psycopg.Error as error:
         if error.sqlstate and error.sqlstate[:2] in {"42", "22", "0A"}:
             return str(error.diag.message_primary)

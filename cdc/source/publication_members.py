@@ -1,11 +1,12 @@
-"""Which tables a publication sends, read from the catalogs alone.
+"""Which tables a publication sends, read only from the catalogs.
 
-`pg_get_publication_tables` and the view upon it open every table that has no column list (Postgres
-15 and later), so they wait for whoever holds one of them exclusively: a VACUUM FULL or a long ALTER
-TABLE of one table would stop a daemon from starting with all others. This reads the rows that the
-function itself goes by, and waits for nobody. What is told is what the function tells:
+`pg_get_publication_tables` and the view on top of it open every table that has no column list
+(Postgres 15 and later), so they wait for any session that holds one of them exclusively: a VACUUM
+FULL or a long ALTER TABLE of one table would keep a daemon from starting with all others. This
+reads the rows that the function itself uses, and waits for no lock. The result is the same as the
+function's:
 
-- FOR ALL TABLES: every permanent table of users; with `publish_via_partition_root` partitions by
+- FOR ALL TABLES: every permanent user table; with `publish_via_partition_root`, partitions through
   their root, without it each partition that holds rows;
 - tables by name and schemas: the same of what they name. Of a table that is named along with its
   ancestor only the ancestor counts where the root publishes.
@@ -20,7 +21,7 @@ from typing import Final
 # Schemas can be published.
 SCHEMAS_SINCE: Final = 150_000
 
-# `is_publishable_class`: what has a lower oid is the system's own, and information_schema's.
+# `is_publishable_class`: lower oids are the system's own and information_schema's.
 _PUBLISHABLE: Final = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
 _BY_SCHEMA: Final = """
     UNION

@@ -1,4 +1,4 @@
-"""Which roles of the database may do what concerns the pipeline."""
+"""Which roles of the database hold rights that concern the pipeline."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class NamedRole(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """Its name as SQL takes it."""
+        """Its name as SQL writes it."""
         return self.name if self.name == "PUBLIC" else sql.Identifier(self.name).as_string()
 
 
 class Rights(NamedTuple):
-    """Who may do what."""
+    """Which roles may do what."""
 
     role: str  # ours
     replication: list[NamedRole]
@@ -57,7 +57,7 @@ class Rights(NamedTuple):
 
 
 class Dsn(NamedTuple):
-    """What a connection string says of its safety."""
+    """What a connection string shows of its safety."""
 
     hosts: list[str]
     sslmode: str
@@ -65,7 +65,7 @@ class Dsn(NamedTuple):
 
 
 def read(connection: Connection) -> Rights:
-    """Return who may do what, as the catalogs tell everybody."""
+    """Return which roles may do what, by catalogs that every role may read."""
     with translated("reading who may do what"):
         replication = connection.execute(_REPLICATION).fetchall()
         emit = connection.execute(_EMIT).fetchone()
@@ -84,7 +84,7 @@ def read(connection: Connection) -> Rights:
 
 
 def described(dsn: str) -> Dsn:
-    """Return what a connection string says of its safety."""
+    """Return what a connection string shows of its safety."""
     given = conninfo.conninfo_to_dict(dsn)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
     return Dsn(hosts, str(given.get("sslmode") or "prefer"), bool(given.get("password")))

@@ -1,9 +1,9 @@
 """Create and drop what the pipeline needs in the source: a publication and a logical slot.
 
-Only what is missing is created, and nothing is ever recreated: a slot that is gone took its changes
-with it, and making it anew would hide that. The publication (`cdc.source.membership`) comes first,
-since the slot decodes with the catalogs of its own past and a publication younger than the slot
-would be missing there.
+Only what is missing is created, and nothing is ever recreated: a missing slot took its changes with
+it, and creating it again would hide that. The publication (`cdc.source.membership`) comes first,
+since the slot decodes with the catalogs of its own past, where a publication newer than the slot is
+missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PLUGIN = "pgoutput"
 def matched_tables(connection: psycopg.Connection, config: Config) -> list[Table]:
     """Return the tables that the configuration captures, all of which can be published.
 
-    A pattern that stands for many passes over views, foreign, unlogged and temporary tables; naming
-    one of these, or something that does not exist, raises ConfigError.
+    A pattern for several tables skips views, foreign, unlogged and temporary tables; naming one of
+    these, or something that does not exist, raises ConfigError.
     """
     selection = config.selection
     found = tables(connection, selection)
@@ -64,7 +64,7 @@ def describe_kind(table: Table) -> str:
 
 
 def create_slot(connection: psycopg.Connection, name: str, *, failover: bool = False) -> LSN:
-    """Create the logical slot and return its consistent point, where its changes begin.
+    """Create the logical slot and return its consistent point, where its changes start.
 
     Waits for every transaction that is writing at this moment. With `failover` (17 and later)
     standbys may copy it.
@@ -100,7 +100,7 @@ def create_slot(connection: psycopg.Connection, name: str, *, failover: bool = F
 def alter_slot(
     config: Config, name: str, *, failover: bool | None = None, two_phase: bool | None = None
 ) -> None:
-    """Change what of a slot can be changed; nobody may be streaming from it."""
+    """Change a slot's options; no daemon may be streaming from it."""
     wanted = {"FAILOVER": failover, "TWO_PHASE": two_phase}
     options = ", ".join(f"{k} {str(v).lower()}" for k, v in wanted.items() if v is not None)
     with connect(config, replication=True) as connection:
@@ -115,7 +115,7 @@ def alter_slot(
 
 
 def drop_slot(connection: psycopg.Connection, name: str) -> None:
-    """Drop the slot; raise SlotBusyError while somebody streams from it."""
+    """Drop the slot; raise SlotBusyError while a daemon streams from it."""
     try:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
     except errors.ObjectInUse as error:
@@ -133,6 +133,6 @@ def drop_slot(connection: psycopg.Connection, name: str) -> None:
 
 
 def drop_publication(connection: psycopg.Connection, name: str) -> None:
-    """Drop the publication if it is there."""
+    """Drop the publication if it exists."""
     with translated(f"dropping the publication {name}"):
         connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))

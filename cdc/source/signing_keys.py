@@ -1,8 +1,8 @@
 """The keys with which the triggers of `migrations/` sign what they write.
 
-Each lies in a table of its own in the schema `lockstep`, which nobody may read but its owner and
-those whom the owner has let. Where a table is not there, or not ours to read, there is no key, and
-no message that says it is signed with one is believed.
+Each is in a table of its own in the schema `lockstep`, which only its owner may read, and the roles
+that the owner granted it to. Where a table is missing, or not readable for us, there is no key, and
+no message is believed that claims to be signed with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc.source.connection import translated
 if TYPE_CHECKING:
     from cdc.source.catalog import Connection
 
-# The tables by what their keys are for.
+# The tables by the purpose of their keys.
 TABLES: Final = {DDL_PURPOSE: "ddl_key", SIGNAL_PURPOSE: "signal_key"}
 
 # By the catalog, not to_regclass, which asks for rights on the schema.

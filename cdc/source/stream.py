@@ -1,9 +1,10 @@
 """The replication stream: chunks of frames in, feedback out, never blocking.
 
-Holds the slot from `start` to `close`. Frames come out in the order Postgres sent them, many to a
-chunk (`cdc.frames`); what whoever walks a chunk does not know comes back to `other`. Feedback goes
-out when a position is confirmed, when the server asks, and in time to keep `wal_sender_timeout`
-away whatever the rest of the process does: `tick` is to be called at least once a second.
+Holds the slot from `start` to `close`. Frames are returned in the order in which Postgres sent
+them, many per chunk (`cdc.frames`); messages that the reader of a chunk does not know are passed
+back to `other`. Feedback is sent when a position is confirmed, when the server asks, and often
+enough to avoid `wal_sender_timeout` whatever the rest of the process does: call `tick` at least
+once a second.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
 _KEEPALIVE: Final = struct.Struct(">QqB")  # WAL end, server clock, whether a reply is wanted
 _FEEDBACK: Final = struct.Struct(">cQQQqB")
 _POSTGRES_EPOCH_US: Final = 946_684_800_000_000
-# The walsender's default timeout is 60 s; ten seconds are due to us in any case.
+# The walsender's default timeout is 60 s; feedback every ten seconds is enough for it.
 _FEEDBACK_SECONDS: Final = 10.0
 # Where the server sets no timeout; its own default.
 _SILENCE_SECONDS: Final = 60.0
-# Nobody has read for so long: more than the while between two reads of a loop that is at work.
+# Nothing was read for this long: more than the time between two reads of a busy loop.
 _UNREAD_SECONDS: Final = 0.25
 
 
-# A message that is longer is put together in one buffer.
+# A longer message is assembled in one buffer.
 LONG_BYTES: Final = 1 << 20
 
-# What each kind of streaming asks of the protocol.
+# The protocol version that each kind of streaming needs.
 _PROTOCOLS: Final[dict[Streaming, int]] = {"off": 1, "on": 2, "parallel": 4}
 
 
@@ -58,16 +59,16 @@ class Stream:
     def __init__(
         self, config: Config, wake_fd: int, *, whole: bool = False, patience: int = 1
     ) -> None:
-        """Connect; with `whole`, transactions come only once they have committed.
+        """Connect; with `whole`, transactions arrive only once they have committed.
 
-        A walsender may be silent for `patience` times its timeout before it is taken for gone.
+        A walsender may be silent for `patience` times its timeout before it counts as dead.
         """
         self._config = config
         self.streaming: Streaming = "off" if whole else config.source.streaming
         self._connection = connect(config, replication=True)
         self._fatal: GapError | None = None
-        # What was read and not yet used up: parts of one chunk to be, their size, and how much a
-        # chunk takes to hold one whole message.
+        # What was read and not yet used: parts of the next chunk, their size, and the size at which
+        # a chunk holds one complete message.
         self._parts: list[bytes] = []
         self._have, self._need = 0, HEADER_SIZE
         self._poll, self._poll_wake = select.poll(), select.poll()
@@ -75,7 +76,8 @@ class Stream:
         self._poll_wake.register(wake_fd, select.POLLIN)
         timeout_seconds = self._sender_timeout() or _SILENCE_SECONDS
         self._feedback_seconds = min(_FEEDBACK_SECONDS, timeout_seconds / 3)
-        # Asked for a reply three times, a walsender that lives has sent something by then.
+        # A walsender that is alive and was asked for a reply three times has sent something by
+        # then.
         self._silence_seconds = timeout_seconds * patience
         self.received_lsn = LSN(0)  # of the newest frame
         self.keepalive_lsn = LSN(0)  # WAL end of the newest keepalive: all before it was sent
@@ -85,11 +87,11 @@ class Stream:
         self._wire = wire(self._connection, self._notice)
 
     def identify(self) -> System:
-        """Return which system this is, its timeline, and where that came from."""
+        """Return which system this is, its timeline, and its ancestors."""
         return identify(self._connection)
 
     def start(self) -> None:
-        """Take the slot and begin at its confirmed position; SlotBusyError if another has it."""
+        """Take the slot and start at its confirmed position; SlotBusyError if another has it."""
         slot, publication = self._config.slot, self._config.publication
         options = [
             f"proto_version '{_PROTOCOLS[self.streaming]}'",
@@ -101,23 +103,23 @@ class Stream:
         if self._config.source.origin == "none":
             options.append("origin 'none'")
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({", ".join(options)})'
-        # Behind all other commands: their answers would come as bytes.
+        # After all other commands: their answers would arrive as bytes.
         take_any_text(self._connection, self._config)
         with translated(f'starting replication on slot "{slot}"'):
             self._wire.start(command.encode())
         self._poll.register(self._connection.pgconn.socket, select.POLLIN)
 
     def read(self) -> bytes:
-        """Return a chunk that begins with a whole message, as soon as one has come; else nothing.
+        """Return a chunk that starts with a complete message, once one has arrived; else nothing.
 
-        What of it is not used up goes to `keep`. Raises the server's own error where it ended the
+        What of it is not used goes to `keep`. Raises the server's own error where it ended the
         stream.
         """
         try:
             came = self._wire.read()
         except psycopg.Error as error:
             raise translate(error, "reading the replication stream") from error
-        if self._fatal:  # libpq hears of it before we see what came with it
+        if self._fatal:  # libpq gets it before we see the data that came with it
             raise self._fatal
         self._listen(heard=bool(came))
         if came:
@@ -129,7 +131,7 @@ class Stream:
         return chunk
 
     def _joined(self) -> bytes:
-        """Return what was read and not used up, padded."""
+        """Return what was read and not used, padded."""
         if self._long is None:
             return b"".join((*self._parts, PADDING))
         long, self._long = self._long, None
@@ -137,7 +139,7 @@ class Stream:
         return long.getvalue()  # the buffer's own bytes, without a copy
 
     def keep(self, chunk: bytes, at: int) -> None:
-        """Put back what of a chunk lies behind `at`: it comes again in front of the next."""
+        """Put back what is in a chunk after `at`: it is returned again before the next data."""
         self._parts, self._have, self._need, self._long = [], 0, HEADER_SIZE, None
         if rest := chunk[at : len(chunk) - len(PADDING)]:
             self._take(rest)
@@ -153,13 +155,13 @@ class Stream:
                 self._parts = [b"".join(self._parts)]
             self._need = 1 + length(self._parts[0])[0]
             if self._need > LONG_BYTES:
-                # A row may be a gigabyte: its parts are put together as they come, so that it is
-                # never held twice.
+                # A row may be a gigabyte: its parts are joined as they arrive, so that it is never
+                # held twice.
                 self._long = BytesIO()
                 self._long.write(self._parts.pop())
 
     def other(self, chunk: bytes, at: int) -> int:
-        """Take the whole message at `at` that is no frame; return where it ends."""
+        """Process the complete message at `at` that is no frame; return where it ends."""
         end: int = at + 1 + length(chunk, at)[0]
         message = chunk[at:end]
         if message[0] != COPY_DATA:
@@ -176,13 +178,13 @@ class Stream:
     def wait(self, seconds: float, *, for_frames: bool) -> None:
         """Return when the wake fd is readable, after `seconds`, or, if asked, when bytes arrive."""
         if not for_frames:
-            self._heard_at = time.monotonic()  # silence counts only while we listen
+            self._heard_at = time.monotonic()  # silence counts only while we read
             if self._heard_at - self._read_at > _UNREAD_SECONDS:
                 self._wire.make_room()
         (self._poll if for_frames else self._poll_wake).poll(seconds * 1_000)
 
     def _listen(self, *, heard: bool) -> None:
-        """Notice a peer that is gone though the connection stands, as behind a dead proxy."""
+        """Notice a dead peer on a connection that is still open, as with a dead proxy between."""
         now = self._read_at = time.monotonic()
         if heard:
             self._heard_at = now
@@ -193,18 +195,18 @@ class Stream:
             )
 
     def confirm(self, lsn: LSN) -> None:
-        """Tell Postgres that it may forget WAL below `lsn`. Never goes back."""
+        """Confirm to Postgres that it may discard WAL below `lsn`. Never decreases."""
         if lsn > self.confirmed_lsn:
             self.confirmed_lsn = lsn
             self._feedback()
 
     def tick(self) -> None:
-        """Send feedback if it is due, and ask for a sign of life."""
+        """Send feedback if it is due, and ask for a reply."""
         if time.monotonic() - self.feedback_at >= self._feedback_seconds:
             self._feedback(ask=True)
 
     def close(self) -> None:
-        """Give the slot back."""
+        """Release the slot."""
         self._wire.close()
         self._connection.close()
 
@@ -227,7 +229,7 @@ class Stream:
             self._feedback()
 
     def _notice(self, message: str) -> None:
-        # Postgres 18 streams on without a publication that is gone, and leaves out its rows.
+        # Postgres 18 continues to stream when a publication is missing, and leaves out its rows.
         if "skipped loading publication" in message:
             self._fatal = GapError(
                 f'the publication "{self._config.publication}" is gone: {message}',
@@ -248,7 +250,7 @@ class Stream:
 
 
 def identify(connection: psycopg.Connection[TupleRow]) -> System:
-    """Return which system a walsender's is, its timeline, and where that came from."""
+    """Return the system of a walsender, its timeline, and its ancestors."""
     with translated("IDENTIFY_SYSTEM"):
         row = connection.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None, "a walsender always answers this"

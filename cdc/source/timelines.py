@@ -1,7 +1,7 @@
-"""A server's timelines: which it came from, and where it left each.
+"""A server's timelines: its ancestors, and where it left each.
 
-A promotion or a restore begins a new timeline. Its history names every ancestor with the LSN up to
-which the server shares that ancestor's WAL: what was written on the ancestor beyond it, this server
+A promotion or a restore starts a new timeline. Its history names every ancestor with the LSN up to
+which the server shares that ancestor's WAL: what was written on the ancestor after it, this server
 never had. Pure.
 
 https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES
@@ -16,18 +16,18 @@ from cdc.events import LSN
 
 
 class Ancestor(NamedTuple):
-    """A timeline that the server was on before, and where it left it."""
+    """An earlier timeline of the server, and where the server left it."""
 
     timeline: int
     left_at: LSN
 
 
 class System(NamedTuple):
-    """What a walsender says it is."""
+    """What a walsender reports of itself."""
 
     identifier: str
     timeline: int
-    ancestors: tuple[Ancestor, ...] = ()  # oldest first; empty too where the server kept no record
+    ancestors: tuple[Ancestor, ...] = ()  # oldest first; also empty where the server kept no record
 
 
 def parse_history(text: str) -> tuple[Ancestor, ...]:

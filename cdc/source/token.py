@@ -1,7 +1,7 @@
-"""Tokens: up to where a database has been written, as one text that an application can carry along.
+"""Tokens: the LSN up to which a database was written, as a text that applications can pass on.
 
-`0/16B3748@7431…/shop`: the LSN, and of which database. LSNs of two servers mean nothing to each
-other, so a token says whose it is, and whoever takes it for another database's is refused.
+`0/16B3748@7431…/shop`: the LSN, and of which database. LSNs of two servers are not comparable, so a
+token names its database, and is refused for another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc.source.connection import translated
 if TYPE_CHECKING:
     import psycopg
 
-# Of a transaction that has written, what it wrote is not committed while we ask within it.
+# Inside a transaction that has written, its own writes are not committed yet.
 _TAKE: Final = b"""
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
        pg_catalog.current_setting('wal_block_size')::int,
@@ -27,13 +27,13 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
        pg_catalog.current_database(),
        pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
 """
-# What stands in front of a page of WAL, and of the first of a segment (xlog_internal.h).
+# The sizes of a WAL page header, and of a segment's first page header (xlog_internal.h).
 _PAGE_HEADER: Final = 24
 _SEGMENT_HEADER: Final = 40
 
 
 class Token(NamedTuple):
-    """Everything that had been committed in `database` when its WAL stood at `lsn`."""
+    """Everything that had been committed in `database` when its WAL ended at `lsn`."""
 
     lsn: LSN
     system_identifier: str
@@ -44,7 +44,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the token that `text` is; raise ConfigError where it is none."""
+        """Return the token in `text`; raise ConfigError where it is none."""
         lsn, _, whose = text.partition("@")
         system, slash, database = whose.partition("/")
         whole = system.isdecimal() and slash and database
@@ -81,8 +81,8 @@ def take(connection: psycopg.Connection[Any]) -> Token:
 def written(inserting: LSN, page_bytes: int, segment_bytes: int) -> LSN:
     """Return where the newest record ends, when the next one goes to `inserting`.
 
-    That is behind the header of a page that is begun with it; the record before ends in front of
-    the page, and so does the frontier that covers it.
+    Where the next record starts a page, `inserting` is after the page's header: the newest record
+    ends before that page, and so does the frontier that covers it.
     """
     header = _PAGE_HEADER
     if inserting % segment_bytes == _SEGMENT_HEADER:

@@ -1,4 +1,4 @@
-"""How much there is to copy: rows and bytes of tables and partitions, and who may read them."""
+"""The volume to copy: rows and bytes of tables and partitions, and whether we may read them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Volume(NamedTuple):
     schema: str
     name: str
     rows: int  # by the last ANALYZE
-    bytes: int  # with what lies out of line
+    bytes: int  # including TOAST
     may_select: bool
-    hidden: bool  # row security holds for our role
+    hidden: bool  # row security applies to our role
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
     @property
     def quoted(self) -> str:
-        """The name as SQL has it."""
+        """The name as SQL writes it."""
         return sql.Identifier(self.schema, self.name).as_string()
 
 
 def quoted(name: str) -> str:
-    """Return an identifier as SQL has it."""
+    """Return an identifier as SQL writes it."""
     return sql.Identifier(name).as_string()
 
 

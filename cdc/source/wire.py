@@ -1,10 +1,10 @@
 """The bytes of a replication connection, in chunks.
 
-libpq hands out one message a call and copies each three times: a microsecond a row, a sixth of all
-that the daemon spends on one. So once libpq has opened the connection, and with it has done TLS,
-passwords and host lists, this module speaks the few messages that streaming takes on the socket
-itself, a read of many rows at a time. Where the bytes on the socket are not the protocol's own (TLS
-or GSS encryption), libpq goes on reading, and its messages are put together into the same chunks.
+libpq returns one message per call and copies each three times: a microsecond per row, a sixth of
+the time that the daemon spends on one. So once libpq has opened the connection, which includes TLS,
+passwords and host lists, this module exchanges the few messages that streaming needs on the socket
+itself, reading many rows at a time. Where the bytes on the socket are not the protocol's own (TLS
+or GSS encryption), libpq reads, and its messages are joined into the same chunks.
 
 Nothing blocks but `start`.
 
@@ -30,18 +30,18 @@ from cdc.frames import HEADER_SIZE, length
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What one read takes at most: some five milliseconds' worth of rows.
+# The maximum size of one read: some five milliseconds' worth of rows.
 READ_BYTES: Final = 256 << 10
-# A walsender that finds the socket full waits and then sends much at once, which costs it half as
-# much a row as to send each as it comes. A larger buffer would seldom be full.
+# A walsender that finds the socket full waits and then sends much at once, which costs half as much
+# per row as sending each row as it is produced. A larger buffer would seldom be full.
 BUFFER_BYTES: Final = 128 << 10
-# Linux' SO_BUF_LOCK, which Python has no name for: 0 lets the kernel see to a buffer's size again.
+# Linux' SO_BUF_LOCK, which Python has no name for: 0 lets the kernel size the buffer again.
 _BUF_LOCK: Final = 72
 # How long the server may take to answer the command that starts the stream.
 _START_SECONDS: Final = 60.0
 
 _COPY_BOTH, _COPY_DATA, _COPY_DONE, _ERROR, _NOTICE = b"WdcEN"
-# Whatever the server may say at any time, or behind the end of a copy; nothing to us.
+# What the server may send at any time, or after the end of a copy; not used here.
 _IGNORED: Final = frozenset(b"SCZA")
 
 Fields = dict[str, str]  # of an error or a notice, by their one-letter codes
@@ -54,19 +54,19 @@ class Wire(Protocol):
         """Send the command and return when the server streams. Raises psycopg's errors."""
 
     def read(self) -> bytes:
-        """Return the bytes that have come, of whole messages or not; none if nothing has."""
+        """Return the bytes that have arrived, complete messages or not; empty if there are none."""
 
     def send(self, data: bytes) -> None:
-        """Send a CopyData message, or as much of it as the socket takes; the rest goes next."""
+        """Send a CopyData message, or what the socket accepts of it; the rest is sent later."""
 
     def make_room(self) -> None:
-        """Let what comes pile up in the kernel: for now nobody reads."""
+        """Let arriving data accumulate in the kernel while nothing reads it."""
 
     def other(self, message: bytes) -> None:
-        """Take a message that is not CopyData. Raises what ended the stream."""
+        """Process a message that is not CopyData. Raises what ended the stream."""
 
     def close(self) -> None:
-        """Let go of what is not the connection's own."""
+        """Release what is not the connection's own."""
 
 
 def wire(connection: psycopg.Connection[tuple[object, ...]], notice: Callable[[str], None]) -> Wire:
@@ -78,17 +78,17 @@ def wire(connection: psycopg.Connection[tuple[object, ...]], notice: Callable[[s
 
 
 class _Socket:
-    """The connection's own socket, once libpq is done with it."""
+    """The connection's own socket, once libpq has opened it."""
 
     def __init__(self, pgconn: pq.abc.PGconn, notice: Callable[[str], None]) -> None:
-        # A descriptor of its own, since both ends close theirs; the connection stays libpq's.
+        # A descriptor of its own, since both owners close theirs; libpq keeps the connection.
         self._socket = socket.socket(fileno=os.dup(pgconn.socket))
         self._socket.settimeout(0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._roomy = False
         self._notice = notice
         self._unsent = b""
-        self._begun = b""  # what came right behind the answer to the command
+        self._begun = b""  # what arrived after the answer to the command
 
     def start(self, command: bytes) -> None:
         query = command + b"\0"
@@ -124,15 +124,15 @@ class _Socket:
             raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
         if not came:
             raise psycopg.OperationalError("server closed the connection unexpectedly")
-        if self._roomy and len(came) < READ_BYTES:  # what had piled up has been read
+        if self._roomy and len(came) < READ_BYTES:  # what had accumulated has been read
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             self._roomy = False
         return came
 
     def make_room(self) -> None:
         # Linux 6.6 and later drop what a buffer of a fixed size has no room for, and with it the
-        # other end's acknowledgements until somebody reads: what we send then does not go out, and
-        # a walsender that hears nothing from us gives up. A buffer that may grow drops nothing.
+        # peer's acknowledgements until the socket is read: our feedback is then not sent, and a
+        # walsender that receives none gives up. A buffer that may grow drops nothing.
         if not self._roomy:
             self._roomy = True
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * BUFFER_BYTES)
@@ -147,7 +147,7 @@ class _Socket:
         try:
             sent = self._socket.send(self._unsent)
         except BlockingIOError:
-            return  # the server is busy sending; it reads ours before it gives up on us
+            return  # the server is busy sending; it reads ours before it times out
         except OSError as error:
             raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
         self._unsent = self._unsent[sent:]
@@ -168,7 +168,7 @@ class _Socket:
 
 
 class _Libpq:
-    """libpq's own calls, where only it can read what is on the socket."""
+    """libpq's own calls, where only libpq can read the socket's data."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Libpq:
         return b"".join(parts)
 
     def make_room(self) -> None:
-        """Its buffer is the kernel's to size."""
+        """Nothing to do: the kernel sizes its buffer."""
 
     def send(self, data: bytes) -> None:
         self._pgconn.put_copy_data(data)
@@ -214,14 +214,14 @@ class _Libpq:
         raise ProtocolError(f"{len(message)} bytes that are no CopyData in libpq's hands")
 
     def _end(self) -> NoReturn:
-        """Raise what ended the stream: the true error stands in the connection's last result."""
+        """Raise what ended the stream: the real error is in the connection's last result."""
         result = self._pgconn.get_result()
         if result and result.status == pq.ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
         raise _ended()
 
     def close(self) -> None:
-        """Leave it to the connection."""
+        """Nothing to do: the connection does it."""
 
 
 def fields(message: bytes) -> Fields:

@@ -1,1 +1,1 @@
-"""Documents made from their mirror: `kinds` what a cut does to them, `following` applies it."""
+"""Documents built from their mirror: `kinds` computes a cut's changes, `following` applies them."""

@@ -1,11 +1,10 @@
-"""A follower's documents, one frontier of their mirror after another.
+"""Apply a follower's documents, frontier by frontier of their mirror.
 
-A cut goes from the row of `_frontiers` at which the store stands to the newest one. Nothing but the
-mirror is read, and of the log only its table versions: those in force at the later frontier say
-what a document looks like.
+A cut goes from the store's row of `_frontiers` to the newest one. Only the mirror is read, and the
+log's table versions: those in force at the later frontier define the documents.
 
-A store that stands at a frontier of which the mirror has no row, or whose files are no more, can't
-be brought forward by what has changed: that is a gap, and the follower is built anew.
+If the mirror has no row for the store's frontier, or its files were deleted, the changes can't be
+computed: that is a gap, and the follower must be rebuilt.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ if TYPE_CHECKING:
     from sinks.contract import Applied, Changes, Generations, Sink, Version
 
 
-# How soon a new frontier of the mirror is seen.
+# Seconds between two polls for a new frontier of the mirror.
 _LOOK_SECONDS: Final = 0.2
-# Of the messages that have come, so many are looked at for the newest canary.
+# How many of the latest messages are searched for the newest canary.
 _CANARY_OFFSETS: Final = 200
 
 
 class Cut(NamedTuple):
-    """What is to be applied: from a frontier of the mirror, or from nothing, to a later one."""
+    """From a frontier of the mirror, or from nothing, to a later one."""
 
     before: delta_frontiers.Row | None
     after: delta_frontiers.Row
 
 
 class DocumentsFollower:
-    """What a follower with documents reads; it keeps no position of its own."""
+    """Reads the mirror for a follower with documents; keeps no position."""
 
     def __init__(
         self,
@@ -78,11 +77,11 @@ class DocumentsFollower:
         self._versions = versions or LogVersions(config)
 
     def cut(self, standing: Standing | None, through: LSN | None = None) -> Cut | None:
-        """Return the cut from where the store stands; None where there is nothing new.
+        """Return the cut from the store's frontier; None if there is nothing new.
 
-        It reaches to the newest frontier, or the newest that is not above `through`. But one that
-        was torn off is done again to its own end, whatever came since: what it has written of
-        documents that are no more at a later frontier is in neither of the cut's ends then.
+        It ends at the newest frontier, or the newest not above `through`. But an interrupted cut is
+        repeated to its own end, even if there are later frontiers: it may have written documents
+        that no longer exist at a later frontier, and a longer cut would not see them at either end.
         """
         table = self._frontiers()
         if table is None and standing and standing.applied.seq:
@@ -107,7 +106,7 @@ class DocumentsFollower:
         return Cut(applied and self._at(table, applied), after)
 
     def changes(self, cut: Cut) -> Iterator[Changes]:
-        """Yield what the cut has done to the documents."""
+        """Yield the cut's changes to the documents."""
         before, after = cut
         known = self._versions(before.applied.lsn) if before else {}
         for kind in self.kinds(after.applied):
@@ -131,7 +130,7 @@ class DocumentsFollower:
         return tuple(self._documents)
 
     def keys(self, document: str, applied: Applied) -> list[bytes] | None:
-        """Return the keys that the documents of a name have at a frontier; None: not known."""
+        """Return the keys of the documents of this name at a frontier; None if unknown."""
         table = self._frontiers()
         rows = delta_frontiers.rows(table, _place(applied)) if table is not None else []
         found = _newest(rows)
@@ -141,12 +140,12 @@ class DocumentsFollower:
         return [row.key for row in self._tables(found, kind).every(kind.root)]
 
     def kinds(self, applied: Applied) -> list[Kind]:
-        """Return the kinds of documents, by the table versions in force at a frontier."""
+        """Return the kinds of documents, for the table versions in force at a frontier."""
         versions = self._versions(applied.lsn)
         return [
             Kind(name, document, versions)
             for name, document in self._documents.items()
-            # Of a table without any event so far there are no rows.
+            # A table without any event so far has no rows.
             if document.table in versions
         ]
 
@@ -164,7 +163,7 @@ class DocumentsFollower:
         return delta_lake.opened(path, self._storage)
 
     def _at(self, table: DeltaTable, applied: Applied) -> delta_frontiers.Row:
-        """Return the mirror's row of a frontier at which the store stands."""
+        """Return the mirror's row for the store's frontier."""
         found = _newest(delta_frontiers.rows(table, _place(applied)))
         if found is None:
             raise self._lost(applied)
@@ -182,7 +181,7 @@ class DocumentsFollower:
 
 
 class LogVersions:
-    """The table versions that the log has, read again where there are more of them."""
+    """The table versions in the log, read again when there are more."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -190,7 +189,7 @@ class LogVersions:
         self._end = -1
 
     def __call__(self, lsn: LSN) -> Mapping[str, Version]:
-        """Return the newest of each table that is not behind an LSN."""
+        """Return the newest version of each table that is not above an LSN."""
         topic = names.schema_topic(self._config.prefix)
         end = reader.end_offsets(self._config, [(topic, 0)])[topic, 0]
         if end != self._end:
@@ -220,7 +219,7 @@ class DocumentsFollowing:
         self._follower = DocumentsFollower(config, name)
 
     def __call__(self, run: Run) -> None:
-        """Follow until told to stop, or until an error."""
+        """Follow until asked to stop, or until an error."""
         with closing(self._sink):
             standing = stores_standing.found(run, self._sink)
             applied = standing.applied
@@ -249,7 +248,7 @@ class DocumentsFollowing:
                 run.stopping.wait(max(_LOOK_SECONDS, every - seconds))
 
     def _canary(self, cut: Cut) -> int | None:
-        """Return when the newest canary was sent of those that have come through the mirror."""
+        """Return when the newest canary up to the mirror's frontier was sent."""
         topic = names.messages_topic(self._config.prefix)
         before = cut.before.applied.ends if cut.before else {}
         (first, *_), (end, *_) = (
@@ -262,12 +261,12 @@ class DocumentsFollowing:
             with closing(RangeReader(self._config)) as log:
                 found = log.read({(topic, 0): Range(first, end)})
         except GapError:
-            return None  # retention has taken them; it is a report and no more
+            return None  # retention has deleted them; this time is only reported
         return canaries.newest(self._config, found or {})
 
 
 def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) -> int:
-    """Bring a store from one end of the cut to the other; return how many documents were news."""
+    """Apply the cut to a store; return how many document changes were new to it."""
     applied = cut.after.applied
     above = cut.before.applied.seq if cut.before else 0
     sink.begin(applied.seq, [kind.version for kind in follower.kinds(applied)], above)
@@ -277,12 +276,12 @@ def apply(follower: DocumentsFollower, sink: Sink, cut: Cut, generation: int) ->
 
 
 def _place(applied: Applied) -> str:
-    """Return the test of the mirror's rows of a frontier."""
+    """Return the predicate for the mirror's rows of a frontier."""
     return f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
 
 
 def _newest(found: Sequence[delta_frontiers.Row]) -> delta_frontiers.Row | None:
-    """Return the row of the newest generation, and of these the one of the latest LSN."""
+    """Return the row of the newest generation with the latest LSN."""
     return max(found, key=lambda row: (row.generation, row.applied.lsn), default=None)
 
 
@@ -291,6 +290,6 @@ def _is_later(applied: Applied, than: Applied) -> bool:
 
 
 def _is_lost(error: DeltaError) -> bool:
-    """Return whether files or versions are missing, as VACUUM and log cleanup leave it."""
+    """Return whether files or versions are missing, as after VACUUM or log cleanup."""
     said = str(error)
     return any(words in said for words in ("not found", "Not Found", "No such file", "Invalid"))

@@ -1,12 +1,12 @@
-"""Nested documents follow their mirror: what a cut of it has done to them, for the store's sink.
+"""The changes of nested documents in a cut of their mirror, for the store's sink.
 
-Not the log but the mirror's `_frontiers` are followed: each row names a frontier and the versions
-of all tables at it. From one row to a later one, the rows that are others give the roots above them
-(`sinks.documents.affected`, once for how it was, once for how it is), and these roots' documents
-are made anew from the tables at exactly the later frontier. To a sink a kind of document is a table
-of its own: its key is the root's, its seq the frontier's, and children are columns.
+Documents follow the mirror's `_frontiers` instead of the log: each row names a frontier and the
+versions of all tables at it. Between two rows, the table rows that differ lead to the roots above
+them (`sinks.documents.affected`, once for the old state, once for the new one), and these roots'
+documents are rebuilt from the tables at exactly the later frontier. To a sink a kind of document is
+a table: its key is the root's, its seq the frontier's, and children are columns.
 
-Columns that come or go change every document, whichever rows were touched.
+Added or dropped columns change every document, regardless of which rows changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from sinks.documents import Row, Terms
 
 SCHEMA: Final = "documents"
-# What children are called among columns' types, one and many.
+# The column types of children: one and many.
 ONE: Final = "document"
 MANY: Final = "_document"
-# Roots whose documents are in memory at a time.
+# How many roots' documents are in memory at a time.
 _AT_ONCE: Final = 10_000
 
 
 class Tables(Protocol):
-    """The tables of one frontier; `node` says which one, and which of its columns matter."""
+    """The tables at one frontier; `node` selects the table and the columns that are read."""
 
     def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
         """Yield the rows whose `columns` are among `wanted`."""
@@ -45,24 +45,24 @@ class Tables(Protocol):
         ...
 
     def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        """Yield the rows that came behind a seq."""
+        """Yield the rows with a seq above `seq`."""
         ...
 
     def gone(self, node: Node, since: Self) -> Iterator[Row]:
-        """Yield, as they were in `since`, the rows that are no more or are others now."""
+        """Yield, as they were in `since`, the rows that were deleted or changed since."""
         ...
 
     def differ(self, table: str, since: Self) -> bool:
-        """Return whether the table may differ from what it was in `since`."""
+        """Return whether the table may differ from its state in `since`."""
         ...
 
 
 class Kind:
-    """One kind of document: its tree, and the table that a sink takes it for."""
+    """One kind of document: its tree, and the table that it is for a sink."""
 
     def __init__(self, name: str, document: Document, versions: Mapping[str, Version]) -> None:
         self.root = tree(name, document, versions)
-        # Of a table that has had no event yet nothing is known, and no row is there.
+        # A table without any event so far has no version and no rows.
         self.rows = {
             node: NodeRows(node, versions[node.table])
             for node in self.root.walk()
@@ -79,10 +79,10 @@ class Kind:
         *,
         was: Node | None = None,
     ) -> Iterator[Changes]:
-        """Yield what became of the documents, some of them at a time.
+        """Yield the changes of the documents, in batches.
 
-        From the tables as they were at the frontier of `seq` to those of `applied`; without `old`
-        every document is made, and so where the tree `was` another there.
+        From the tables `old` at the frontier of `seq` to those of `applied`. Every document is
+        built if there is no `old`, or if its tree `was` different there.
         """
         if old is None:
             yield from self._every(new, applied)
@@ -136,7 +136,7 @@ class Kind:
 
 
 def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node:
-    """Return the tree that the configuration describes; raise ConfigError where it can't be."""
+    """Return the tree that the configuration describes; raise ConfigError if it is not possible."""
     version = versions.get(document.table)
     if version is None:
         return Node(
@@ -148,7 +148,7 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
             hint="give it a primary key, or tables.<table>.key",
         )
     columns = document.columns or tuple(column.name for column in version.columns)
-    if document.columns and not document.by:  # the root's key is read back from what is stored
+    if document.columns and not document.by:  # the root's key is read from the stored document
         columns = tuple(dict.fromkeys((*version.key, *columns)))
     taken = set(columns) & set(document.children)
     if taken:
@@ -169,13 +169,13 @@ def tree(name: str, document: Document, versions: Mapping[str, Version]) -> Node
 
 
 def _ordered(text: str, version: Version) -> tuple[str, bool]:
-    """Return the column, and whether a minus in front of it turns the order round."""
+    """Return the column, and whether a minus sign in front of it reverses the order."""
     names = {column.name for column in version.columns}
     return (text[1:], True) if text not in names and text.startswith("-") else (text, False)
 
 
 def _version(root: Node, versions: Mapping[str, Version]) -> Version:
-    """Return the table that a sink takes the documents for."""
+    """Return the table version that the documents are for a sink."""
     top = versions[root.table]
     known = {column.name: column for column in top.columns}
     children = (
@@ -183,7 +183,7 @@ def _version(root: Node, versions: Mapping[str, Version]) -> Version:
         for child in root.children
     )
     return Version(
-        # Another whenever any of its tables is.
+        # It changes whenever the version of one of its tables changes.
         max(versions[table].schema_id for node in root.walk() if (table := node.table) in versions),
         SCHEMA,
         root.name,
@@ -195,7 +195,7 @@ def _version(root: Node, versions: Mapping[str, Version]) -> Version:
 
 
 def _shape(node: Node, versions: Mapping[str, Version]) -> dict[str, object]:
-    """Return what a mapping needs to know of the children, by their fields."""
+    """Return what a mapping needs about the children, by their fields."""
     version = versions.get(node.table)
     known = {column.name: column for column in version.columns} if version else {}
     return {

@@ -1,8 +1,8 @@
-"""A mirror's tables as they stood at one frontier, read in this process (delta-rs).
+"""A mirror's tables at one frontier, read in this process (delta-rs).
 
-Exact by the Delta versions that the mirror's `_frontiers` names. What is asked of a table is pushed
-down as far as Delta's statistics go, and then checked row by row: what is pushed down may let more
-pass, never less.
+Exact, by the Delta versions that the mirror's `_frontiers` names. A filter is pushed down as far as
+Delta's statistics allow, and then checked row by row: the pushed-down filter may return more rows,
+never fewer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from jobs.documents.rows import NodeRows
     from sinks.documents import Node, Row, Term, Terms
 
-# A query's text grows with what it names; of more values only the least and the greatest are told.
+# A query's text grows with the values in it; for more values than this it has only the smallest and
+# the largest.
 _NAMED_AT_MOST: Final = 5_000
 _TABLE: Final = "t"
 
 
 class Place(NamedTuple):
-    """Where a mirror lies, and which version of it is meant."""
+    """A mirror's path, and its version."""
 
     path: str
     version: int
@@ -61,7 +62,7 @@ class MirrorTables:
                 yield row
 
     def newer(self, node: Node, seq: int) -> Iterator[Row]:
-        """Yield the rows of the node's table that came behind a seq."""
+        """Yield the rows of the node's table with a seq above `seq`."""
         table = self.open(node.table)
         if table is not None:
             yield from self._read(node, table, [f"{_quoted(delta_layout.SEQ)} > {seq:d}"])
@@ -73,7 +74,7 @@ class MirrorTables:
             yield from self._read(node, table, [])
 
     def gone(self, node: Node, since: MirrorTables) -> Iterator[Row]:
-        """Yield, as they were in `since`, the rows that are no more or are others now."""
+        """Yield, as they were in `since`, the rows that were deleted or changed since."""
         before, after = since.open(node.table), self.open(node.table)
         if before is None:
             return
@@ -94,7 +95,7 @@ class MirrorTables:
         yield from self._rows_of(node, builder, query)
 
     def open(self, name: str) -> DeltaTable | None:
-        """Return the table at its version; None where the frontier knows of none."""
+        """Return the table at its version; None if the frontier has none."""
         if name not in self._places:
             return None
         if name not in self._opened:
@@ -112,7 +113,7 @@ class MirrorTables:
         yield from self._rows_of(node, QueryBuilder().register(_TABLE, table), query)
 
     def _selected(self, node: Node, table: DeltaTable, name: str) -> str:
-        """Return what is selected; a column that the table has not at this version is NULL."""
+        """Return the selected columns; a column that this version of the table lacks is NULL."""
         there = {field.name for field in table.schema().fields}
         return ", ".join(
             f"{name}.{_quoted(each)}" if each in there else f"NULL AS {_quoted(each)}"
@@ -126,7 +127,7 @@ class MirrorTables:
 
 
 def _live(table: DeltaTable, name: str) -> str:
-    """Return the test of rows that are there: neither marked as deleted nor of the past."""
+    """Return the predicate for current rows: neither marked as deleted nor historical."""
     names = {field.name for field in table.schema().fields}
     if delta_layout.CURRENT in names:
         return f"{name}.{delta_layout.CURRENT}"
@@ -136,7 +137,7 @@ def _live(table: DeltaTable, name: str) -> str:
 
 
 def _among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
-    """Return a test that every row passes whose column is among `wanted`; "" for any."""
+    """Return a predicate that every row whose column is among `wanted` passes; "" for all rows."""
     kind = schema.field(column).type
     literals = [_literal(kind, term) for term in wanted]
     if None in literals or not literals:
@@ -149,9 +150,9 @@ def _among(schema: pa.Schema, column: str, wanted: set[Term]) -> str:
 
 
 def _literal(kind: pa.DataType, term: Term) -> str | None:
-    """Return SQL for what equals the term in a column of that type; None where that can't be said.
+    """Return the SQL literal that equals the term in a column of that type; None if there is none.
 
-    It can't of what has more than one text, as a number in text has.
+    There is none for a value that has more than one text, for example a number stored as text.
     """
     match term:
         case bool():

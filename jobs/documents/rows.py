@@ -1,7 +1,6 @@
-"""A mirror's Arrow batches into rows as a document's nodes show them (`sinks.documents.Row`).
+"""Convert a mirror's Arrow batches into the rows of a document's nodes (`sinks.documents.Row`).
 
-One `NodeRows` a node: it knows which columns the node shows, is tied by, and is sorted by, and asks
-for no others.
+One `NodeRows` per node: it reads only the columns that the node shows, joins by and sorts by.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Rank = tuple[int, object]
 
 
 class NodeRows:
-    """How rows of one table version are read for one node."""
+    """Reads rows of one table version for one node."""
 
     def __init__(self, node: Node, version: Version) -> None:
         self.node, self.topic = node, version.topic
@@ -78,14 +77,14 @@ class NodeRows:
 
 
 def _order(node: Node, cells: dict[str, Cells]) -> Iterator[Sequence[object]]:
-    """Yield what rows are sorted by: what the node says, then the key."""
+    """Yield each row's sort key: the node's order, then the key."""
     for name, descending in (*node.order, *((name, False) for name in node.key)):
         ranks = cells[name].ranks
         yield [_Backwards(rank) for rank in ranks] if descending else ranks
 
 
 class _Backwards:
-    """A rank that sorts the other way round, NULL in front, as Postgres has it."""
+    """A rank that sorts descending, with NULL first, as in Postgres."""
 
     __slots__ = ("rank",)
 

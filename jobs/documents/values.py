@@ -1,12 +1,12 @@
-"""A mirror's values back into the log's JSON, byte for byte what an event of the row would have.
+"""Convert a mirror's values to the log's JSON, byte for byte as in an event of the row.
 
-In two steps, so that nothing here knows a form: a typed value is written as Postgres writes it, and
-that text goes through the very forms of the encoders (`cdc.log.values`), by the table version's
-types and options. What does not fit its column's type stands in `_exact` as Postgres' text already.
+In two steps, so that no JSON form is defined here: a typed value is written as Postgres writes it,
+and that text goes through the encoders' own forms (`cdc.log.values`), by the table version's types
+and options. A value that does not fit its column's type is already in `_exact` as Postgres' text.
 
-Beside its JSON a value has a term, by which keys and foreign keys compare (numbers by value,
-whatever their type), and a rank, by which lists are sorted: as Postgres orders it, NULL last, but
-text by its code points.
+In addition to its JSON a value has a term, by which keys and foreign keys compare (numbers by
+value, regardless of their type), and a rank, by which lists are sorted: in Postgres' order, NULL
+last, but text by its code points.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _INTEGER: Final = re.compile(rb"-?\d+")
 _ILLEGIBLE: Final = re.compile(rb'\{"base64":"([A-Za-z0-9+/]+=*)"\}')
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - counted from here, whatever the zone
-# Of ranks: what has only a text lies before or behind all that fit.
+# Parts of ranks: a value that has only a text sorts before or after all that fit.
 _BEFORE, _FITS, _BEHIND, _NAN, _NULL = range(5)
 
 
@@ -68,7 +68,7 @@ class Reader:
         )
         chosen = msgspec.convert(options, Values)
         self._form = _function(values.form(described, chosen))
-        # What the log could not tell as text stands in the mirror as the log's own JSON.
+        # A value that the log could not write as text is in the mirror as the log's own JSON.
         self._is_json: Callable[[bytes], bool] | None = None
         if name == "interval" and chosen.interval_handling_mode == "numeric":
             self._is_json = _is_integer
@@ -76,9 +76,9 @@ class Reader:
             self._is_json = _is_illegible
 
     def read(self, column: pa.Array, exact: Sequence[str | None], *, compares: bool) -> Cells:
-        """Return the cells of a mirror's column; `exact` is what `_exact` has of it.
+        """Return the cells of a mirror's column; `exact` has its texts from `_exact`.
 
-        Terms and ranks only where it `compares`: most columns are only shown.
+        Terms and ranks are computed only if `compares`: most columns are only shown.
         """
         found = _plain(column)
         if self._mask is not None:
@@ -114,7 +114,7 @@ class Reader:
             value = Decimal(value)
             if not value.is_finite():
                 return ("exact", str(value)), _odd_rank(str(value))
-        if value != value:  # noqa: PLR0124 - NaN, which Postgres takes for equal to itself
+        if value != value:  # noqa: PLR0124 - NaN, which equals itself in Postgres
             return ("exact", "NaN"), (_NAN, 0)
         if isinstance(value, list):
             plain = repr(value)
@@ -122,14 +122,14 @@ class Reader:
         return value, (_FITS, value)
 
     def _masked(self, found: list[Any]) -> Cells:
-        """Return what a mask has put there: of JSON's own types already."""
+        """Return the values that a mask has put there, which already have JSON's types."""
         json = [orjson.dumps(value) for value in found]
         ranks = [(_NULL, 0) if value is None else (_FITS, value) for value in found]
         return Cells(json, list(found), ranks)
 
 
 def exact_texts(exact: pa.Array | None, names: Sequence[str], rows: int) -> list[list[str | None]]:
-    """Return what `_exact` has of each of some columns, a list a column."""
+    """Return the texts from `_exact`, one list per column."""
     nothing: list[str | None] = [None] * rows
     if exact is None or exact.null_count == rows:
         return [nothing] * len(names)
@@ -142,7 +142,7 @@ def _is_integer(text: bytes) -> bool:
 
 
 def _is_illegible(text: bytes) -> bool:
-    """Return whether it is the object that stands for text that is not UTF-8."""
+    """Return whether it is the JSON object that represents text that is not UTF-8."""
     found = _ILLEGIBLE.fullmatch(text)
     if found is None:
         return False
@@ -161,7 +161,7 @@ def _odd_rank(text: str) -> tuple[int, Any]:
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Return Python's values; times as microseconds, since there every one of them fits."""
+    """Return Python values; times as microseconds, because every time fits into those."""
     kind = column.type
     if types.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
@@ -173,7 +173,7 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def _text(kind: pa.DataType, delimiter: str) -> Text:  # noqa: PLR0911 - a case a type
-    """Return how a typed value is written as Postgres writes it."""
+    """Return the function that writes a typed value as Postgres does."""
     if types.is_boolean(kind):
         return lambda value: b"t" if value else b"f"
     if types.is_integer(kind):
@@ -208,7 +208,7 @@ def _timestamp(micros: int) -> bytes:
 
 
 def _array(element: pa.DataType, delimiter: str) -> Text:
-    """Return how arrays are written, with quotes where Postgres puts them."""
+    """Return the function that writes arrays, with quotes where Postgres puts them."""
     text = _text(element, ",")
     between = delimiter.encode()
     special = re.compile(rb'(?:null|.*[\s"\\{}%b].*)?' % between, re.DOTALL | re.IGNORECASE)

@@ -1,1 +1,1 @@
-"""One file a revision. Each branch stands alone: its label is the setting that asks for it."""
+"""One file per revision. Each branch is independent: its label is the setting that enables it."""

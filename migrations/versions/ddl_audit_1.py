@@ -1,11 +1,11 @@
-"""Event triggers that carry each DDL statement in the WAL, as a transactional logical message.
+"""Event triggers that write each DDL statement to the WAL as a transactional logical message.
 
-So it has its place among the changes around it, and is there if and only if its transaction
-commits. Needs a superuser: Postgres lets nobody else create event triggers.
+So it is ordered among the surrounding changes, and is there if and only if its transaction commits.
+Needs a superuser: Postgres allows no other role to create event triggers.
 
-The function never makes a statement fail: whatever goes wrong in it is a warning to whoever ran the
-statement. Its names are looked up in pg_catalog alone. Texts and lists have limits, so that a
-message always fits into a Kafka record; a text that may hold a password is left out.
+The function never makes a statement fail: an error in it becomes a warning to the statement's
+session. Its names are looked up in pg_catalog only. Texts and lists are limited, so that a message
+always fits into a Kafka record; a text that may contain a password is left out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ down_revision = None
 branch_labels = ("ddl_audit",)
 depends_on = None
 
-# Characters of a statement and of an identity, and objects of a list: together, escaped in JSON,
-# below the megabyte that a topic takes.
+# Most characters of a statement and of an identity, and most objects of a list: together, escaped
+# in JSON, below the megabyte that a topic accepts.
 _STATEMENT, _IDENTITY, _OBJECTS = 50_000, 500, 200
 
-# A message is decoded at its record's end, every other change at its record's begin: one that comes
-# right behind it, outside the subtransaction that the EXCEPTION makes, has the same LSN, and either
-# may then be first. So another message comes in between, which nobody listens to.
+# A message is decoded at its record's end, every other change at its record's start: a change right
+# after the message, outside the subtransaction of the EXCEPTION block, has the same LSN, and either
+# may then be first. So a second message, which no consumer reads, is emitted in between.
 #
-# Objects of temporary schemas are of no interest to anybody else, and come by the thousand; what an
-# extension's script does is told as CREATE EXTENSION. In a database of encoding SQL_ASCII nothing
-# tells what the bytes are, and they go as they stand.
+# Objects of temporary schemas are visible to their session only, and may come by the thousand; the
+# statements of an extension's script are reported as CREATE EXTENSION. In a database with encoding
+# SQL_ASCII the encoding of the bytes is unknown, so they are sent unchanged.
 _TELL = """
 CREATE FUNCTION lockstep.tell_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
@@ -82,7 +82,7 @@ $body$
 
 
 def upgrade() -> None:
-    """Make the function and its triggers."""
+    """Create the function and its triggers."""
     limits = {"statement": _STATEMENT, "identity": _IDENTITY, "objects": _OBJECTS}
     op.execute(_TELL % limits)
     for name, event in (("lockstep_ddl", "ddl_command_end"), ("lockstep_ddl_drop", "sql_drop")):
@@ -90,7 +90,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away."""
+    """Drop them."""
     for name in ("lockstep_ddl", "lockstep_ddl_drop"):
         op.execute(f"DROP EVENT TRIGGER IF EXISTS {name}")
     op.execute("DROP FUNCTION IF EXISTS lockstep.tell_ddl()")

@@ -1,16 +1,17 @@
-"""The DDL audit, signed: nobody but its function can write a record that is believed.
+"""The DDL audit, signed: only its function can write a record that the daemon accepts.
 
-Every role may emit a logical message of any prefix, so the function proves that it is the writer.
-It runs as its owner (SECURITY DEFINER), who alone may read the key in `lockstep.ddl_key`, and signs
-with it what it writes, together with the xid of the transaction. The pipeline's role has to read
-that key too. Messages of the first revision carry no proof and are not believed.
+Every role may emit a logical message with any prefix, so the function proves that it is the writer.
+It runs as its owner (SECURITY DEFINER), the only role that may read the key in `lockstep.ddl_key`,
+and signs each message with it, together with the xid of the transaction. The pipeline's role must
+also be able to read that key. Messages of the first revision have no proof and are not accepted.
 
-Run as its owner, the function does not see `current_user` of the statement: `role` is what SET ROLE
-chose, or else the session's. Inside a SECURITY DEFINER function of somebody's it is the caller's.
+Because it runs as its owner, the function does not see the statement's `current_user`: `role` is
+the role of SET ROLE, or else the session's. Inside another SECURITY DEFINER function it is the
+caller's.
 
 The MAC is HMAC-SHA256's construction with two independent blocks: sha256(outer, sha256(inner, …)).
-Names are looked up in pg_catalog alone, and nobody may call the function or hang it to a trigger of
-their own: event triggers take a superuser, and EXECUTE is revoked.
+Names are looked up in pg_catalog only, and no other role may call the function or attach it to a
+trigger: event triggers need a superuser, and EXECUTE is revoked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ down_revision = "ddl_audit_1"
 branch_labels = None
 depends_on = None
 
-# As in the first revision: below the megabyte that a topic takes.
+# As in the first revision: below the megabyte that a topic accepts.
 _STATEMENT, _IDENTITY, _OBJECTS = 50_000, 500, 200
 
 _KEY = """
@@ -107,7 +108,7 @@ $body$
 
 
 def upgrade() -> None:
-    """Make key, function and triggers; what the first revision made goes away."""
+    """Create key, function and triggers; drop the first revision's."""
     _drop()
     op.execute(_KEY)
     op.execute(_TELL % {"statement": _STATEMENT, "identity": _IDENTITY, "objects": _OBJECTS})
@@ -117,7 +118,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away; the first revision's are not made again, since nothing believes them."""
+    """Drop them; do not recreate the first revision's, because their messages are not accepted."""
     _drop()
     op.execute("DROP TABLE IF EXISTS lockstep.ddl_key")
 

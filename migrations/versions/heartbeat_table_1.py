@@ -1,7 +1,7 @@
-"""A table that a running daemon writes to, one row a pipeline: `lockstep.heartbeat`.
+"""A table that a running daemon writes to, one row per pipeline: `lockstep.heartbeat`.
 
-The daemon itself needs none: keepalives move an idle slot. It is for whoever wants to see in the
-database that it runs, or to measure the way of a row from end to end by publishing this one.
+The daemon itself does not need it: keepalives advance an idle slot. It shows in the database that
+the daemon runs, and, if published, allows measuring a row's latency from end to end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SCHEMA = "lockstep"
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     op.create_table(
         "heartbeat",
         sa.Column("pipeline", sa.Text, primary_key=True),
@@ -29,5 +29,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it away, with the rows."""
+    """Drop it, with its rows."""
     op.drop_table("heartbeat", schema=_SCHEMA, if_exists=True)

@@ -1,7 +1,7 @@
 """A table whose new rows are commands to the daemon: `lockstep.signal`.
 
-For those who may write a table but not run `cdc`. The trigger puts each new row into the WAL as a
-logical message, so the table need not be published, and a command has its place among the changes.
+For users who may write to a table but not run `cdc`. The trigger writes each new row to the WAL as
+a logical message, so the table need not be published, and a command is ordered among the changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ depends_on = None
 
 _SCHEMA = "lockstep"
 
-# As UTF-8 whatever the database's encoding: messages are not converted on their way.
+# As UTF-8 in every database encoding: logical messages are not converted.
 _TELL = """
 CREATE FUNCTION lockstep.tell_signal() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
@@ -32,7 +32,7 @@ $body$
 
 
 def upgrade() -> None:
-    """Make table and trigger."""
+    """Create table and trigger."""
     op.create_table(
         "signal",
         sa.Column("id", sa.Text, primary_key=True),
@@ -51,6 +51,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take both away, with the rows."""
+    """Drop both, with the rows."""
     op.drop_table("signal", schema=_SCHEMA, if_exists=True)
     op.execute("DROP FUNCTION IF EXISTS lockstep.tell_signal()")

@@ -1,14 +1,14 @@
-"""The signal table, signed: who may insert a row commands the daemon, and nobody else does.
+"""The signal table, signed: only roles that may insert a row can send commands to the daemon.
 
-Every role may emit a logical message of any prefix, so the trigger's function proves that it is the
-writer: it runs as its owner (SECURITY DEFINER), who alone may read the key in
+Every role may emit a logical message with any prefix, so the trigger's function proves that it is
+the writer: it runs as its owner (SECURITY DEFINER), the only role that may read the key in
 `lockstep.signal_key`, and signs each row with it, together with the xid of the transaction. The
-pipeline's role has to read that key too. Messages of the first revision carry no proof and are not
-obeyed.
+pipeline's role must also be able to read that key. Messages of the first revision have no proof and
+are ignored.
 
-A function that signs must sign nothing else: EXECUTE is revoked, so that nobody hangs it to a
-trigger of a table of their own, and it looks at which table it was called for. Names are looked up
-in pg_catalog alone.
+The function must sign nothing else: EXECUTE is revoked, so that no other role can attach it to a
+trigger on its own table, and it checks for which table it was called. Names are looked up in
+pg_catalog only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ INSERT INTO lockstep.signal_key (name, inner_key, outer_key) SELECT
                           gen_random_uuid()), '-', ''), 'hex');
 """
 
-# As UTF-8 whatever the database's encoding: messages are not converted on their way. The MAC is
-# that of the DDL audit: sha256(outer, sha256(inner, …)).
+# As UTF-8 in every database encoding: logical messages are not converted. The MAC is that of the
+# DDL audit: sha256(outer, sha256(inner, …)).
 _TELL = """
 CREATE FUNCTION lockstep.tell_signal() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
@@ -68,7 +68,7 @@ $body$
 
 
 def upgrade() -> None:
-    """Make key, function and trigger; the table and its rows stay."""
+    """Create key, function and trigger; keep the table and its rows."""
     _drop()
     op.execute(_KEY)
     op.execute(_TELL)
@@ -80,13 +80,13 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away; the first revision's are not made again, since nothing obeys them."""
+    """Drop them; do not recreate the first revision's, because their messages are ignored."""
     _drop()
     op.execute("DROP TABLE IF EXISTS lockstep.signal_key")
 
 
 def _drop() -> None:
-    # Without the table, which somebody may have dropped, there is no trigger.
+    # If a user has dropped the table, there is no trigger either.
     op.execute(
         "DO $$ BEGIN IF to_regclass('lockstep.signal') IS NOT NULL THEN"
         " DROP TRIGGER IF EXISTS tell ON lockstep.signal; END IF; END $$"

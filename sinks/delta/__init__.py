@@ -1,4 +1,4 @@
-"""Tables mirrored in Delta Lake: `sink` applies cuts, `merge` and `vectors` are two ways to.
+"""Tables mirrored in Delta Lake: `sink` applies cuts, by `merge` or by `vectors`.
 
-`layout` says what a mirror's columns are; what concerns delta-rs is in `lake`.
+`layout` defines a mirror's columns; access by delta-rs is in `lake`.
 """

@@ -1,12 +1,12 @@
-"""Commits of our own to Delta's log, for what delta-rs does not write: deletion vectors.
+"""Commits written directly to Delta's log, because delta-rs does not write deletion vectors.
 
-A commit is one file of JSON actions, `_delta_log/<version>.json`, that must not be there yet: the
-store decides who of two is first (an object store by a conditional put, a file system by a link
-that fails). Whoever was second looks at the table again before it tries again; so a commit is
-always made of the very version before it, and nothing has to be checked for conflicts.
+A commit is one file of JSON actions, `_delta_log/<version>.json`, that must not exist yet: the
+storage decides which of two writers is first (an object store by a conditional put, a file system
+by a link that fails). The second one reads the table again before it retries; so a commit is always
+based on exactly the version before it, and needs no conflict checks.
 
-A deletion vector is the set of a file's rows that are gone, as positions in a Roaring bitmap; those
-of one commit lie in one file.
+A deletion vector is the set of a file's deleted rows, as positions in a Roaring bitmap; those of
+one commit are in one file.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 https://github.com/RoaringBitmap/RoaringFormatSpec
@@ -52,15 +52,15 @@ _Z85: Final = (
 _DELTA_MAGIC: Final = 1_681_511_377
 _ROARING_COOKIE: Final = 12_346  # no run containers
 _CONTAINER: Final = 1 << 16
-_ARRAY_MOST: Final = 4_096  # of so many a container is a list, above it a bitmap
+_ARRAY_MOST: Final = 4_096  # up to this many values a container is a list, above a bitmap
 _FILE_VERSION: Final = b"\x01"
-# Of an upload so much is in memory.
+# How many bytes of an upload are held in memory.
 _PART_BYTES: Final = 8 << 20
 _PARTS: Final = 2
-# The feature that readers of a table with deletion vectors must know.
+# The feature that readers of a table with deletion vectors must support.
 VECTORS: Final = "deletionVectors"
 _ENABLED: Final = "delta.enableDeletionVectors"
-# What a table has whose protocol names no features, by the version that brought it.
+# The features of a table whose protocol names none, by the version that introduced them.
 _LEGACY: Final = {
     2: ("appendOnly", "invariants"),
     3: ("checkConstraints",),
@@ -86,12 +86,12 @@ class Files:
             obstore.put(self._store, name, bytes(data))
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Write a file that must not be there; raise ConflictError where it is."""
+        """Write a file that must not exist; raise ConflictError if it does."""
         with _translated(name):
             obstore.put(self._store, name, data, mode="create")
 
     def size(self, name: str) -> int | None:
-        """Return how many bytes a file has; None where there is none."""
+        """Return a file's size in bytes; None if there is none."""
         with _translated(name):
             try:
                 return int(obstore.head(self._store, name)["size"])
@@ -99,7 +99,7 @@ class Files:
                 return None
 
     def sink(self, name: str) -> pa.NativeFile:
-        """Return a new file to write to, which is there when it is closed."""
+        """Return a new file to write to, which exists once it is closed."""
         with _translated(name):
             if self._folder is not None:
                 return pa.OSFile(str(self._folder / name), "wb")
@@ -107,7 +107,7 @@ class Files:
 
 
 class _Upload:
-    """A file of an object store, as Arrow asks for one to write to."""
+    """A file of an object store, with the interface that Arrow writes to."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._name, self._written, self.closed = name, 0, False
@@ -123,7 +123,7 @@ class _Upload:
         return self._written
 
     def flush(self) -> None:
-        """Parts go when they are full."""
+        """Do nothing: parts are uploaded when they are full."""
 
     def close(self) -> None:
         if not self.closed:
@@ -155,7 +155,7 @@ class Vector(NamedTuple):
 
     @property
     def action(self) -> Action:
-        """As an add action has it."""
+        """The vector as an add action has it."""
         return {
             "storageType": "u",
             "pathOrInlineDv": _z85(self.name.bytes),
@@ -179,7 +179,7 @@ def put_vectors(files: Files, gone: Sequence[pa.BooleanArray]) -> list[Vector]:
 def commit(
     files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, said: Commit
 ) -> None:
-    """Write the version behind the table's; raise ConflictError where there is one."""
+    """Write the version after the table's; raise ConflictError if it exists."""
     put_version(files, table.version() + 1, actions, {"operation": operation}, said)
     table.update_incremental()
 
@@ -191,9 +191,9 @@ def put_version(
     about: Mapping[str, object],
     said: Commit,
 ) -> None:
-    """Write a version, 0 of a table that is new; raise ConflictError where it is there.
+    """Write a version, 0 for a new table; raise ConflictError if it exists.
 
-    `about` is the operation, and what else `commitInfo` is to say.
+    `about` has the operation and the other fields of `commitInfo`.
     """
     now = int(time.time() * 1_000)
     info: Action = {
@@ -215,7 +215,7 @@ def put_version(
 
 
 def enabling(table: DeltaTable) -> list[Action]:
-    """Return the actions that let a table have deletion vectors; none where it has them."""
+    """Return the actions that enable deletion vectors for a table; none if they are enabled."""
     about = table.metadata()
     if about.configuration.get(_ENABLED) == "true":
         return []
@@ -227,7 +227,7 @@ def enabling(table: DeltaTable) -> list[Action]:
 
 
 def with_feature(table: DeltaTable, feature: str) -> Action:
-    """Return the action that adds a feature, which readers must know, to a table's protocol."""
+    """Return the action that adds a feature, which readers must support, to a table's protocol."""
     protocol = table.protocol()
     writers = set(protocol.writer_features or ())
     if protocol.writer_features is None:
@@ -246,7 +246,7 @@ def with_feature(table: DeltaTable, feature: str) -> Action:
 def described(
     table: DeltaTable, schema: Mapping[str, object], configuration: Mapping[str, str]
 ) -> Action:
-    """Return the action that gives a table this schema and these properties."""
+    """Return the action that sets a table's schema and properties."""
     about = table.metadata()
     return {
         "metaData": {
@@ -263,7 +263,7 @@ def described(
 
 
 def _roaring(gone: pa.BooleanArray) -> bytes:
-    """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's frame."""
+    """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's format."""
     keys, bodies = [], []
     for first in range(0, len(gone), _CONTAINER):
         part = gone.slice(first, _CONTAINER)
@@ -281,7 +281,7 @@ def _roaring(gone: pa.BooleanArray) -> bytes:
     for body in bodies:
         offsets.append(struct.pack("<I", at))
         at += len(body)
-    # One bitmap of 32 bits, the first: no file has more rows.
+    # Only the first 32-bit bitmap: no file has more rows.
     head = struct.pack("<IQII", _DELTA_MAGIC, 1, 0, _ROARING_COOKIE) + struct.pack("<I", len(keys))
     return b"".join([head, *keys, *offsets, *bodies])
 
@@ -306,7 +306,7 @@ def _z85(data: bytes) -> str:
 
 
 def z85_decoded(text: str) -> bytes:
-    """Return what Z85 text of whole groups of five stands for."""
+    """Return the decoded bytes of a Z85 text whose length is a multiple of five."""
     groups = (text[at : at + 5] for at in range(0, len(text), 5))
     numbers = (sum(_Z85.index(each) * 85 ** (4 - at) for at, each in enumerate(g)) for g in groups)
     return b"".join(struct.pack(">I", number) for number in numbers)

@@ -1,11 +1,11 @@
-"""A column's values out of the log's JSON into Arrow: whole columns wherever their JSON allows.
+"""Convert columns from the log's JSON to Arrow, a column at a time if its JSON allows it.
 
-The rows are one text of lines, which Arrow's parser reads with a type for each column. A column
-whose values that parser does not take as they are (NaN, a date `infinity`, an array of two
-dimensions, times that Delta has as text) goes the exact way, a value at a time, by
-`sinks.delta.values`; the others stay fast.
+The rows are joined to one text of lines, which Arrow's parser reads with a type for each column. A
+column with values that this parser can't read (NaN, a date `infinity`, an array of two dimensions,
+times that Delta has as text) is converted exactly, a value at a time, by `sinks.delta.values`; the
+others stay fast.
 
-Pure, but for what it remembers of columns that had odd values.
+Pure, except that it remembers which columns had such values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Values: TypeAlias = "tuple[pa.Array, pa.Array | None]"
 _NUMBER: Final = r"^-?[0-9.]+$"
 _INSTANT: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T.*Z$"
 _CHANGED: Final = re.compile(r"Column\(/(.*?)(?:/\[\].*)?\) changed from", re.DOTALL)
-# A row must lie in two blocks at most; a block is what one thread parses.
+# In bytes. A row must fit into two blocks; one thread parses one block.
 _BLOCK_BYTES: Final = 4 << 20
 _WHOLE_NUMBERS: Final = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
 _MILLISECONDS: Final = 3
@@ -43,10 +43,11 @@ _MILLISECONDS: Final = 3
 def wanted(
     version: Version, changes: Iterable[Change] = (), stored: Collection[str] = ()
 ) -> list[tuple[str, DeltaType]]:
-    """Return the columns that a mirror of this version has, but for ours.
+    """Return the columns of a mirror of this version, without ours.
 
-    Of a `fixed` mask only the rows tell the type. Where none does, as deletes don't, the column
-    stays as it is `stored`, and is not among these; else it is a string until one comes.
+    The type of a `fixed` mask is known only from rows. If no row shows it (deletes don't), the
+    column stays as it is `stored` and is not among these; if it is not stored, it is a string until
+    a row shows its type.
     """
     found = []
     for column in version.columns:
@@ -82,13 +83,13 @@ class Reader:
 
     def __init__(self, version: Version) -> None:
         self._version = version
-        # Columns that go the exact way: those of forms that have no other, and those that had to.
+        # Columns that are converted exactly: those without a fast form, and those with such values.
         self._exact = set[str]()
 
     def columns(
         self, rows: Sequence[bytes], types: Mapping[str, DeltaType], skip: Mapping[str, set[int]]
     ) -> dict[str, Values]:
-        """Return each column's values; `skip` has places that hold none, by column."""
+        """Return each column's values; `skip` has, by column, the rows without a value."""
         if not rows:
             return {}
         fast: dict[str, _Fast] = {}
@@ -101,7 +102,7 @@ class Reader:
         return found | self._exactly(rows, slow, types, skip)
 
     def _parsed(self, rows: Sequence[bytes], fast: dict[str, _Fast]) -> dict[str, Values]:
-        """Return the columns that Arrow can read; remember those that it can't."""
+        """Return the columns that Arrow's parser can read; remember those that it can't."""
         text = b"\n".join(rows)
         block = max(_BLOCK_BYTES, 2 * max(map(len, rows)))
         while fast:
@@ -137,7 +138,7 @@ class Reader:
         types: Mapping[str, DeltaType],
         skip: Mapping[str, set[int]],
     ) -> dict[str, Values]:
-        """Return columns, a value at a time."""
+        """Return columns that are converted a value at a time."""
         if not columns:
             return {}
         names = {f"c{place}": column.name for place, column in enumerate(columns)}
@@ -154,7 +155,7 @@ class Reader:
 
 
 class _Fast(NamedTuple):
-    """How Arrow parses a column, and what is made of it."""
+    """How Arrow parses a column, and how the result is converted."""
 
     parsed: pa.DataType
     convert: Callable[[pa.Array], Values]
@@ -167,7 +168,7 @@ def _as_it_is(values: pa.Array) -> Values:
 def _fast(  # noqa: C901, PLR0911 - a case a type
     column: Column, kind: DeltaType, options: Mapping[str, object]
 ) -> _Fast | None:
-    """Return the fast way of a column whose form has one."""
+    """Return the fast form of a column, None if there is none."""
     target = arrow_type(kind)
     if column.mask is not None:
         if column.mask in {"null", "excluded"}:
@@ -201,7 +202,7 @@ def _fast(  # noqa: C901, PLR0911 - a case a type
 
 
 def _is_plain(kind: str, options: Mapping[str, object]) -> bool:
-    """Return whether the log has Postgres' own text of a type that Delta has as text."""
+    """Return whether the log has Postgres' own text of a type that is text in Delta."""
     match kind.rpartition(".")[2]:
         case "time" | "money":
             return False
@@ -279,7 +280,7 @@ def _whole(values: pa.ChunkedArray) -> pa.Array:
 
 
 def arrow_type(kind: DeltaType) -> pa.DataType:
-    """Return the type as Delta's readers have it in Arrow."""
+    """Return the Arrow type that Delta's readers use for the type."""
     if kind.element is not None:
         return pa.list_(pa.field("element", arrow_type(kind.element)))
     if kind.name.startswith("decimal"):

@@ -1,10 +1,10 @@
-"""A mirror's columns follow its table's versions.
+"""Adapt a mirror's columns to its table's versions.
 
-A new column is added. One that the source no longer has stays, with what it last held, and NULL in
-every row written since: readers do not break, and nothing is deleted by a statement in the source.
-A renamed column is a new one, since the log tells no other way; but to Delta `name` and `Name` are
-one, so such a one keeps what it held. Where a column has another type, or is spelled otherwise, the
-table is written anew, each value as the new type reads its text (`sinks.delta.retype`).
+A new column is added. A column that the source dropped stays, with its last values, and NULL in
+every row written since: readers do not break, and no statement in the source deletes data. A
+renamed column is a new one, because the log does not show renames; but Delta treats `name` and
+`Name` as the same column, so that one keeps its values. If a column gets another type or spelling,
+the table is rewritten, each value converted from its text to the new type (`sinks.delta.retype`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FEATURE: Final = "columnMapping"
 _MAX_ID: Final = "delta.columnMapping.maxColumnId"
 _ID: Final = "delta.columnMapping.id"
 _PHYSICAL: Final = "delta.columnMapping.physicalName"
-# By which columns the stored rows are told apart: a list of names, as JSON.
+# The property with the key columns of the stored rows: a list of names, as JSON.
 _KEY: Final = "lockstep.key"
-# What stands in rows that are there already, in columns of ours that come later.
+# The values in existing rows of our columns that are added later.
 _BEFORE: Final = {layout.CURRENT: True, layout.DELETED: False}
 
 
@@ -46,7 +46,7 @@ def follow(
     facts: Mapping[str, object],
     storage: Mapping[str, str],
 ) -> bool:
-    """Let the table have the `wanted` schema's columns; return whether anything changed."""
+    """Give the table the `wanted` schema's columns; return whether anything changed."""
     stored = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     fields = {field["name"]: field for field in wanted["fields"]}
     spelled = {each.casefold(): each for each in fields}
@@ -81,7 +81,7 @@ def follow(
 
 
 def key_of(table: DeltaTable) -> tuple[str, ...] | None:
-    """Return the key by which the rows were written; None where nobody has said so yet."""
+    """Return the key with which the rows were written; None if it is not recorded."""
     told = table.metadata().configuration.get(_KEY)
     return None if told is None else tuple(json.loads(told))
 
@@ -92,7 +92,7 @@ def keep_key(
     facts: Mapping[str, object],
     storage: Mapping[str, str],
 ) -> None:
-    """Note in the table by which key its rows are told apart."""
+    """Record in the table the key of its rows."""
     if key is None or key_of(table) == key:
         return
     schema = json.loads(table.schema().to_json())
@@ -107,7 +107,7 @@ def keep_key(
 
 
 def map_columns(table: DeltaTable, facts: Mapping[str, object], storage: Mapping[str, str]) -> None:
-    """Tell readers of a new table that its columns are mapped; delta-rs maps them, and does not."""
+    """Declare the column mapping of a new table; delta-rs maps columns but does not declare it."""
     protocol, about = table.protocol(), table.metadata().configuration
     if about.get(_MAPPED, "none") == "none" or _FEATURE in (protocol.reader_features or ()):
         return
@@ -126,7 +126,7 @@ def _add_mapped(
     facts: Mapping[str, object],
     storage: Mapping[str, str],
 ) -> None:
-    """Add columns that stand under names of their own in the files; delta-rs does not."""
+    """Add columns with separate names in the files, which delta-rs does not support."""
     schema = json.loads(table.schema().to_json())
     first = max(int(field["metadata"].get(_ID, 0)) for field in schema["fields"]) + 1
     for place, field in enumerate(new, first):
@@ -143,7 +143,7 @@ def _add_mapped(
 
 
 def _rewrite(table: DeltaTable, schema: dict[str, Any], said: CommitProperties) -> None:
-    """Write all rows anew, in one commit."""
+    """Rewrite all rows, in one commit."""
     target = lake.plain(pa.schema(Schema.from_json(json.dumps(schema)).to_arrow()))
 
     def parts() -> Iterator[pa.RecordBatch]:
@@ -160,7 +160,7 @@ def _rewrite(table: DeltaTable, schema: dict[str, Any], said: CommitProperties) 
 
 
 def under(rows: pa.Table, target: pa.Schema) -> pa.Table:
-    """Return stored rows under another schema."""
+    """Return stored rows converted to another schema."""
     many = rows.num_rows
     stored = rows[EXACT].combine_chunks()
     odd: list[tuple[str, pa.Array]] = []

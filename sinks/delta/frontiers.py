@@ -1,19 +1,19 @@
 """`_frontiers`: the follower's applied frontiers, each with every mirror's version at it.
 
-One row is appended behind each batch, when all mirrors stand at its frontier: reading each mirror
-at the version that one row names is reading all of them as of one LSN. Until then the row before
-is what readers go by. A Delta transaction of its own says up to which seq a batch is being written,
-before anything of it is; every commit repeats the generation, so that one of an older generation
-fails where another has become current.
+One row is appended after each batch, when all mirrors are at its frontier: reading each mirror at
+the version in one row reads all of them as of one LSN. Until then readers use the previous row. A
+separate Delta transaction records up to which seq a batch is being written, before any of it is
+written; every commit repeats the generation, so that a commit of an older generation fails once
+another is current.
 
-Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the whole frontier, JSON),
-`versions` (map: a mirror's folder to its Delta version), `is_whole` (false where these stand at
-different frontiers, as behind the switch of a single table: no state to be read), `written_at` (by
-the clock of who wrote the row: how long it is kept goes by that, as the source's time may be
-anything while an old log is caught up with).
+Columns: `generation`, `epoch`, `lsn`, `seq`, `committed_at`, `applied` (the complete frontier,
+JSON), `versions` (map: a mirror's folder to its Delta version), `is_whole` (false if these are at
+different frontiers, as after the switch of a single table: not a readable state), `written_at` (by
+the writer's clock, which decides how long the row is kept, because the source's time may be long
+past while catching up).
 
-Two commits a batch: what they leave is joined and deleted when there is much of it, whatever else
-is due, so that opening the table stays quick.
+Two commits per batch: their small files are joined and deleted once there are many, independent of
+other upkeep, so that opening the table stays fast.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ _ARROW: Final = pa.schema(
         ("written_at", pa.timestamp("us", "UTC")),
     ]
 )
-# Delta transactions of this table.
+# Names of this table's Delta transactions.
 _REACHED: Final = "lockstep/reached"
 _APPLIED: Final = "lockstep/applied"
 _GENERATION: Final = "lockstep/generation"
-_TIDIED: Final = "lockstep/tidied"  # when, in seconds
-# So many small files are joined, up to a size that is not worth writing again.
+_TIDIED: Final = "lockstep/tidied"  # the time, in seconds
+# How many small files are joined at once; files above a size are not worth rewriting.
 _MOST_FILES: Final = 200
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_BYTES: Final = 8 << 20
-# Nobody reads this table as it was, but two copies of a follower must see each other's commits.
+# Old versions of this table are not read, but two copies of a follower must see each other's
+# commits.
 _KEPT_HOURS: Final = 1
 _PROPERTIES: Final = {
     "delta.logRetentionDuration": f"interval {_KEPT_HOURS} hours",
@@ -92,7 +93,7 @@ class Row(NamedTuple):
 
 
 class Frontiers:
-    """The table of one follower's path."""
+    """The `_frontiers` table in one follower's path."""
 
     def __init__(self, root: str, storage: Mapping[str, str], owner: Mapping[str, object]) -> None:
         self._path = f"{root.rstrip('/')}/{NAME}"
@@ -102,10 +103,10 @@ class Frontiers:
         self.newest: Row | None = None
         self.reached = 0
         self.generation = 1
-        self.tidied = 0.0  # when a lake was last looked after, or made
+        self.tidied = 0.0  # when the last upkeep ran, or the table was created
 
     def find(self) -> bool:
-        """Take what is there; return whether there is anything."""
+        """Load the table; return whether it exists."""
         table = lake.opened(self._path, self._storage)
         if table is None:
             return False
@@ -113,7 +114,7 @@ class Frontiers:
         return True
 
     def open(self, generation: int, tables: frozenset[str] | None = None) -> None:
-        """Take what is there; make the table where it is missing, of some `tables` if given."""
+        """Load the table; create a missing one, for some `tables` only if given."""
         if self.find():
             return
         table = lake.made(
@@ -130,7 +131,7 @@ class Frontiers:
             self._take(self.table)
 
     def begin(self, reached: int, above: int | None = None) -> None:
-        """Note how far rows may reach; raise where the table is not the one that was opened."""
+        """Record how far rows may reach; raise if the table is not the one that was opened."""
         for _ in range(_TRIES):
             self._again()
             if above is not None:
@@ -148,13 +149,13 @@ class Frontiers:
         raise lake.busy(self._path)
 
     def knows(self, seq: int) -> bool:
-        """Return whether a cut that reaches so far was noted, by another copy just now even."""
+        """Return whether a cut up to `seq` was recorded, by this or another copy."""
         if seq > self.reached:
             self._again()
         return seq <= self.reached
 
     def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
-        """Append the row, unless the newest is of that frontier or a later one."""
+        """Append the row, unless the newest has that frontier or a later one."""
         row = Row(self.generation, applied, versions)
         upto = lake.as_told(self.generation, applied.seq)
         for _ in range(_TRIES):
@@ -175,7 +176,7 @@ class Frontiers:
         raise lake.busy(self._path)
 
     def switch(self, row: Row, reached: int) -> None:
-        """Make the row's generation the current one, at its frontier."""
+        """Make the row's generation current, at its frontier."""
         apps = {
             _APPLIED: lake.as_told(row.generation, row.applied.seq),
             _REACHED: lake.as_told(row.generation, reached),
@@ -185,7 +186,7 @@ class Frontiers:
         self.find()
 
     def anew(self, generation: int) -> None:
-        """Begin a generation at no frontier, whatever is there."""
+        """Start a generation at no frontier, regardless of existing rows."""
         self.open(generation)
         with lake.translated(self._path):
             write_deltalake(
@@ -213,10 +214,10 @@ class Frontiers:
             self.table.delete(f"generation = {generation}")
 
     def tidy(self, keep_hours: float) -> None:
-        """Forget rows that are older than what can be read; join small files, delete old ones.
+        """Delete rows that are older than what can be read; join small files, delete old ones.
 
-        Of the current generation: what an older one has stays until it is dropped. The newest of
-        the old rows stays too: so things stood at the beginning of the time that is kept.
+        Only rows of the current generation: those of an older one stay until it is dropped. The
+        newest of the old rows stays too: it is the state at the start of the retention time.
         """
         with lake.translated(self._path):
             self.table.update_incremental()
@@ -234,10 +235,10 @@ class Frontiers:
         self._join()
 
     def _join(self) -> None:
-        """Join what single rows are in, and delete what is left of it and of old commits."""
+        """Join the files of single rows, and delete replaced files and old commits."""
         with self._or_again(), lake.translated(self._path):
             self.table.optimize.compact(target_size=_JOINED_BYTES)
-            # In full: of files removed before its last checkpoint the log may know no more.
+            # A full vacuum: the log may no longer list files removed before its last checkpoint.
             self.table.vacuum(
                 retention_hours=_KEPT_HOURS,
                 dry_run=False,
@@ -249,7 +250,7 @@ class Frontiers:
 
     @contextmanager
     def _or_again(self) -> Iterator[None]:
-        """Leave it for the next time where another commit came first."""
+        """Leave the work for the next time if another commit came first."""
         try:
             yield
         except lake.ConflictError:
@@ -257,19 +258,19 @@ class Frontiers:
 
     @property
     def tables(self) -> list[str] | None:
-        """The tables that it was made for; None: all."""
+        """The tables that it was created for; None: all."""
         about = self.table.metadata().description
         found: list[str] | None = json.loads(about) if about else None
         return found
 
     @property
     def table(self) -> DeltaTable:
-        """The table; it is there once it has been found or opened."""
+        """The table; available after `find` or `open`."""
         assert self._table is not None, "open comes first"
         return self._table
 
     def _again(self) -> None:
-        """Look at the table as it is; raise where it is another, or another generation's."""
+        """Reload the table; raise if it is another table, or another generation is current."""
         generation, known = self.generation, self._id
         table = lake.opened(self._path, self._storage)
         if table is None or table.metadata().id != known:
@@ -302,7 +303,7 @@ class Frontiers:
                 self.table,
                 pa.Table.from_pylist([as_columns(row) for row in new], schema=_ARROW),
                 mode="append",
-                schema_mode="merge",  # a table made before a column was thought of gets it
+                schema_mode="merge",  # adds columns that an older table lacks
                 commit_properties=self._properties(apps),
             )
 
@@ -314,7 +315,7 @@ class Frontiers:
 
 
 def rows(table: DeltaTable, where: str) -> list[Row]:
-    """Return the rows that an SQL predicate names."""
+    """Return the rows that an SQL predicate selects."""
     found = lake.read(table, ["generation", "applied", "versions", "is_whole"], where)
     return [
         Row(
@@ -328,9 +329,9 @@ def rows(table: DeltaTable, where: str) -> list[Row]:
 
 
 def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | None:
-    """Return the newest row not above an LSN or a commit time; without either the newest.
+    """Return the newest row not above an LSN or a commit time, or the newest of all.
 
-    Of the newest generation that has one.
+    It is of the newest generation that has one.
     """
     where = ["is_whole"]
     if lsn is not None:

@@ -1,8 +1,8 @@
-"""What a cut does to one mirror, gathered from all the parts in which it is written.
+"""A cut's changes to one mirror, gathered from all the parts in which they are passed.
 
-Nothing of a cut is in the table until its commit, so what a store that is written part by part has
-from the table itself is had from here: a later part takes the place of what earlier ones have of
-its keys, and what it does not tell stays as they have it.
+Nothing of a cut is in the table until its commit, so rows that another store would read back from
+the table are read from here: a later part replaces earlier changes of its keys, and columns that it
+leaves unchanged keep the earlier values.
 
 Pure.
 """
@@ -31,12 +31,12 @@ class Gathered:
     def __init__(self, *, history: bool) -> None:
         self._history = history
         self._versions: dict[int, Version] = {}
-        self._every: list[Change] = []  # where there is a history, or no key
+        self._every: list[Change] = []  # with a history, or without a key
         self._newest: dict[bytes, Change] = {}
         self._truncated: int | None = None
 
     def add(self, changes: Changes) -> None:
-        """Take a part, the next in the order of seq of each of its keys."""
+        """Add a part; for each key, its changes follow those of earlier parts by seq."""
         self._versions |= {version.schema_id: version for version in changes.versions}
         if changes.truncated is not None:
             self._truncate(changes.truncated)
@@ -50,26 +50,26 @@ class Gathered:
                     newest[change.key] = change
                 elif before.seq < change.seq:
                     newest[change.key] = _over(change, before)
-            elif change.op == "t":  # of a history
+            elif change.op == "t":  # in a history
                 newest.clear()
             else:
                 self._every.append(change)
 
     def _truncate(self, seq: int) -> None:
-        """Let go of what is below; a history keeps what its truncates end."""
+        """Drop changes below `seq`; a history keeps the versions that its truncates end."""
         self._truncated = max(seq, self._truncated or 0)
         self._newest = {key: each for key, each in self._newest.items() if each.seq > seq}
         if not self._history:
             self._every = [each for each in self._every if each.seq > seq]
 
     def changes(self) -> Changes:
-        """Return all of it as one."""
+        """Return all changes as one."""
         versions = tuple(self._versions[each] for each in sorted(self._versions))
         every = self._every if self._history else [*self._every, *self._newest.values()]
         return Changes(versions, every, self._truncated)
 
     def rows(self, keys: Sequence[bytes], stored: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        """Return the rows of these keys, of which `stored` are in the table."""
+        """Return the rows of these keys; `stored` has those in the table."""
         if self._truncated is not None:
             stored = {}
         found = {key: self._row(key, stored.get(key)) for key in keys}
@@ -83,7 +83,7 @@ class Gathered:
 
 
 def _over(change: Change, before: Change) -> Change:
-    """Return a change with what it does not tell and the one before it does."""
+    """Return a change with unchanged columns filled from the one before it."""
     if not change.unchanged or change.row is None:
         return change
     filled = _completed(change, before.row)
@@ -92,7 +92,7 @@ def _over(change: Change, before: Change) -> Change:
 
 
 def _completed(change: Change, row: bytes | None) -> Change:
-    """Return a change with nothing unchanged: what the row before has not, nobody has told yet."""
+    """Return a change with nothing unchanged: columns that `row` lacks are unknown and left out."""
     if not change.unchanged:
         return change
     assert change.row is not None, "a row's columns are unchanged"

@@ -1,11 +1,11 @@
-"""Generations of a lake: one is built aside, then takes the place of the one that readers see.
+"""Generations of a lake: a shadow build replaces the generation that readers see.
 
-Aside it is a lake of its own, below `<path>/_generations/<n>`. The switch writes its mirrors over
-those at `<path>`, a commit each, and then one row of `_frontiers`, from which on it is the current
-generation, for all tables at once; who reads a single table by its path goes on doing so. The
-one before stays in the Delta versions that its own rows name, until it is dropped: so long nothing
-is vacuumed. Killed on the way, the switch is repeated; mirrors that are switched already refuse
-what a follower of the old generation brings late.
+A shadow build is a separate lake, below `<path>/_generations/<n>`. The switch overwrites the
+mirrors at `<path>` with its mirrors, one commit each, and then writes one row of `_frontiers`,
+which makes it the current generation for all tables at once; readers of a single table keep its
+path. The previous generation stays in the Delta versions that its own rows name, until it is
+dropped: until then nothing is vacuumed. If the switch is killed, it is repeated; mirrors that are
+already switched reject late writes from a follower of the old generation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ASIDE: Final = "_generations"
 
 
 def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
-    """Return where a generation's mirrors are, and its newest frontier where it is only read."""
+    """Return where a generation's mirrors are, and its newest frontier if it is read-only."""
     root = settings.path.rstrip("/")
     current = _frontiers(settings, root)
     if generation is None:
         return root, None
     if not current.find():
-        # Of a lake whose `_frontiers` was lost the mirrors stay until the next generation is whole.
+        # If a lake's `_frontiers` was lost, its mirrors stay until the next generation is complete.
         return (root if generation == 1 else _aside(settings, generation)), None
     if current.generation == generation:
         return root, None
@@ -50,7 +50,7 @@ def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
 
 
 def holds_anything(settings: Settings) -> bool:
-    """Return whether anything at all is below the path; makes nothing, not even a folder."""
+    """Return whether anything exists below the path; creates nothing, not even a folder."""
     path = settings.path.removeprefix("file://")
     if "://" in path:
         with lake.translated(path):
@@ -82,7 +82,7 @@ def found(settings: Settings) -> Mapping[int, Applied | None]:
 
 
 def switch(settings: Settings, generation: int) -> None:
-    """Let readers see a generation that was built aside."""
+    """Switch readers to a generation from its shadow build."""
     current = _frontiers(settings, settings.path)
     current.open(1)
     if current.generation == generation:
@@ -99,7 +99,7 @@ def switch(settings: Settings, generation: int) -> None:
         each: _moved(settings, generation, each, new.versions[each]) for each in new.versions
     }
     shared = ((before and before.versions) or {}).keys() - versions.keys()
-    if built.tables is None:  # it is whole: what it does not have has no rows
+    if built.tables is None:  # it is complete: mirrors that it lacks have no rows
         emptied = {each: _emptied(settings, generation, new.applied.seq, each) for each in shared}
         versions |= {each: version for each, version in emptied.items() if version is not None}
         shared = set()
@@ -109,7 +109,7 @@ def switch(settings: Settings, generation: int) -> None:
     whole = True
     if before is not None and shared:
         applied = min(applied, before.applied, key=lambda each: (each.seq, each.lsn))
-        # Where the follower is in the midst of a cut, some of them are ahead of its frontier.
+        # If the follower is in the middle of a cut, some of them are ahead of its frontier.
         ahead = max(seq for _, seq in carried.values())
         reached = max(reached, before.applied.seq, current.reached, ahead)
         whole = before.applied.seq == new.applied.seq and ahead <= applied.seq
@@ -119,13 +119,13 @@ def switch(settings: Settings, generation: int) -> None:
 
 
 def clear(settings: Settings, generation: int, root: str) -> None:
-    """Delete what is left of a generation's building, once it is current."""
+    """Delete the remains of a generation's shadow build, once it is current."""
     if root == settings.path.rstrip("/") and generation in _numbers(settings):
         _delete(settings, generation)
 
 
 def drop(settings: Settings, generation: int) -> None:
-    """Delete what only a generation has that is not current."""
+    """Delete what only a generation has, which must not be the current one."""
     current = _frontiers(settings, settings.path)
     if current.find():
         if current.generation == generation:
@@ -139,7 +139,7 @@ def drop(settings: Settings, generation: int) -> None:
 
 
 def _moved(settings: Settings, generation: int, mirror: str, version: int) -> int:
-    """Put a mirror's rows in the place of those that readers see; return the Delta version."""
+    """Replace the rows that readers see by a built mirror's; return the Delta version."""
     path = f"{settings.path.rstrip('/')}/{mirror}"
     built = lake.opened(f"{_aside(settings, generation)}/{mirror}", settings.storage, version)
     assert built is not None, "a mirror that a frontier names is there"
@@ -155,7 +155,7 @@ def _moved(settings: Settings, generation: int, mirror: str, version: int) -> in
 
 
 def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int]:
-    """Make a mirror that stays as it is one of the new generation; return Delta version and seq."""
+    """Assign an unchanged mirror to the new generation; return its Delta version and seq."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
@@ -169,7 +169,7 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
 
 
 def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int | None:
-    """Take all rows out of a mirror that a whole generation does not have; return its version."""
+    """Delete all rows of a mirror that a complete generation lacks; return its version."""
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     if table is None:
         return None
@@ -184,7 +184,7 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
 
 
 def folders(settings: Settings, root: str) -> list[str]:
-    """Return what lies below a root and is none of ours by its name."""
+    """Return the folders below a root that are not internal by their name."""
     with lake.translated(root):
         files = PyFileSystem(DeltaStorageHandler(root, dict(settings.storage)))
         listed = files.get_file_info(FileSelector("", allow_not_found=True))
@@ -204,7 +204,7 @@ def _aside(settings: Settings, generation: int) -> str:
 
 
 def _numbers(settings: Settings) -> list[int]:
-    """Return the generations that lie aside."""
+    """Return the generations that have a shadow build."""
     with lake.translated(settings.path):
         listed = _files(settings).get_file_info(FileSelector(_ASIDE, allow_not_found=True))
     return sorted(
@@ -217,10 +217,10 @@ def _numbers(settings: Settings) -> list[int]:
 def _delete(settings: Settings, generation: int) -> None:
     with lake.translated(settings.path):
         _files(settings).delete_dir(f"{_ASIDE}/{generation}")
-    # Of a file system's folders that leaves the empty ones, which would be listed for ever.
+    # On a file system that leaves empty folders, which would be listed forever.
     shutil.rmtree(_aside(settings, generation).removeprefix("file://"), ignore_errors=True)
 
 
 def _files(settings: Settings) -> PyFileSystem:
-    """Return the lake's storage as delta-rs reaches it."""
+    """Return the lake's storage with delta-rs' access to it."""
     return PyFileSystem(DeltaStorageHandler(settings.path, dict(settings.storage)))

@@ -1,11 +1,11 @@
 """A mirror that keeps every version of a row (SCD type 2).
 
-A change adds a version and ends the one before it: what ends it is the transaction of the change,
-so that at any LSN at most one version of a row holds, from `_commit_lsn` to `_valid_to_lsn`
-(exclusive; NULL: still). A delete only ends one. Versions of one transaction are all there; those
-that none could see end where they begin.
+A change adds a version and ends the previous one at the change's transaction, so that at any LSN at
+most one version of a row is valid, from `_commit_lsn` to `_valid_to_lsn` (exclusive; NULL: still
+valid). A delete only ends one. All versions of one transaction are kept; those that were never
+visible end where they start.
 
-One commit a batch: stored versions end, new ones are added.
+One commit per batch: it ends stored versions and adds new ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sinks.delta.lake import Commit
     from sinks.delta.work import Work
 
-# Of the merge's source alone: the stored version that a row of it ends, NULL in a new version.
+# A column of the merge's source only: the stored version that a row ends, NULL in a new version.
 _ENDS: Final = "_ends"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ _End: TypeAlias = "tuple[int, int, datetime]"  # seq, commit LSN and time of wha
 
 
 def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
-    """Do the work, in one commit."""
+    """Apply the work in one commit."""
     stored = _current(table, work)
     new, ended = versions(stored, work)
     if work.truncated is not None:
@@ -65,15 +65,15 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
 
 
 def _current(table: DeltaTable, work: Work) -> pa.Table:
-    """Return the stored versions that hold: what a batch can end, or fill its gaps from."""
+    """Return the stored versions that are valid, which a batch can end or fill values from."""
     names = [*dict.fromkeys([*work.key, SEQ, EXACT, *work.batch.unchanged])]
-    if work.truncated is not None:  # another generation's, all of it goes
+    if work.truncated is not None:  # all rows are of another generation and are replaced
         return lake.arrow_schema(table).empty_table().select(names)
     return lake.read(table, names, quoted(CURRENT))
 
 
 def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
-    """Return the new versions, and for each stored one that ends its seq and its end."""
+    """Return the new versions, and the seq and end of each stored version that ends."""
     batch, key = work.batch, work.key
     rows, theirs = delta_keys.identities(batch.rows, stored, key)
     first = pc.index_in(rows, value_set=theirs).to_pylist()
@@ -94,7 +94,7 @@ def versions(stored: pa.Table, work: Work) -> tuple[pa.Table, pa.Table]:
 
 
 class _Ends:
-    """When versions end: by the next change of their key, or by a truncate before it."""
+    """The ends of versions: the next change of their key, or a truncate before it."""
 
     def __init__(self, batch: Batch, work: Work) -> None:
         names = (SEQ, COMMIT_LSN, COMMITTED_AT)
@@ -105,14 +105,14 @@ class _Ends:
         )
 
     def of(self, seq: int, change: int | None) -> _End | None:
-        """Return the end of the version of that seq, which that change follows."""
+        """Return the end of the version with that seq; `change` is the next one of its key."""
         followed = [] if change is None else [self._changes[change]]
         cut = next((each for each in self._truncates if each[0] > seq), None)
         return min([*followed, *([cut] if cut else [])], default=None)
 
     @staticmethod
     def written(rows: pa.Table, ends: list[_End | None]) -> pa.Table:
-        """Return new versions with their ends."""
+        """Return new versions with the columns of their ends."""
         for name, values in (
             (VALID_TO_LSN, [end and end[1] for end in ends]),
             (VALID_TO, [end and end[2] for end in ends]),
@@ -125,7 +125,7 @@ class _Ends:
 
     @staticmethod
     def alone(ended: dict[int, _End | None], schema: pa.Schema) -> pa.Table:
-        """Return the seqs of stored versions that end, and when."""
+        """Return the seqs of stored versions that end, with their ends."""
         ending = [(seq, end) for seq, end in ended.items() if end is not None]
         return pa.table(
             {
@@ -148,7 +148,7 @@ def _instant(micros: int) -> datetime:
 
 
 def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
-    """Return, for each row, which comes before it and which after it of the same key."""
+    """Return, for each row, the previous and the next row of the same key."""
     before: list[int | None] = [None] * len(keys)
     after: list[int | None] = [None] * len(keys)
     last: dict[Any, int] = {}
@@ -162,7 +162,7 @@ def _neighbours(keys: list[Any]) -> tuple[list[int | None], list[int | None]]:
 def _filled(
     batch: Batch, stored: pa.Table, first: list[int | None], before: list[int | None]
 ) -> Batch:
-    """Return the batch with the values that were not sent: of the version before."""
+    """Return the batch with values that were not sent filled from the previous version."""
     if not batch.unchanged:
         return batch
     many = stored.num_rows

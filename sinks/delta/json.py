@@ -1,7 +1,8 @@
-"""A mirror's rows as JSON: what a row of the log would say of them.
+"""A mirror's rows as JSON, as rows in the log.
 
-The forms of the log where they are exact here (docs/EVENTS.md, "Values"); a value that Delta has as
-text, or in `_exact`, is that text. Either way `sinks.delta.values` reads it back as the same value.
+In the forms of the log where they are exact here (docs/EVENTS.md, "Values"); a value that Delta has
+as text, or in `_exact`, is that text. In both cases `sinks.delta.values` reads it back as the same
+value.
 
 Pure.
 """
@@ -34,7 +35,7 @@ _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def rows(table: pa.Table, version: Version) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the key and the whole of each row."""
+    """Yield each row's key and the complete row."""
     forms = {each.name: _form(each, version.values) for each in version.columns}
     named = [each.name for each in version.columns if each.name in table.column_names]
     for row in table.select([*named, EXACT]).to_pylist():
@@ -52,12 +53,12 @@ def _each(form: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - any 
 
 
 def _text(pairs: Iterable[tuple[str, Any]]) -> bytes:
-    """Return an object; a `Fragment` stands in it as it is."""
+    """Return an object; a `Fragment` is inserted unchanged."""
     return orjson.dumps(dict(pairs))
 
 
 def _form(column: Column, options: Mapping[str, object]) -> Callable[[Any], Any]:  # noqa: PLR0911 - a case a type
-    """Return a value's form; of an array's elements, too."""
+    """Return a value's form, or the form of an array's elements."""
     if column.mask is not None:
         return _same
     time = options.get("time.precision.mode", "adaptive")
@@ -103,7 +104,7 @@ def _timestamp(value: datetime, mode: object, modifier: int) -> object:
         return nanos if -_INT64 <= nanos < _INT64 else str(value.replace(tzinfo=None))
     adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
     if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
-        # What has more digits is text in the log.
+        # A time with more digits than milliseconds is text in the log.
         return str(value.replace(tzinfo=None)) if micros % 1_000 else micros // 1_000
     return micros
 
@@ -132,7 +133,7 @@ def _digits(value: Decimal | str) -> str:
 
 
 def _precise(text: str, *, is_money: bool) -> object:
-    """Return the unscaled value's bytes, with its scale where no option says it."""
+    """Return the unscaled value's bytes, with its scale if no option defines it."""
     if not text[-1].isdigit():
         return text
     whole, _, fraction = text.partition(".")

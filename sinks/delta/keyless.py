@@ -1,8 +1,8 @@
-"""A table without a key in its mirror: rows are told apart by their values alone.
+"""A table without a key in its mirror: only the values identify a row.
 
-What only grows is appended. An update or a delete names the whole old row, of which there may be
-several alike: one of them goes, and the table is written anew. An old row that is not there was
-never told (a table that was added without its rows), and is passed over.
+Inserts are appended. An update or a delete has the complete old row, of which there may be several
+equal ones: one of them is deleted, and the table is rewritten. A missing old row was never in the
+log (a table that was added without its rows), and is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OURS: Final = {layout.SEQ, layout.COMMIT_LSN, layout.COMMITTED_AT}
 
 
 def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
-    """Do the work, in one commit."""
+    """Apply the work in one commit."""
     batch, before = work.batch, work.before
     if before is not None and batch.unchanged:
         batch = merged(batch, before.rows, pa.array(range(batch.rows.num_rows)))
@@ -41,7 +41,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
 
 
 def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
-    """Return which of the stored rows and of the batch's, counted behind them, are there after."""
+    """Return the indexes of the remaining rows: the stored rows, then the batch's."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(_values(stored)):
         places[row].append(place)
@@ -62,7 +62,7 @@ def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
 
 
 def _values(rows: pa.Table) -> list[str]:
-    """Return what tells rows apart."""
+    """Return the text of each row's values, which identifies it."""
     names = [name for name in rows.column_names if name not in _OURS]
     columns = [rows[name].to_pylist() for name in names]
     if layout.EXACT in names:

@@ -1,9 +1,9 @@
-"""Rows found by their keys, in Arrow: which stored row is whose.
+"""Find stored rows by their keys, in Arrow.
 
-A key is what tells rows apart, so it must compare exactly: also where a value of it does not fit
-its column and stands in `_exact`, and where it is NULL, which a key of the configuration's may be.
-One column without either is compared as it is; all else as one text, whose parts cannot run
-together. To Postgres 0 and -0 are one key of a float.
+A key identifies rows, so it must compare exactly: also if one of its values does not fit its column
+and is in `_exact`, and if it is NULL, which is possible for a configured key. A single column
+without either is compared directly; everything else as one text with unambiguous separators. In
+Postgres 0 and -0 are the same float key.
 
 Pure.
 """
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
     from sinks.delta.rows import Batch
 
-_SEPARATOR: Final = b"\x00"  # in no text of Postgres'
+_SEPARATOR: Final = b"\x00"  # occurs in no Postgres text
 
 
 def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Array:
-    """Return, for each wanted row, where the stored one of its key is; NULL where there is none."""
+    """Return, for each wanted row, the index of the stored row with its key, or NULL."""
     mine, theirs = identities(wanted, stored, key)
     return pc.index_in(mine, value_set=theirs)
 
 
 def identities(one: pa.Table, other: pa.Table, key: Sequence[str]) -> tuple[pa.Array, pa.Array]:
-    """Return what tells the rows of two tables apart, comparable with each other."""
+    """Return the identities of the rows of two tables, comparable with each other."""
     as_text = needs_text(one, key) or needs_text(other, key)
     return told(one, key, as_text=as_text), told(other, key, as_text=as_text)
 
 
 def needs_text(rows: pa.Table, key: Sequence[str]) -> bool:
-    """Return whether a key is NULL, does not fit its column, or is an array."""
+    """Return whether a key has a NULL, a value that does not fit its column, or an array."""
     return any(rows[name].null_count or pa.types.is_list(rows[name].type) for name in key)
 
 
@@ -50,7 +50,7 @@ def always_text(schema: pa.Schema, key: Sequence[str]) -> bool:
 
 
 def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
-    """Return what tells rows apart; `as_text` where one of them needs it."""
+    """Return the identities of rows; `as_text` if one of them needs it."""
     if as_text or always_text(table.schema, key):
         return _texts(table, key)
     return _flat(table[key[0]])
@@ -62,10 +62,10 @@ def _texts(table: pa.Table, key: Sequence[str]) -> pa.Array:
 
 
 def _text(table: pa.Table, name: str) -> pa.Array:
-    """Return a column's values as bytes: marked as values, as odd ones, or as NULL."""
+    """Return a column's values as bytes: marked as a value, a text from `_exact`, or NULL."""
     values = _flat(table[name])
     if pa.types.is_binary(values.type):
-        # The one type that may hold the separator.
+        # Binary is the only type that may contain the separator.
         size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
         text = pc.binary_join_element_wise(size, values, pa.scalar(b":", pa.binary()))
     elif pa.types.is_list(values.type):
@@ -82,9 +82,9 @@ def _text(table: pa.Table, name: str) -> pa.Array:
 
 
 def newest(batch: Batch, key: Sequence[str]) -> Batch:
-    """Return the batch, of rows whose keys are spelled as 0 and as -0 only the newest.
+    """Return the batch, with only the newest of rows whose keys differ in 0 and -0.
 
-    Each spelling is a key of its own in the log; of the two, one at most is a row.
+    They are two keys in the log, but at most one of them has a row.
     """
     if not any(has_zero(batch.rows[name]) for name in key):
         return batch
@@ -100,7 +100,7 @@ def has_zero(values: pa.ChunkedArray) -> bool:
 
 
 def unsigned_zero(values: pa.Array) -> pa.Array:
-    """Return the values with 0 in the place of -0."""
+    """Return the values with 0 in place of -0."""
     if not pa.types.is_floating(values.type):
         return values
     return pc.add(values, pa.scalar(0.0, values.type))

@@ -1,9 +1,9 @@
-"""Delta tables by delta-rs: opened, made, read, committed to; its errors in ours.
+"""Delta tables by delta-rs: open, create, read and commit; translates its errors.
 
-Every commit carries the follower's own Delta transaction, `app` and the seq that the table has
-reached. Delta refuses the later of two concurrent commits with one `app`, whatever they touch: so
-of two copies of a follower one always sees what the other has done before it goes on, and a
-table's newest transaction says up to which seq its rows are.
+Every commit has the follower's own Delta transaction, `app` and the seq that the table has reached.
+Delta rejects the later of two concurrent commits with the same `app`, whatever they change: so of
+two copies of a follower one always sees the other's commit before it continues, and a table's
+newest transaction shows up to which seq its rows are.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from sinks.delta import layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Our commits are mostly among the newest: others only compact, add a property, and the like.
+# How many of the newest commits are searched for ours: others only compact, add a property, and
+# similar.
 _HISTORY: Final = 50
 _TABLE: Final = "t"
 _PARTS_AHEAD: Final = 4
 _LOOK_SECONDS: Final = 0.1
-# The seqs of 89 years at 100,000 changes a second; what is left tells 32,767 generations.
+# The seqs of 89 years at 100,000 changes a second; the other bits count 32,767 generations.
 _SEQ_BITS: Final = 48
 
 
 class ConflictError(UnavailableError):
-    """Somebody else has committed in the meantime: look again, then decide."""
+    """Another process committed first: reload the table, then decide."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what, hint=hint or "the follower looks again and goes on by itself")
 
 
 class Commit(NamedTuple):
-    """What a commit says of itself."""
+    """What a commit records about itself."""
 
     app: str
-    upto: int | None  # generation and seq, as `as_told`; None: as it was
+    upto: int | None  # generation and seq, from `as_told`; None: unchanged
     facts: Mapping[str, object]
 
     @property
     def properties(self) -> CommitProperties:
-        """As delta-rs takes them."""
+        """The commit's properties, for delta-rs."""
         return CommitProperties(
             custom_metadata={"userMetadata": layout.metadata(**self.facts)},
             app_transactions=[] if self.upto is None else [Transaction(self.app, self.upto)],
@@ -74,17 +75,17 @@ def as_told(generation: int, seq: int) -> int:
 
 
 def told(version: int | None) -> tuple[int, int]:
-    """Return the generation and the seq that a Delta transaction tells, 0 of none."""
+    """Return the generation and the seq in a Delta transaction's version; 0 if there is none."""
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
 
 def unmoved(facts: Mapping[str, object]) -> CommitProperties:
-    """Return what a commit says that changes no rows: who, and at which frontier they stay."""
+    """Return the properties of a commit that changes no rows: its writer and their frontier."""
     return CommitProperties(custom_metadata={"userMetadata": layout.metadata(**facts)})
 
 
 def opened(path: str, storage: Mapping[str, str], version: int | None = None) -> DeltaTable | None:
-    """Return the table, its newest version if none is named; None where there is none."""
+    """Return the table, at its newest version if none is given; None if there is none."""
     with translated(path):
         try:
             return DeltaTable(path, version, storage_options=dict(storage))
@@ -102,7 +103,7 @@ def made(
     partition: Sequence[str] = (),
     about: str | None = None,
 ) -> DeltaTable:
-    """Make a table; return the one that another copy has made meanwhile."""
+    """Create a table, or return the one that another copy created concurrently."""
     with translated(path):
         try:
             return DeltaTable.create(
@@ -125,7 +126,7 @@ def made(
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Raise what delta-rs raises as an error of ours."""
+    """Translate delta-rs' errors into ours."""
     try:
         yield
     except TableNotFoundError as error:
@@ -140,19 +141,19 @@ def translated(path: str) -> Iterator[None]:
 
 
 def arrow_schema(table: DeltaTable, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return the columns, or those named, as Arrow has them, without Delta's notes on them."""
+    """Return the Arrow schema of all or the named columns, without Delta's metadata."""
     schema = plain(pa.schema(table.schema().to_arrow()))
     return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
 def size(table: DeltaTable) -> int:
-    """Return how many bytes its files have."""
+    """Return the total size of its files in bytes."""
     sizes = pa.table(table.get_add_actions())["size_bytes"]
     return int(pc.sum(sizes).as_py() or 0)
 
 
 def newest_facts(table: DeltaTable) -> dict[str, object]:
-    """Return what the newest commit of ours says of itself; nothing where none does."""
+    """Return the facts of our newest commit; empty if there is none."""
     for many in (_HISTORY, None):
         with translated(table.table_uri):
             history = table.history(many)
@@ -163,7 +164,7 @@ def newest_facts(table: DeltaTable) -> dict[str, object]:
 
 
 def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table:
-    """Return columns of all rows, or of those that an SQL predicate names."""
+    """Return columns of all rows, or of those that an SQL predicate selects."""
     names = ", ".join(map(quoted, columns)) or "1 AS one"
     query = f"SELECT {names} FROM {_TABLE}" + (f" WHERE {where}" if where else "")  # noqa: S608 - names quoted
     with translated(table.table_uri):
@@ -175,31 +176,31 @@ def read(table: DeltaTable, columns: Sequence[str], where: str = "") -> pa.Table
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as delta-rs' SQL has it."""
+    """Return a column's name quoted for delta-rs' SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def busy(path: str) -> UnavailableError:
-    """Return the error of a table to which others commit all the time."""
+    """Return the error for a table with too many concurrent commits."""
     return UnavailableError(
         f"{path}: other writers were always first", hint="run one copy of a follower"
     )
 
 
 def replace(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
-    """Put the rows in the place of all that is stored."""
+    """Replace all stored rows by these."""
     write_deltalake(table, rows, mode="overwrite", commit_properties=commit.properties)
 
 
 def append(table: DeltaTable, rows: pa.Table, commit: Commit) -> None:
-    """Add the rows to what is stored."""
+    """Append the rows to the stored ones."""
     write_deltalake(table, rows, mode="append", commit_properties=commit.properties)
 
 
 def streamed(table: DeltaTable, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Return all rows, part by part; of some columns where given.
+    """Yield all rows, part by part; only some columns if given.
 
-    Read by a thread of its own: delta-rs can't read in the midst of what it writes.
+    A separate thread reads: delta-rs can't read while it writes.
     """
     schema = arrow_schema(table, columns)
     names = ", ".join(map(quoted, schema.names))
@@ -238,19 +239,19 @@ def streamed(table: DeltaTable, columns: Sequence[str] | None = None) -> Iterato
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """Return the columns without Delta's notes on them."""
+    """Return the schema without Delta's metadata."""
     return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
 def looked_up(exact: pa.Array, name: str) -> pa.Array:
-    """Return a column's texts of `_exact`."""
+    """Return a column's texts from `_exact`."""
     if exact.null_count == len(exact):
         return pa.nulls(len(exact), pa.string())
     return pc.map_lookup(exact, query_key=name, occurrence="first")
 
 
 def copied(table: DeltaTable, path: str, storage: Mapping[str, str], commit: Commit) -> DeltaTable:
-    """Put a table's rows and columns in the place of what is at `path`; return that table."""
+    """Replace the table at `path` by another one's rows and columns; return the table at `path`."""
     rows = pa.RecordBatchReader.from_batches(
         arrow_schema(table), (part for rows in streamed(table) for part in rows.to_batches())
     )

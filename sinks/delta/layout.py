@@ -1,18 +1,18 @@
-"""How a mirror looks in Delta Lake: its columns, its place, what its commits say of themselves.
+"""A mirror's layout in Delta Lake: its columns, its path, the metadata of its commits.
 
-One table a source table. Its columns are the source's, typed by `sinks.delta.types`, and behind
-them ours:
+One Delta table per source table. Its columns are the source's, typed by `sinks.delta.types`,
+followed by ours:
 
-- `_seq`: the row's version; a change is applied only where its seq is greater
+- `_seq`: the row's version; a change is applied only if its seq is greater
 - `_commit_lsn`: the end of the transaction that wrote it, as a number
 - `_committed_at`: that transaction's time
 - `_exact`: Postgres' text of the values that their columns' types cannot hold, by column
-- where deleted rows stay, `_deleted`
-- where every version of a row stays, `_valid_to_lsn` and `_valid_to`, NULL in the newest one, and
-  `_current`; from when it held say `_commit_lsn` and `_committed_at`
+- if deleted rows stay, `_deleted`
+- if every version of a row stays, `_valid_to_lsn` and `_valid_to`, NULL in the newest one, and
+  `_current`; a version is valid from `_commit_lsn` and `_committed_at` on
 
-Every commit carries JSON in its `userMetadata`: pipeline, epoch, generation, and the frontier that
-the table stands at from that commit on. Without a frontier the table is not whole yet.
+Every commit has JSON in its `userMetadata`: pipeline, epoch, generation, and the table's frontier
+from that commit on. Without a frontier the table is not complete yet.
 
 Pure.
 """
@@ -51,14 +51,15 @@ VALID_TO: Final = "_valid_to"
 CURRENT: Final = "_current"
 _SOFT: Final = {DELETED: "boolean"}
 _HISTORY: Final = {VALID_TO_LSN: "long", VALID_TO: "timestamp", CURRENT: "boolean"}
-# What a delete that keeps the row changes in it.
+# The columns that a delete that keeps the row changes.
 MARKED: Final = (SEQ, COMMIT_LSN, COMMITTED_AT, DELETED)
-# Such names need column mapping, which fewer readers know; so only tables that have any get it.
+# Names with these characters need column mapping, which fewer readers support; so only tables with
+# such names get it.
 _NOT_PARQUETS: Final = set(" ,;{}()\n\t=")
 
 
 def ours(*, history: bool = False, soft: bool = False) -> dict[str, object]:
-    """Return our columns of a mirror that keeps its rows so."""
+    """Return our columns of a mirror with or without history and soft deletes."""
     return dict(OURS) | (_HISTORY if history else {}) | (_SOFT if soft and not history else {})
 
 
@@ -67,7 +68,7 @@ def schema(
     table: str,
     behind: Mapping[str, object] = OURS,
 ) -> dict[str, object]:
-    """Return the schema of a mirror as JSON has it; raise ConfigError where Delta has no such.
+    """Return the schema of a mirror for JSON; raise ConfigError if Delta can't have it.
 
     `behind` are our columns.
     """
@@ -75,7 +76,7 @@ def schema(
 
 
 def struct(fields: Iterable[tuple[str, object]], table: str) -> dict[str, object]:
-    """Return a schema of columns and their types as JSON has them."""
+    """Return a schema of columns and their types, for JSON."""
     named = list(fields)
     names = [name for name, _ in named]
     twice = [name for name, count in Counter(map(str.casefold, names)).items() if count > 1]
@@ -101,7 +102,7 @@ def properties(columns: Iterable[str]) -> dict[str, str]:
 
 
 def path(root: str, prefix: str, topic: str) -> str:
-    """Return where the mirror of a topic's table is: named as the topic is, without its prefix."""
+    """Return the path of a topic's mirror, named like the topic without its prefix."""
     return f"{root.rstrip('/')}/{topic.removeprefix(f'{prefix}.')}"
 
 
@@ -111,7 +112,7 @@ def metadata(**facts: object) -> str:
 
 
 def facts(user_metadata: str | None) -> dict[str, object]:
-    """Return what a commit of ours says of itself; nothing of any other's."""
+    """Return the facts of one of our commits; empty for any other."""
     try:
         said = json.loads(user_metadata or "{}")
     except ValueError:

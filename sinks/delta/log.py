@@ -1,4 +1,4 @@
-"""What Delta's log says that delta-rs does not tell: which deletion vector each file has."""
+"""Read from Delta's log what delta-rs does not expose: the deletion vector of each file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Vectors = dict[str, dict[str, Any]]
 
 
 def files(table: DeltaTable) -> PyFileSystem:
-    """Return the table's files as delta-rs reaches them."""
+    """Return the table's files with delta-rs' access to them."""
     return PyFileSystem(DeltaStorageHandler.from_table(table._table))  # noqa: SLF001 - as it says itself
 
 

@@ -1,7 +1,7 @@
-"""A batch into a mirror by delta-rs: for tables that are small, or change all over.
+"""Apply a batch to a mirror by delta-rs: for tables that are small, or change everywhere.
 
-Files that hold a row of the batch are written anew, so what a merge costs is what those files hold.
-One commit a batch, whatever is in it.
+Files that hold a row of the batch are rewritten, so the cost of a merge is the size of those files.
+One commit per batch, with any content.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sinks.delta.lake import Commit
     from sinks.delta.work import Work
 
-# A column of the source alone: which rows are deletes.
+# A column of the source only: which rows are deletes.
 GONE: Final = "_gone"
 
 
 def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
-    """Do it, in one commit."""
+    """Apply the work in one commit."""
     with lake.translated(table.table_uri):
         if work.history:
             history.apply(table, work, commit)
@@ -49,8 +49,8 @@ def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
         on,
         source_alias="s",
         target_alias="t",
-        # The batch is whole in memory, so that its keys tell which files to read. Those that are
-        # arrays can't: delta-rs has no literals of them.
+        # With the complete batch in memory, its keys decide which files are read. Not for array
+        # keys: delta-rs has no array literals.
         streamed_exec=any(pa.types.is_list(batch.rows[name].type) for name in work.key),
         commit_properties=commit.properties,
     )
@@ -70,9 +70,9 @@ def _deletes(merge: Any, newer: str, *, soft: bool) -> Any:  # noqa: ANN401 - de
 
 
 def _same(rows: pa.Table, name: str) -> str:
-    """Return the condition that a key's column is the same: also one that does not fit, or NULL."""
+    """Return the condition that a key's column is equal, even if NULL or in `_exact`."""
     column = quoted(name)
-    # 0 and -0 are one key: adding 0 takes the sign away.
+    # 0 and -0 are the same key: adding 0 removes the sign.
     unsigned = " + 0.0" if keys.has_zero(rows[name]) else ""
     same = f"t.{column}{unsigned} = s.{column}{unsigned}"
     if not rows[name].null_count:

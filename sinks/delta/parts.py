@@ -1,8 +1,8 @@
-"""Rows into the files of a table as they come, for its next commit to name.
+"""Write rows to the files of a table as they arrive, for its next commit to name.
 
-A row group goes out when so much has come, a new file begins when one is full: what is held in
-memory is a row group, as Arrow has it and as Parquet does, whatever the table's size. Each file has
-a name of its own; those that no commit names are rubbish, which a vacuum takes away.
+A row group is written when it is full, and a file is closed when it is full: memory holds one row
+group, as Arrow and as Parquet, regardless of the table's size. Each file has a unique name; a
+vacuum deletes files that no commit names.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from sinks.delta.actions import Action, Files
 
 _GROUP_BYTES: Final = 32 << 20
-# Columns of many values are not worth a dictionary: given up early, it costs little.
+# In bytes. Columns with many values are not worth a dictionary: a low limit keeps the attempt
+# cheap.
 _DICTIONARY_BYTES: Final = 256 << 10
 _FILE_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file that is whole."""
+    """A complete file."""
 
     path: str
     bytes: int
@@ -56,7 +57,7 @@ class Part:
 
 
 class Parts:
-    """The files of one writer; `whole` has them behind the block."""
+    """The files of one writer; `whole` has them after the block."""
 
     def __init__(self, files: Files, schema: pa.Schema) -> None:
         self._files, self._schema = files, schema
@@ -66,7 +67,7 @@ class Parts:
         self.whole: list[Part] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they are written at the end of the block at the latest."""
+        """Add rows; they are written at the end of the block at the latest."""
         self._held.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= _GROUP_BYTES:
@@ -116,14 +117,14 @@ class _Open:
             compression="zstd",
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
             coerce_timestamps="us",
-            # As Spark writes it: half the bytes of a price.
+            # As Spark writes it: half the bytes for a typical price.
             store_decimal_as_integer=True,
         )
         self._stats = Stats(schema)
 
     @property
     def bytes(self) -> int:
-        """Return how many are written."""
+        """Return how many bytes are written."""
         written: int = self._sink.tell()
         return written
 
@@ -138,7 +139,7 @@ class _Open:
         return Part(self._path, size, self._stats.rows, self._stats.json())
 
     def give_up(self) -> None:
-        """Let go of it; what there is of it is in no commit."""
+        """Abandon the file; no commit names it."""
         with suppress(OSError, CDCError):
             self._writer.close()
             self._sink.close()

@@ -1,9 +1,9 @@
-"""Where each key's row is: the keys of a mirror's files in memory, with what is gone of them.
+"""The position of each key's row: the keys of a mirror's files in memory, and their deletions.
 
-Files never change, so a file's keys are read once, and of our own files never: they are at hand
-when they are written. Finding a batch's keys is one pass over all keys of the table, some ten
-nanoseconds each: no order, no hashes that could collide. A key costs its own bytes and eight for
-the seq.
+Files never change, so a file's keys are read once, and those of files that we write are never read:
+they are known at the write. Finding a batch's keys is one pass over all keys of the table, about
+ten nanoseconds each: no sorting, no hashes that could collide. A key costs its own bytes and eight
+for the seq.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class DataFile:
 
     @property
     def rows(self) -> int:
-        """How many it holds, those that are gone too."""
+        """How many rows it holds, deleted ones included."""
         return len(self.seqs)
 
     @property
     def dead(self) -> int:
-        """How many are gone."""
+        """How many of its rows are deleted."""
         count: int = self.gone.true_count
         return count
 
 
 @dataclass(slots=True)
 class Found:
-    """Rows of one file that a batch takes the place of."""
+    """Rows of one file that a batch replaces."""
 
     file: DataFile
-    hits: pa.BooleanArray  # which of the file's rows
-    wanted: pa.Array  # which of the batch's, for each hit
+    hits: pa.BooleanArray  # which of the file's rows are hit
+    wanted: pa.Array  # the batch's row for each hit
 
     def only(self, some: pa.BooleanArray) -> Found:
         """Return some of the hits."""
@@ -72,11 +72,11 @@ class Positions:
         self._key = key
         self.files: dict[str, DataFile] = {}
         self.version = -1
-        # A key that may be NULL, or that does not fit its column, is told by a text.
+        # Whether keys are compared as text: a key may be NULL, or does not fit its column.
         self._as_text = False
 
     def follow(self, table: DeltaTable, *, as_text: bool) -> None:
-        """Know the table's files as of its version."""
+        """Load the table's files as of its version."""
         if as_text and not self._as_text:
             self._as_text = True
             self.files.clear()
@@ -100,7 +100,7 @@ class Positions:
         self.version = table.version()
 
     def identities(self, rows: pa.Table) -> pa.Array:
-        """Return what tells rows apart, as the files' keys are told."""
+        """Return the identities of rows, comparable with the files' keys."""
         return delta_keys.told(rows, self._key, as_text=self._as_text)
 
     def find(self, wanted: pa.Array) -> Iterator[Found]:
@@ -114,8 +114,8 @@ class Positions:
     def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
         """Return columns of a file, in the table's types."""
         with log.files(table).open_input_file(unquote(path)) as file:
-            # Files that a Spark of other settings has written anew have INT96 in the place of
-            # timestamps: without a time zone, and as nanoseconds they would end in 2262.
+            # Files rewritten by a Spark with other settings have INT96 timestamps: without a time
+            # zone, and as nanoseconds they would end in 2262.
             rows = pq.read_table(file, columns=columns, coerce_int96_timestamp_unit="us")
         return rows.cast(lake.arrow_schema(table, rows.column_names))
 
@@ -129,12 +129,12 @@ class Positions:
 
 
 def _over(gone: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:
-    """Return what is gone of a file whose vector may end before its last row."""
+    """Return a file's deleted rows; its vector may end before the file's last row."""
     return pa.concat_arrays([gone, none.slice(len(gone))])
 
 
 def _vectors(table: DeltaTable) -> Iterator[tuple[str, pa.BooleanArray]]:
-    """Yield each file that has rows which are gone, and which of its rows are there."""
+    """Yield each file that has deleted rows, and which of its rows remain."""
     for part in table.deletion_vectors():
         rows = pa.record_batch(part)
         for uri, kept in zip(rows[0].to_pylist(), rows[1], strict=True):

@@ -1,9 +1,9 @@
-"""A stored value under another type: what a column's values become when its type changes.
+"""Convert a column's stored values when its type changes.
 
-Postgres rewrites the rows without an event, by an expression that the log does not tell. So a value
-keeps its text and is read again as the new type; where that type cannot hold it, it stands in
-`_exact`, as any other that does not fit. Nothing is lost, and nothing is guessed: a value that
-Postgres has rounded stands there with the text that it had.
+Postgres rewrites the rows without an event, by an expression that is not in the log. So a value
+keeps its text, which is parsed as the new type; if that type cannot hold it, it goes to `_exact`,
+like any other that does not fit. Nothing is lost, and nothing is guessed: a value that Postgres
+rounded keeps its previous text there.
 
 Pure.
 """
@@ -47,11 +47,11 @@ def retyped(values: pa.Array, odd: pa.Array | None, kind: pa.DataType) -> tuple[
 
 
 def _digits(stored: pa.DataType, kind: pa.DataType) -> Digits:
-    """Return how a float's digits are told: as Postgres casts it to the new type."""
+    """Return the function that writes a float's digits, as Postgres casts it to the new type."""
     element = getattr(stored, "value_type", stored)
     is_single = pa.types.is_float32(element)
     if pa.types.is_floating(kind):
-        return repr  # a double has what a real is, to the last bit
+        return repr  # a double holds every bit of a real
     if pa.types.is_decimal(kind):
         return lambda value: _rounded(value, 6 if is_single else 15)
     told = text4 if is_single else text8
@@ -59,14 +59,14 @@ def _digits(stored: pa.DataType, kind: pa.DataType) -> Digits:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Return what a float is as a numeric: the digits that any value of its type can hold."""
+    """Return a float as a numeric: with the digits that every value of its type can hold."""
     if not isfinite(value):
         return text8(value).decode()
     return format(Decimal(f"{value:.{digits}g}"), "f")
 
 
 def text(value: Any, digits: Digits) -> str:  # noqa: ANN401, PLR0911 - any type's
-    """Return the text of a value as a cast to text gives it."""
+    """Return the text of a value, as a cast to text does."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -96,7 +96,7 @@ def _element(value: Any, digits: Digits) -> str:  # noqa: ANN401 - any type's
 
 
 def _reader(kind: pa.DataType) -> Callable[[str], Any]:  # noqa: PLR0911 - a case a type
-    """Return how a text becomes a value of the type; it raises ValueError where it can't."""
+    """Return the function that parses a text as the type; it raises ValueError if it can't."""
     if pa.types.is_string(kind):
         return str
     if pa.types.is_boolean(kind):

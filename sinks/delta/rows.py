@@ -1,7 +1,7 @@
-"""A table's changes as Arrow, with exactly the columns and types that its mirror has.
+"""A table's changes as Arrow, with exactly its mirror's columns and types.
 
-Values of an older table version are read by that version, and then take the type that the newest
-one has (`sinks.delta.retype`).
+Values of an older table version are read by that version, and then converted to the newest
+version's type (`sinks.delta.retype`).
 
 Pure.
 """
@@ -29,10 +29,10 @@ EXACT_TYPE: Final = pa.map_(pa.string(), pa.field("value", pa.string(), nullable
 
 
 class Batch(NamedTuple):
-    """Changes of one table in the order in which they came.
+    """Changes of one table in their original order.
 
-    `rows` has the mirror's columns but for what follows: of a deleted key only the key's count.
-    `unchanged` tells, by column, where the stored value stays.
+    `rows` has the mirror's columns; for a deleted key only the key's columns count. `unchanged`
+    marks, by column, the rows that keep the stored value.
     """
 
     rows: pa.Table
@@ -69,7 +69,7 @@ def batch(changes: Changes, schema: pa.Schema, readers: dict[int, Reader]) -> Ba
 
 
 def _joined(parts: list[Batch]) -> Batch:
-    """Return parts as one, in the order of seq."""
+    """Return parts as one, in seq order."""
     rows = pa.concat_tables([part.rows for part in parts])
     order = pc.sort_indices(rows[layout.SEQ])
     names = {name for part in parts for name in part.unchanged}
@@ -95,7 +95,7 @@ def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Sche
             skip.setdefault(name, set()).add(row)
     found = reader.columns([_json(change, version) for change in group], types, skip)
     many = len(group)
-    # An older version may spell a column otherwise; to Delta it is the same one.
+    # An older version may spell a column differently; in Delta it is the same one.
     at = {name.casefold(): name for name in schema.names}
     unchanged = {
         at[name.casefold()]: pa.array([row in rows for row in range(many)])
@@ -118,7 +118,7 @@ def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Sche
 
 
 def _stored(read: Values, unchanged: pa.BooleanArray | None, kind: pa.DataType) -> Values:
-    """Return a column's values as the mirror has them, none where they were not sent."""
+    """Return a column's values in the mirror's type, with none where they were not sent."""
     values, odd = read
     if unchanged is not None:
         nothing = pa.scalar(None, values.type)
@@ -128,7 +128,7 @@ def _stored(read: Values, unchanged: pa.BooleanArray | None, kind: pa.DataType) 
 
 
 def _json(change: Change, version: Version) -> bytes:
-    """Return the row; of a deleted key what is known of it, which is the key at least."""
+    """Return the row; for a deleted key its known columns, which are at least the key."""
     text = change.row or change.before or change.key
     if text is None:
         raise InvariantError(f"a change of {version.name} with neither row, old row nor key")
@@ -149,7 +149,7 @@ def _longs(values: array[int]) -> pa.Array:
 
 
 def exact_map(odd: list[tuple[str, pa.Array]], rows: int) -> pa.Array:
-    """Return the map of what does not fit, by column; NULL of rows in which everything does."""
+    """Return the map of values that do not fit, by column; NULL for rows in which all fit."""
     if not odd:
         return pa.nulls(rows, EXACT_TYPE)
     maps: list[list[tuple[str, str]] | None] = [None] * rows

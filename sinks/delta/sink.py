@@ -1,15 +1,15 @@
-"""Mirrors in Delta Lake: a table each, all of them at one frontier after each batch.
+"""Mirrors in Delta Lake: one per table, all of them at one frontier after each batch.
 
-A cut is gathered first: `write` only takes it, and nothing is in any table until `commit` applies
-it to all tables that it changes, several at a time, one Delta commit each. Behind the last one the
-row of `_frontiers` says which version of each mirror stands at the cut's end. Killed in between,
-some mirrors are ahead of that row, and readers of the row do not see it; the next cut goes at least
-as far as any of them.
+A cut is gathered first: `write` only collects it, and nothing is in any table until `commit`
+applies it to all tables that it changes, several at a time, one Delta commit each. After the last
+one the row of `_frontiers` records each mirror's version at the cut's end. If the process is killed
+in between, some mirrors are ahead of that row, which its readers do not see; the next cut reaches
+at least as far as each of them.
 
-Two copies of a follower: each commit is one of Delta's transactions of the same app, so the later
-one fails, looks again, and finds the work done. A copy that is behind skips what the mirrors hold,
-and writes no row while any mirror is ahead of its own frontier. So no deleted row comes back, and
-no tombstones are needed.
+Two copies of a follower: each commit is a Delta transaction of the same app, so the later one
+fails, reloads the table, and finds the work done. A copy that lags skips the changes that the
+mirrors already hold, and writes no row while any mirror is ahead of its own frontier. So no deleted
+row reappears, and no tombstones are needed.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Commits wait for storage more than they compute.
+# How many commits run concurrently: they wait for storage more than they compute.
 _AT_ONCE: Final = 4
-# Up to here a merge writes all of a table anew in less than a second.
+# Up to this many bytes a merge rewrites a complete table in less than a second.
 _MERGED_BYTES: Final = 16 << 20
 
 
 class Applier(Protocol):
-    """One way of applying a batch; all leave the same rows."""
+    """One way of applying a batch; all have the same result."""
 
     def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Do the work, in one commit; raise ConflictError where another came first."""
+        """Apply the work in one commit; raise ConflictError if another came first."""
         ...
 
 
 class Settings(NamedTuple):
-    """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, made whole."""
+    """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, completed."""
 
     pipeline: str
     follower: str
@@ -71,10 +71,10 @@ class Settings(NamedTuple):
     soft: bool = False
     partition: Mapping[str, Sequence[str]] = {}
     cluster: Mapping[str, Sequence[str]] = {}
-    # Whether the first rows of a table, by schema and name, went past the log (jobs/direct.py).
+    # Whether the initial rows of a table, by schema and name, bypassed the log (jobs/direct.py).
     is_direct: Callable[[str, str], bool] | None = None
     applier: str = "auto"  # delta-rs, vectors, spark
-    # What merges the tables above `spark_above_bytes`; here no Spark is known.
+    # The applier for tables above `spark_above_bytes`; this module does not depend on Spark.
     large: Applier | None = None
     spark_above_bytes: int = 1_000_000_000
     optimize_minutes: float = 60.0
@@ -82,12 +82,12 @@ class Settings(NamedTuple):
 
     @property
     def owner(self) -> dict[str, object]:
-        """Whose lake it is."""
+        """The owner of the lake."""
         return {"pipeline": self.pipeline, "follower": self.follower}
 
 
 class DeltaSink:
-    """The mirrors of one follower: of the current generation, or of one that `at` has named."""
+    """The mirrors of one follower: of the current generation, or of the one given to `at`."""
 
     whole_rows = False
     parallel = False
@@ -101,7 +101,7 @@ class DeltaSink:
         self._settings, self._asked, self._tables = settings, generation, tables
         self._root = settings.path
         self._frontiers = Frontiers(settings.path, settings.storage, settings.owner)
-        # Of a generation that is no longer current, and is only read: its newest frontier.
+        # The newest frontier of a generation that is no longer current, and therefore read-only.
         self._past: Row | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, Gathered] = {}
@@ -132,7 +132,7 @@ class DeltaSink:
         return Standing(newest.applied, max(reached, *found, 0))
 
     def _standing(self, place: str, version: int) -> int:
-        """Return the seq of a mirror that must be there, at that version at least."""
+        """Return the seq of a mirror that must exist, at that version at least."""
         mirror = self._mirror(place)
         if not mirror.find() or mirror.table.version() < version:
             raise StoreLostError(f"the mirror {mirror.path} is not what it was")
@@ -142,7 +142,7 @@ class DeltaSink:
         self._frontiers.anew(generation)
 
     def absent(self) -> str | None:
-        """Return the path, if nothing at all is there: a volume that is not mounted, it may be."""
+        """Return the path if nothing exists there: perhaps a volume that is not mounted."""
         return None if generations.holds_anything(self._settings) else self._settings.path
 
     def histories(self) -> frozenset[str]:
@@ -160,7 +160,7 @@ class DeltaSink:
         self._every(self._meet, [(self._place(each), each) for each in newest.values()])
 
     def _meet(self, place: str, version: Version) -> None:
-        """Find the mirror, or make it where there was none."""
+        """Find the mirror, or create it if there was none."""
         mirror = self._mirror(place)
         mirror.name = version.name
         if not mirror.find():
@@ -192,7 +192,7 @@ class DeltaSink:
         self._pending.clear()
         if self._frontiers.newest is None:
             self._adopt()
-        # What an older generation left stands at another frontier, until it is written anew.
+        # Mirrors from an older generation are at another frontier until they are rewritten.
         mirrors = {place: each for place, each in self._mirrors.items() if not each.is_stale}
         if all(mirror.seq <= applied.seq for mirror in mirrors.values()):
             versions = {place: mirror.table.version() for place, mirror in mirrors.items()}
@@ -201,21 +201,21 @@ class DeltaSink:
             self._tidy()
 
     def _adopt(self) -> None:
-        """Take what direct mode has filled into the first frontier, changed since or not."""
+        """Add the mirrors that direct mode filled to the first frontier, changed since or not."""
         for place in generations.folders(self._settings, self._root):
             if place not in self._mirrors:
                 mirror = self._mirror(place)
                 try:
                     is_there = mirror.find()
                 except (ConfigError, UnavailableError):
-                    is_there = False  # another's, or not whole: nothing of it is asked for
+                    is_there = False  # not ours, or incomplete: none of its tables is required
                 if not is_there:
                     del self._mirrors[place]
 
     def _tidy(self) -> None:
-        """Keep files few and storage small, between two batches."""
+        """Run upkeep between two batches: few files, little storage."""
         mine, places = self._settings, list(self._mirrors.items())
-        # First: no frontier is left that files are then missing of.
+        # First, so that no remaining frontier needs files that are then deleted.
         self._frontiers.tidy(mine.vacuum_hours)
         keeps_old = len(self._frontiers.rows()) > 1
 
@@ -234,7 +234,7 @@ class DeltaSink:
         mirror.apply(mirror.work(changes), applied, self._applier)
 
     def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Apply by what the table asks for, where nothing is configured."""
+        """Apply the work by the configured applier, or by the one that suits the table."""
         mine = self._settings
         how = mine.applier
         if how == "auto":
@@ -254,7 +254,7 @@ class DeltaSink:
         return gathered.rows(keys, stored) if gathered else stored
 
     def _stored_rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return rows as they are before the cut, though another copy may have written it."""
+        """Return rows as they were before the cut, even if another copy has written it."""
         place = self._place(version)
         mirror, newest = self._mirror(place), self._frontiers.newest
         if not mirror.find() or mirror.is_stale or not mirror.has_key(version):
@@ -313,7 +313,7 @@ class DeltaSink:
         return self._tables is None or version.name in self._tables
 
     def _place(self, version: Version) -> str:
-        """Return where a table's mirror is, below the path: named as its topic."""
+        """Return the folder of a table's mirror below the path, named like its topic."""
         return version.topic.removeprefix(f"{self._settings.prefix}.")
 
     def _mirror(self, place: str) -> Mirror:
@@ -323,7 +323,7 @@ class DeltaSink:
         return self._mirrors[place]
 
     def _every(self, do: Callable[[str, T], R], of: Sequence[tuple[str, T]]) -> list[R]:
-        """Do it for each table, several at a time; raise the first error once all have ended."""
+        """Call `do` for each table, several at a time; raise the first error once all are done."""
         if len(of) < 2:  # noqa: PLR2004 - one needs no thread
             return [do(place, each) for place, each in of]
         self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, "delta")
@@ -333,7 +333,7 @@ class DeltaSink:
 
 
 def keeper_of(settings: Settings, generation: int) -> Keeper:
-    """Return how a generation's mirrors are kept."""
+    """Return the settings with which a generation's mirrors are kept."""
     return Keeper(
         settings.pipeline,
         settings.follower,
@@ -347,7 +347,7 @@ def keeper_of(settings: Settings, generation: int) -> Keeper:
 
 
 def _there(rows: pa.Table) -> pa.Table:
-    """Return the rows that the source has: none that is deleted, or a former version."""
+    """Return the rows that the source has: no deleted rows and no former versions."""
     if layout.DELETED in rows.column_names:
         return rows.filter(pc.invert(pc.fill_null(rows[layout.DELETED], fill_value=False)))
     if layout.CURRENT in rows.column_names:

@@ -1,8 +1,8 @@
-"""What a file's add action tells of its rows, so that readers pass over files: bounds and NULLs.
+"""The statistics in a file's add action, by which readers skip files: bounds and NULLs.
 
-Of the first 32 columns, as Delta's own writer does it. Text is cut to 32 characters and times to
-milliseconds, the upper bound upwards: a bound may be wide, never narrow. Doubles with a NaN have no
-bounds, since readers do not agree on where it lies.
+For the first 32 columns, as in Delta's own writer. Text is truncated to 32 characters and times to
+milliseconds, the upper bound rounded up: a bound may be wide, never narrow. Doubles with a NaN have
+no bounds, because readers do not agree on its order.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#per-file-statistics
 """
@@ -26,7 +26,7 @@ _LAST_MS: Final = 253_402_300_799_999
 
 
 class Stats:
-    """Of one file, row group by row group."""
+    """The statistics of one file, row group by row group."""
 
     def __init__(self, schema: pa.Schema) -> None:
         fields = [schema.field(at) for at in range(min(_COLUMNS, len(schema)))]
@@ -37,7 +37,7 @@ class Stats:
         self._most: dict[str, Any] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows."""
+        """Add rows."""
         self.rows += rows.num_rows
         for name in self._nulls:
             self._nulls[name] += rows[name].null_count
@@ -55,7 +55,7 @@ class Stats:
                 self._most[name] = max(self._most.get(name, most), most)
 
     def json(self) -> str:
-        """Return them as an add action has them."""
+        """Return them in the form of an add action."""
         least: dict[str, object] = {}
         most: dict[str, object] = {}
         for name, kind in self._bounded.items():
@@ -88,7 +88,7 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _written(kind: pa.DataType, least: Any, most: Any) -> tuple[object, object]:  # noqa: ANN401 - any type's
-    """Return both bounds as JSON has them, None where it can't."""
+    """Return both bounds for JSON, None if it has no form for them."""
     if pa.types.is_timestamp(kind):
         zone = "Z" if kind.tz else ""
         return _time(least // 1_000, zone), _time(-(-most // 1_000), zone)
@@ -100,7 +100,7 @@ def _written(kind: pa.DataType, least: Any, most: Any) -> tuple[object, object]:
 def _told(value: Any) -> object:  # noqa: ANN401 - any type's
     match value:
         case Decimal():
-            # As a number of all its digits, which no float is.
+            # As a number with all its digits, which a float can't hold.
             return msgspec.Raw(format(value, "f").encode())
         case float():
             return value if math.isfinite(value) else None
@@ -117,8 +117,8 @@ def _time(ms: int, zone: str) -> str | None:
 
 
 def _above(text: str) -> str | None:
-    """Return a short text that is not less."""
+    """Return a short text that is not less than the given one."""
     if len(text) <= _CHARACTERS:
         return text
-    # No text that begins so is greater, unless that very character follows.
+    # No text with this prefix is greater, unless it continues with that character.
     return None if text[_CHARACTERS] == _LAST_CHARACTER else text[:_CHARACTERS] + _LAST_CHARACTER

@@ -1,8 +1,9 @@
-"""One table's mirror: found or made, its columns followed, its batches applied.
+"""One table's mirror: find or create it, adapt its columns, apply its batches.
 
-How far a mirror is its newest Delta transaction of our app says: the seq of the cut that was last
-written. A batch counts only where its cut ends above that, and of it what is above; so a commit is
-made of a state that has none of it, and holds all of it. Row versions are compared on top of that.
+A mirror's position is its newest Delta transaction of our app: the seq of the last written cut. A
+batch is applied only if its cut ends above that, and of it only the changes above; so a commit
+starts from a state with none of them, and ends with all of them. Row versions are compared in
+addition.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ALL: Final = 2**63 - 1
 
 
 class Keeper(NamedTuple):
-    """Whose mirrors these are, and how they are kept."""
+    """The owner of mirrors, and how they are kept."""
 
     pipeline: str
     follower: str
@@ -42,11 +43,11 @@ class Keeper(NamedTuple):
 
     @property
     def app(self) -> str:
-        """The Delta transactions' name, one for all generations: none writes beside another."""
+        """The Delta transactions' name, one for all generations: no two write concurrently."""
         return f"lockstep/{self.pipeline}/{self.follower}"
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
-        """Return what a commit says of its writer, and of the frontier that it reaches."""
+        """Return a commit's facts: its writer, and the frontier that it reaches."""
         said: dict[str, object] = {
             "pipeline": self.pipeline,
             "follower": self.follower,
@@ -67,13 +68,13 @@ class Mirror:
 
     @property
     def table(self) -> DeltaTable:
-        """The table; it is there once `find` or `make` has been called."""
+        """The table; available after `find` or `make`."""
         assert self._table is not None, "a mirror is found or made first"
         return self._table
 
     @property
     def facts(self) -> dict[str, object]:
-        """What a commit says of its writer."""
+        """A commit's facts about its writer."""
         return self._keeper.facts()
 
     @property
@@ -91,17 +92,17 @@ class Mirror:
 
     @property
     def is_stale(self) -> bool:
-        """Whether an older generation left it: the first batch takes its rows' place."""
+        """Whether its rows are of an older generation: the first batch replaces them."""
         return 0 < self._reached[0] < self._keeper.generation
 
     def find(self) -> bool:
-        """Look at the table as it is; return whether there is one. Raises where it is not ours."""
+        """Load or refresh the table; return whether it exists. Raises if it is not ours."""
         if self._table is None:
             table = lake.opened(self.path, self._keeper.storage)
             if table is None:
                 return False
             facts = lake.newest_facts(table)
-            # Others' commits may be all that the log has; how far ours came, it never forgets.
+            # The log may have only others' commits; but it always keeps our transaction's version.
             if facts or table.transaction_version(self._keeper.app) is None:
                 self._check(facts)
             self._table = table
@@ -118,7 +119,7 @@ class Mirror:
         return True
 
     def _check(self, facts: Mapping[str, object]) -> None:
-        """Raise where the table is not ours."""
+        """Raise if the table is not ours."""
         mine = self._keeper
         owner = facts.get("pipeline"), facts.get("follower", mine.follower)
         if owner != (mine.pipeline, mine.follower):
@@ -134,9 +135,9 @@ class Mirror:
             )
 
     def make(self, *versions: Version, changes: Sequence[Change] = ()) -> None:
-        """Make the table where it is missing; let it have the versions' columns.
+        """Create the table if it is missing; give it the versions' columns.
 
-        As the newest of them has them, which is the last, and behind these what older ones had.
+        First the columns of the newest, which is the last, then those that only older ones had.
         """
         version = versions[-1]
         keeper = self._keeper
@@ -181,11 +182,11 @@ class Mirror:
         evolve.keep_key(self._table, version.key, keeper.facts(), keeper.storage)
 
     def has_key(self, version: Version) -> bool:
-        """Return whether the stored rows are told apart as the version's are."""
+        """Return whether the stored rows have the version's key."""
         return evolve.key_of(self.table) in {None, version.key}
 
     def expect_key(self, changes: Changes) -> None:
-        """Raise ConfigError where rows would stand beside others that another key tells apart."""
+        """Raise ConfigError if rows would be mixed with rows that have another key."""
         key, keys = changes.version.key, {each.schema_id: each.key for each in changes.versions}
         found = {key}
         if len(set(keys.values())) > 1:
@@ -200,7 +201,7 @@ class Mirror:
             )
 
     def work(self, changes: Changes) -> Work:
-        """Return what is to be done for changes that are all above `seq`."""
+        """Return the work for changes that are all above `seq`."""
         schema = lake.arrow_schema(self.table)
         key, old = changes.version.key, None
         history = self.name in self._keeper.history
@@ -215,7 +216,7 @@ class Mirror:
         return Work(
             batch=new if history else keys.newest(new, key),
             key=key,
-            # Above everything that is stored, whoever's it is.
+            # `_ALL` is above every stored row's seq, of any generation.
             truncated=_ALL if self.is_stale else changes.truncated,
             soft=self._keeper.soft,
             history=history,
@@ -224,7 +225,7 @@ class Mirror:
         )
 
     def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
-        """Commit the work, unless another copy has come so far; then nothing is left to do."""
+        """Commit the work, unless another copy has already reached its seq."""
         upto = lake.as_told(self._keeper.generation, applied.seq)
         commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
         began = self.seq
@@ -236,7 +237,7 @@ class Mirror:
                 if self.seq >= applied.seq:
                     return
                 if self.seq > began:
-                    # Another copy is half way: what it has done must not be done again.
+                    # Another copy has applied part of it, which must not be applied again.
                     work = work.above(self.seq)
                 continue
             return
@@ -244,7 +245,7 @@ class Mirror:
 
 
 def _old(changes: Changes) -> Changes:
-    """Return the old rows in the changes' places; where there is one, it counts as deleted."""
+    """Return the changes with their old rows instead; an existing old row counts as deleted."""
     old = [
         change._replace(row=None if change.before else b"{}", unchanged=())
         for change in changes.changes

@@ -1,11 +1,11 @@
-"""Which type a Postgres type has in Delta Lake, and what of its values that type cannot hold.
+"""The Delta Lake type of a Postgres type, and the values that it cannot hold.
 
-The natural type where each value is exactly one of its values; Postgres' own text where there is
-none. A few types are natural though some values do not fit, such as `infinity` in a date or NaN in
-a numeric: there the column is NULL and `_exact`, a map, has the column's name with Postgres' text.
-So NULL with an entry in `_exact` is a value, and NULL without one is NULL. Nothing is clamped.
+The natural type if it holds each value exactly; Postgres' own text if there is none. A few types
+are natural although some values do not fit, such as `infinity` in a date or NaN in a numeric: then
+the column is NULL and `_exact`, a map, has the column's name with Postgres' text. So NULL with an
+entry in `_exact` is a value, and NULL without one is NULL. Nothing is clamped.
 
-Pure. docs/DELTA.md has the table for users. Types are named as relation messages name them.
+Pure. docs/DELTA.md has the table for users. Types have the names that relation messages use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 MAX_PRECISION: Final = 38
-# Spark's and most readers' calendar: what lies outside does not fit.
+# The years of Spark's and most readers' calendar: dates outside do not fit.
 FIRST_YEAR, LAST_YEAR = 1, 9999
 
 _MODIFIER_OFFSET: Final = 4
@@ -25,19 +25,19 @@ _MONEY_PRECISION: Final = 19  # 64 bits
 
 
 class Kind(Enum):
-    """How values of a type become Delta's."""
+    """How values of a type are converted to Delta's."""
 
     SAME = "same"  # every value is one of Delta's
-    CALENDAR = "calendar"  # those from year 1 to 9999
-    NUMBER = "number"  # decimal digits in text, but for NaN and the infinities
-    MONEY = "money"  # decimal digits in text between Postgres' marks
+    CALENDAR = "calendar"  # values from year 1 to 9999 fit
+    NUMBER = "number"  # decimal digits in text, except NaN and the infinities
+    MONEY = "money"  # decimal digits in text, with Postgres' currency symbol and separators
     TEXT = "text"  # Postgres' own text
-    ARRAY = "array"  # those of one dimension that begins at 1 and whose elements fit
+    ARRAY = "array"  # arrays fit if one-dimensional, with lower bound 1 and fitting elements
 
 
 @dataclass(frozen=True)
 class DeltaType:
-    """A type of Delta Lake, by the name that its schema has in JSON."""
+    """A Delta Lake type, by its name in the JSON schema."""
 
     name: str
     kind: Kind
@@ -65,19 +65,19 @@ _NATURAL: Final = {
     "timestamp": DeltaType("timestamp_ntz", Kind.CALENDAR),
     "timestamptz": DeltaType("timestamp", Kind.CALENDAR),
 }
-# What stands in a mask's place, by the fixed value's own type.
+# The type of a masked column, by the type of the mask's fixed value.
 _FIXED: Final = {bool: "boolean", int: "long", float: "double"}
 
 
 def delta_type(name: str, modifier: int, *, money_digits: int = 2) -> DeltaType:
-    """Return the type of a column of the built-in type `name`, or of any other by its name."""
+    """Return the type of a column whose Postgres type is `name`, built in or not."""
     if name in _NATURAL:
         return _NATURAL[name]
     if name == "numeric":
         return _numeric(modifier)
     if name == "money":
         return DeltaType(f"decimal({_MONEY_PRECISION},{money_digits})", Kind.MONEY)
-    # An array of a type that is not built in is known by a name that anybody may have given.
+    # An array of a type that is not built in has a name that a user may have chosen.
     if name.startswith("_") and "." not in name:
         element = delta_type(name[1:], modifier, money_digits=money_digits)
         return DeltaType("array", Kind.ARRAY, element)
@@ -85,17 +85,17 @@ def delta_type(name: str, modifier: int, *, money_digits: int = 2) -> DeltaType:
 
 
 def fixed_type(value: object) -> DeltaType:
-    """Return the type of a column under a mask that puts `value` there."""
+    """Return the type of a column with a mask of the fixed `value`."""
     return DeltaType(_FIXED.get(type(value), "string"), Kind.SAME)
 
 
 def _numeric(modifier: int) -> DeltaType:
-    """Return a decimal that holds every finite value; text where none is wide enough."""
+    """Return a decimal that holds every finite value; text if none is wide enough."""
     if modifier < _MODIFIER_OFFSET:
-        return TEXT  # any number of digits, on either side of the point
+        return TEXT  # unlimited digits before and after the decimal point
     packed = modifier - _MODIFIER_OFFSET
     scale = ((packed & _SCALE_BITS) ^ _SCALE_SIGN) - _SCALE_SIGN
-    # A negative scale has zeros before the point; a scale above the precision, behind it.
+    # A negative scale has zeros before the point; a scale above the precision, after it.
     precision = max((packed >> 16) - min(scale, 0), scale)
     if precision > MAX_PRECISION:
         return TEXT

@@ -1,9 +1,9 @@
-"""Between batches: small files made into large ones, and files that no version needs deleted.
+"""Upkeep between batches: join small files, and delete files that no version needs.
 
-By the writer itself, so that nothing competes with its commits. Mirrors that deletion vectors are
-written to keep themselves tidy (`sinks.delta.vectors`); they only let old files go here. What is
-deleted is what no frontier within `vacuum_hours` needs; nothing while an older generation is kept,
-which lies in old versions.
+The writer itself does it, so that nothing competes with its commits. Mirrors that are written with
+deletion vectors join their own files (`sinks.delta.vectors`); for them only old files are deleted
+here. Files are deleted if no frontier within `vacuum_hours` needs them; none while an older
+generation is kept, because that is in old versions.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
-# A frontier may name versions that were replaced some time before the frontier behind it was there.
+# A frontier may name versions that were replaced some time before the next frontier was written.
 _MORE_HOURS: Final = 1
-# What was removed stands in the log for longer than its files: so it is known when they are due.
+# The log keeps removed files longer than the storage does, so that it shows when they are due.
 _LOG_HOURS: Final = 7 * 24
 _ALWAYS_HOURS: Final = 100 * 365 * 24
 _VECTOR: Final = re.compile(r"deletion_vector_(.{36})\.bin")
 
 
 class Upkeep:
-    """When it is due, and what it does."""
+    """When upkeep is due, and its steps."""
 
     def __init__(self, minutes: float, hours: float, storage: Mapping[str, str]) -> None:
         self._seconds, self._hours, self._storage = minutes * 60, hours, storage
@@ -47,18 +47,19 @@ class Upkeep:
         self._properties = {
             "delta.logRetentionDuration": kept,
             "delta.deletedFileRetentionDuration": kept,
-            # Whoever makes a checkpoint would do it, also while an older generation is kept.
+            # Otherwise any writer of a checkpoint would clean up, even while an older generation is
+            # kept.
             "delta.enableExpiredLogCleanup": "false",
         }
 
     def is_due(self, last: float) -> bool:
-        """Return whether it is time again, of any process: many a one ends before it is."""
+        """Return whether it is due since the `last` run of any process: many end earlier."""
         return bool(self._seconds) and time.time() - last >= self._seconds
 
     def retain(self, mirror: Mirror) -> None:
-        """Let the table keep its log and removed files as long as is told, whoever looks after it.
+        """Set how long the table keeps its log and removed files, for every tool that maintains it.
 
-        By a commit of our own: that of delta-rs asks readers for features that they may not know.
+        By our own commit: delta-rs' commit requires features that readers may not support.
         """
         table, about = mirror.table, mirror.table.metadata().configuration
         if self._properties.items() <= about.items():
@@ -73,10 +74,10 @@ class Upkeep:
                 lake.Commit("", None, mirror.facts),
             )
         except lake.ConflictError:
-            mirror.find()  # the next batch does it
+            mirror.find()  # the next batch retries
 
     def optimize(self, mirror: Mirror, cluster: Sequence[str]) -> None:
-        """Join a mirror's small files, by the columns it is clustered by; whoever is first wins."""
+        """Join a mirror's small files, clustered by its columns; the first of two commits wins."""
         table = mirror.table
         sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
         if sum(size < _SMALL_BYTES for size in sizes) < _SMALL_FILES:
@@ -92,7 +93,7 @@ class Upkeep:
             table.update_incremental()
 
     def vacuum(self, mirror: Mirror) -> None:
-        """Delete files that no version of the last hours needs."""
+        """Delete files that no version within the retention needs."""
         if not self._hours:
             return
         table = mirror.table
@@ -106,7 +107,7 @@ class Upkeep:
         self._sweep(table)
 
     def _sweep(self, table: DeltaTable) -> None:
-        """Delete deletion vectors that no such version needs; delta-rs leaves them."""
+        """Delete deletion vectors that no such version needs; delta-rs does not."""
         oldest = datetime.now(UTC) - timedelta(hours=self._hours + _MORE_HOURS)
         files = log.files(table)
         old = {
@@ -120,8 +121,8 @@ class Upkeep:
         try:
             then.load_as_version(oldest)
         except DeltaError:
-            return  # all of its versions are younger
-        # What came between the two versions is younger, too.
+            return  # all of its versions are within the retention
+        # Vectors from between the two versions are younger than `oldest`, so not in `old`.
         needed = {
             str(UUID(bytes=actions.z85_decoded(vector["pathOrInlineDv"][-20:])))
             for each in (then, table)

@@ -1,15 +1,15 @@
-"""What a JSON value of the log is in Delta: its natural value, or Postgres' text where none fits.
+"""Convert the log's JSON values to Delta: the natural value, or Postgres' text if none fits.
 
-The inverse of the log's forms (docs/EVENTS.md, "Values"): a value is read by its column's type and
-the options of its table version, a value at a time, exact before fast; `sinks.delta.rows` takes
-whole columns wherever it can and comes here for the rest. What has no natural value in Delta
-(`sinks.delta.types`) is had back as Postgres itself writes it, so that a mirror holds the same
-whether a row came by the log or by a direct snapshot.
+The inverse of the log's forms (docs/EVENTS.md, "Values"): each value is read by its column's type
+and the options of its table version, exact before fast; `sinks.delta.columns` converts complete
+columns where it can and uses this module for the rest. A value without a natural value in Delta
+(`sinks.delta.types`) is restored to Postgres' own text, so that a mirror is the same whether a row
+came through the log or by a direct snapshot.
 
-Two choices of the options cannot be undone: an interval in microseconds, and text that is not
-UTF-8. The first is its number, the second its `{"base64":…}`, as text.
+Two forms cannot be reversed: an interval in microseconds, and text that is not UTF-8. The first
+stays a number, the second its `{"base64":…}`, both as text.
 
-Numbers with a point or an exponent come as `Digits`, so that none goes through a float.
+Numbers with a point or an exponent are parsed as `Digits`, so that none goes through a float.
 
 Pure.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sinks.delta.types import DeltaType
 
-# What a JSON value is: a natural value, or its text in `Odd`.
+# Returns the natural value of a JSON value; raises `Odd` with its text if there is none.
 Natural: TypeAlias = "Callable[[Any], Any]"
 Text: TypeAlias = "Callable[[Any], str]"
 
@@ -46,13 +46,13 @@ _MODIFIER_OFFSET: Final = 4
 _SCALE_BITS: Final = 0x7FF
 _SCALE_SIGN: Final = 0x400
 _MILLISECONDS: Final = 3
-# What Postgres puts in quotes inside an array; a delimiter comes on top.
+# What Postgres puts in quotes inside an array, in addition to a delimiter.
 _SPECIAL: Final = r'null|.*[\s"\\{}%s].*'
 _DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}
 
 
 class Digits(str):
-    """A JSON number that is no integer, as it is written."""
+    """A JSON number that is not an integer, as written."""
 
     __slots__ = ()
 
@@ -67,9 +67,9 @@ class Odd(Exception):  # noqa: N818 - no error, but a value
 
 
 class Form:
-    """How a column's values stand in the log, and what they are in Delta.
+    """How a column's values are written in the log, and what they are in Delta.
 
-    `kind` is the type by its name, without a mask; `target` what Delta holds.
+    `kind` is the type's name, without a mask; `target` is the type in Delta.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class Form:
         """Return Postgres' text of a value that is not null."""
         if isinstance(value, list):
             return self._array_text(value)
-        # What is no JSON array under an array's type is text already.
+        # A value of an array type that is not a JSON array is already text.
         return str(value) if self._element and isinstance(value, str) else self._text(value)
 
     def _whole(self, value: Any) -> Any:  # noqa: ANN401 - JSON's
         if isinstance(value, list) or (self._element and isinstance(value, str)):
-            return self.text(value)  # an array that Delta has as text
+            return self.text(value)  # an array that is text in Delta
         return self._one(value)
 
     def _array(self, value: Any) -> list[Any]:  # noqa: ANN401 - JSON's
-        """Return an array's elements; Odd where it has another shape, or one does not fit."""
+        """Return an array's elements; raise Odd if its shape or an element does not fit."""
         if not isinstance(value, list) or any(isinstance(each, list) for each in value):
             raise Odd(self.text(value))
         try:
@@ -204,14 +204,14 @@ class Form:
         return Decimal(str(value)).scaleb(self._digits)
 
     def _money_text(self, value: Any) -> str:  # noqa: ANN401 - JSON's
-        # As lc_monetary=C writes it, of whatever currency.
+        # As lc_monetary=C writes it, for any currency.
         cents = int(self._units(value))
         return f"{'-' if cents < 0 else ''}${abs(cents) // 100:,}.{abs(cents) % 100:02}"
 
     # Times.
 
     def _micros(self, value: Any) -> int | None:  # noqa: ANN401 - JSON's
-        """Return a timestamp's microseconds since 1970; None where it is out of the calendar."""
+        """Return a timestamp's microseconds since 1970; None if it is out of the calendar."""
         if isinstance(value, str):
             return _parsed(value)
         match self._options.get("time.precision.mode"):
@@ -241,7 +241,7 @@ class Form:
         seconds, rest = divmod(micros, 1_000_000)
         return _clock(seconds // 3600, seconds // 60 % 60, seconds % 60, f"{rest:06}")
 
-    # What is left.
+    # Other types.
 
     def _bytes(self, value: str) -> bytes:
         match self._options.get("binary.handling.mode"):
@@ -264,13 +264,13 @@ class Form:
 
 
 def element_of(kind: str) -> str | None:
-    """Return the name of an array's element type; None for what is no array by its name."""
+    """Return the name of an array's element type; None if the name is not an array's."""
     bare = _bare(kind)
     return kind[: -len(bare)] + bare[1:] if bare.startswith("_") and bare != "_" else None
 
 
 def _bare(kind: str) -> str:
-    """Return a type's own name; its schema stands in quotes where it holds a dot."""
+    """Return a type's own name; its schema is quoted if it contains a dot."""
     schema, found, bare = kind.partition('".')
     if found and schema.startswith('"'):
         return bare
@@ -278,7 +278,7 @@ def _bare(kind: str) -> str:
 
 
 def _object(text: str) -> Any:  # noqa: ANN401 - JSON's
-    """Return the object that a text holds; text that holds none."""
+    """Return the object in a JSON text; return the text if it has none."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -287,7 +287,7 @@ def _object(text: str) -> Any:  # noqa: ANN401 - JSON's
 
 
 def _legible(text: Text) -> Text:
-    """Return the same for text that may not be UTF-8, and so an object that holds base64."""
+    """Return the same function for text that may not be UTF-8, and so be an object with base64."""
 
     def of(value: Any) -> str:  # noqa: ANN401 - JSON's
         if isinstance(value, dict) and value.keys() == {"base64"}:
@@ -318,7 +318,7 @@ def _day(value: Any) -> date:  # noqa: ANN401 - JSON's
 
 
 def _parsed(value: str) -> int | None:
-    """Return microseconds since 1970 of a text within the calendar; None of any other."""
+    """Return microseconds since 1970 of a text within the calendar; None for any other."""
     found = _MOMENT.fullmatch(value)
     if found is None:
         return None
@@ -345,12 +345,12 @@ def _clock(hours: int, minutes: int, seconds: int, fraction: str) -> str:
 
 
 def _interval_text(value: Any) -> str:  # noqa: ANN401 - JSON's
-    """Return Postgres' text of an interval; what is no ISO 8601 is that, or a number."""
+    """Return Postgres' text of an interval in ISO 8601; any other form is returned as text."""
     found = _INTERVAL.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return str(value)
     parts: list[str] = []
-    negative = False  # a sign is told wherever the part before it was negative
+    negative = False  # a sign is written if the part before it was negative
     for count, unit in zip(map(int, found.groups()[:3]), ("year", "mon", "day"), strict=True):
         if count:
             plus = "+" if negative and count > 0 else ""

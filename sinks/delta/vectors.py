@@ -1,13 +1,12 @@
-"""A batch into a mirror by deletion vectors: for tables that are large and change all over.
+"""Apply a batch to a mirror by deletion vectors: for large tables that change everywhere.
 
-The batch's rows go into a file of their own, and the rows that they replace are marked as gone in
-the files where they are: what a batch costs is what it changes, and one pass over the keys in
-memory (`sinks.delta.positions`). No file is written anew for it. Now and then, behind a batch,
-files of which much is gone and small files are: so much at a time as the batch has changed, so that
-no batch waits long.
+The batch's rows go into a new file, and the rows that they replace are marked as deleted in their
+files: the cost of a batch is what it changes, and one pass over the keys in memory
+(`sinks.delta.positions`). It rewrites no file. After a batch, files with many deleted rows and
+small files are rewritten: only as much as the batch has changed, so that no batch waits long.
 
-The same rows as by a merge; readers must know deletion vectors, as Spark, delta-rs, DuckDB and
-Trino do.
+The result is the same as with a merge; readers must support deletion vectors, as Spark, delta-rs,
+DuckDB and Trino do.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
     from sinks.delta.work import Work
 
 _MAPPED: Final = "delta.columnMapping.mode"
-# A file of which so much is gone is written anew.
+# A file with more than this fraction of its rows deleted is rewritten.
 _DEAD_MOST: Final = 0.5
-# So many files of a size are made into one of the next: bytes.
+# Enough files of one size are joined into one of the next; sizes in bytes.
 _SIZES: Final = (1 << 20, 16 << 20)
 _FILES_OF_A_SIZE: Final = 12
-# Behind a batch so many rows are written anew for each of its own, but one file at least.
+# How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
 _CHECKPOINT_EVERY: Final = 100
 _WHOLE: Final = (pa.int16(), pa.int32(), pa.int64(), pa.date32())
@@ -56,29 +55,30 @@ class Vectors:
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
-        # By place: the table that was there, the key of its rows, and where each is.
+        # By URI: the table's id, the key of its rows, and their positions.
         self._known: dict[str, tuple[tuple[str, tuple[str, ...]], Positions]] = {}
 
     def knows(self, table: DeltaTable) -> bool:
-        """Return whether the table's keys are in memory: then it is kept tidy here."""
+        """Return whether the table's keys are in memory: then its files are joined here."""
         return table.table_uri in self._known
 
     def apply(self, table: DeltaTable, work: Work, said: Commit) -> None:
-        """Do the work, in one commit; then tidy up a little, in another."""
+        """Apply the work in one commit; then rewrite some files in another."""
         with lake.translated(table.table_uri):
             began = table.version()
             positions = self._positions(table, work)
             files = Files(table.table_uri, self._storage)
             enabling = delta_actions.enabling(table)
             if enabling:
-                # Its own commit: readers that do not know vectors fail from here on, not halfway.
+                # A separate commit: readers without support for vectors fail from here on, not
+                # halfway.
                 delta_actions.commit(
                     files, table, enabling, "ADD FEATURE", said._replace(upto=None)
                 )
                 positions.version = table.version()
             _Change(table, work, positions, files).commit(said)
             _Tidying(table, positions, files, work.batch.rows.num_rows).commit(said)
-            # A batch is two commits or three: they may step over the round number.
+            # A batch has two or three commits, which may skip the round number.
             if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
                 table.create_checkpoint()
 
@@ -93,7 +93,7 @@ class Vectors:
 
 
 def suits(table: DeltaTable, work: Work) -> bool:
-    """Return whether a batch can be applied so: the newest rows, by key, in plain files."""
+    """Return whether a batch can be applied this way: the newest rows, by key, in plain files."""
     about = table.metadata()
     return (
         not work.soft
@@ -118,9 +118,10 @@ class _Change:
         self._rows = news.rows.filter(pc.invert(news.deleted))
 
     def _stale(self, seqs: pa.Array) -> pa.BooleanArray:
-        """Return which rows of the batch are not news; those of the files they would replace stay.
+        """Return which rows of the batch are stale; the rows that they would replace stay.
 
-        None is but where a direct snapshot or another hand wrote it: mirrors know how far they are.
+        Only rows from a direct snapshot or another writer make one stale: a mirror skips changes up
+        to its own seq.
         """
         stale = pa.repeat(pa.scalar(value=False), len(seqs))
         for place, found in enumerate(self._found):
@@ -133,7 +134,7 @@ class _Change:
         return stale
 
     def _filled(self, batch: Batch) -> Batch:
-        """Return the batch with the stored values in the places of those that were not sent."""
+        """Return the batch with values that were not sent filled from the stored rows."""
         names = [*batch.unchanged, EXACT]
         schema = pa.schema([batch.rows.schema.field(name) for name in names])
         parts, wanted = [schema.empty_table()], [pa.array([], pa.int32())]
@@ -174,7 +175,7 @@ class _Change:
 
 
 class _Tidying:
-    """Files that are worth being written anew, a few at a time."""
+    """Files that are worth rewriting, a few at a time."""
 
     def __init__(self, table: DeltaTable, positions: Positions, files: Files, rows: int) -> None:
         self._table, self._positions, self._files = table, positions, files
@@ -211,7 +212,7 @@ class _Tidying:
         try:
             delta_actions.commit(self._files, self._table, actions, "OPTIMIZE", said)
         except lake.ConflictError:
-            return  # another time
+            return  # retried after a later batch
         for group in self._groups:
             for file in group:
                 del self._positions.files[file.path]
@@ -224,7 +225,7 @@ class _Tidying:
 
 
 def _under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a file with the columns of now; a column that came later is NULL."""
+    """Return rows of a file with the current columns; a column added later is NULL."""
     return pa.Table.from_arrays(
         [
             rows[field.name].cast(field.type)
@@ -237,7 +238,7 @@ def _under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _written(files: Files, rows: pa.Table, positions: Positions) -> DataFile:
-    """Write rows into a file; return what is known of it."""
+    """Write rows to a file; return its description."""
     rows = rows.combine_chunks()
     path = f"part-00000-{uuid4()}-c000.snappy.parquet"
     sink = pa.BufferOutputStream()
@@ -255,7 +256,7 @@ def _written(files: Files, rows: pa.Table, positions: Positions) -> DataFile:
 
 
 def _stats(rows: pa.Table) -> dict[str, Any]:
-    """Return what lets readers pass over a file: bounds of whole numbers and days, and NULLs."""
+    """Return the statistics by which readers skip a file: bounds of integers and dates, NULLs."""
     bounds: dict[str, Any] = {"minValues": {}, "maxValues": {}}
     for field in rows.schema:
         if field.type in _WHOLE and rows[field.name].null_count < rows.num_rows:

@@ -1,6 +1,6 @@
-"""What a batch is to do to a mirror, whichever applier does it.
+"""The work of a batch on a mirror, for every applier.
 
-Pure, but for the stored values that a batch keeps.
+Pure, except for reading the stored values that a batch keeps.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
     from sinks.contract import Change
 
-# How much of a table is looked at for a batch's keys at a time.
+# How many bytes of a table are searched for a batch's keys at a time.
 _LOOKED_BYTES: Final = 64 << 20
 
 
 class Work(NamedTuple):
-    """Changes of a mirror, and how it keeps its rows."""
+    """Changes to a mirror, and how it keeps its rows."""
 
     batch: Batch
     key: tuple[str, ...]
-    truncated: int | None  # the seq below which all that is stored goes away
+    truncated: int | None  # the seq below which all stored rows are deleted
     soft: bool  # a deleted row stays, marked
     history: bool  # every version of a row stays
-    before: Batch | None = None  # of a table without a key: old rows, NULLs where there is none
-    truncates: tuple[Change, ...] = ()  # of a history, which keeps what they end
+    before: Batch | None = None  # for a table without a key: old rows, NULLs if there is none
+    truncates: tuple[Change, ...] = ()  # for a history, which keeps the versions that they end
 
     @property
     def is_special(self) -> bool:
-        """Whether it is more than the newest rows by key: what only delta-rs does."""
+        """Whether it is more than the newest rows by key, which only delta-rs can apply."""
         return not self.key or self.history or self.truncated is not None
 
     def above(self, seq: int) -> Work:
-        """Return what is left for a table that holds everything up to `seq`."""
+        """Return the remaining work for a table that holds everything up to `seq`."""
         newer = pc.greater(self.batch.rows[SEQ], seq).combine_chunks()
         return self._replace(
             batch=only(self.batch, newer),
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 
 def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:
-    """Return the batch with the stored values in the places of those that were not sent."""
+    """Return the batch with values that were not sent filled from the stored rows."""
     if not batch.unchanged:
         return batch
     names = [*dict.fromkeys([*key, *batch.unchanged, EXACT])]
@@ -65,7 +65,7 @@ def filled(table: DeltaTable, batch: Batch, key: Sequence[str]) -> Batch:
 def of_keys(
     table: DeltaTable, wanted: pa.Table, key: Sequence[str], columns: Sequence[str]
 ) -> pa.Table:
-    """Return the stored rows that have one of the wanted keys, however large the table is."""
+    """Return the stored rows that have one of the wanted keys, from a table of any size."""
     found, waiting, size = [lake.arrow_schema(table, columns).empty_table()], [], 0
     for part in lake.streamed(table, columns):
         waiting.append(part)
@@ -83,7 +83,7 @@ def _matching(parts: list[pa.Table], wanted: pa.Table, key: Sequence[str]) -> pa
 
 
 def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
-    """Return the batch with values of `stored`, of which `places` says which row is whose."""
+    """Return the batch with values of `stored`; `places` has the stored row of each row."""
     rows, kept = batch.rows, stored.take(places)
     odd = kept[EXACT].combine_chunks()
     exact = rows[EXACT].to_pylist() if odd.null_count < len(odd) else None
@@ -101,7 +101,7 @@ def merged(batch: Batch, stored: pa.Table, places: pa.Array) -> Batch:
 
 
 def any_of(values: Iterable[pa.BooleanArray]) -> pa.BooleanArray:
-    """Return which rows any of the values holds."""
+    """Return which rows are true in any of the values."""
     first, *others = values
     for each in others:
         first = pc.or_(first, each)

@@ -1,8 +1,8 @@
-"""Bulk requests: changes of distinct keys in, and what became of each.
+"""Bulk requests: send changes of distinct keys, and return each one's outcome.
 
-Rows go out as the bytes that they are. Every change carries its seq as an external version, so
-OpenSearch itself drops what is late or comes twice: 409 is success. Items that it has no room for
-at the moment are sent again, they alone; what it refuses for good comes back with the reason.
+Rows are sent as raw bytes. Every change has its seq as an external version, so OpenSearch itself
+drops late and repeated changes: 409 is success. Only items that it temporarily rejects for load are
+sent again; those that it refuses permanently are returned with the reason.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from sinks.opensearch.client import Client
 
-# A request of some megabytes costs the server less per document than smaller ones, and larger ones
-# no less; as many at once as keep it busy while an answer is read.
+# A request of a few megabytes costs the server less per document than smaller ones, and larger ones
+# are no cheaper; enough concurrent requests to keep it busy while an answer is read.
 _BYTES: Final = 3_000_000
 _ITEMS: Final = 2_000
 _AT_ONCE: Final = 2
-# How long what is refused for want of room is tried again here; then the follower waits.
+# How many seconds items rejected for load are retried here; then the follower backs off.
 _PATIENCE_SECONDS: Final = 30.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -40,12 +40,12 @@ _CURRENT: Final = re.compile(r"current version \[(\d+)\]")
 
 
 class Action(NamedTuple):
-    """A document under an id, or its deletion, as of a version."""
+    """A document with an id, or its deletion, at a version."""
 
     id: bytes  # a JSON string
     version: int
     document: bytes | None
-    equal: bool = False  # whether it is also applied to a document of the same version
+    equal: bool = False  # whether it also applies to a document of the same version
 
     @property
     def size(self) -> int:
@@ -60,17 +60,17 @@ class Action(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """What OpenSearch does not take, however often it is sent."""
+    """A document that OpenSearch permanently refuses."""
 
     action: Action
     why: Reason
 
 
 class Outcome(NamedTuple):
-    """What became of actions: how many were applied, and the others."""
+    """The outcome of actions: how many were applied, and the others."""
 
     applied: int
-    stale: list[tuple[Action, int]]  # each with the version that is there, 0 where that is not told
+    stale: list[tuple[Action, int]]  # each with the stored version, 0 if it is not reported
     refused: list[Refused]
 
 
@@ -118,7 +118,7 @@ def _joined(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def _whole(client: Client, door: str, part: list[Action], *, refresh: bool) -> Outcome:
-    """Send until every action is applied, stale or refused."""
+    """Retry until every action is applied, stale or refused."""
     outcomes = list[Outcome]()
     pause, patience = _FIRST_PAUSE_SECONDS, time.monotonic() + _PATIENCE_SECONDS
     while part:
@@ -136,7 +136,7 @@ def _whole(client: Client, door: str, part: list[Action], *, refresh: bool) -> O
 def _once(
     client: Client, door: str, part: list[Action], *, refresh: bool
 ) -> tuple[Outcome, list[Action], Reason]:
-    """Send one request; return what was settled, and what is to be sent again, with a reason."""
+    """Send one request; return its outcome, and the actions to send again, with a reason."""
     answer = client.call(
         "POST",
         f"/{door}/_bulk",
@@ -165,7 +165,7 @@ def _once(
 def _smaller(
     client: Client, door: str, part: list[Action], *, refresh: bool
 ) -> tuple[Outcome, list[Action], Reason]:
-    """Send each half by itself; refuse a document that is too large alone."""
+    """Send each half separately; refuse a single document that is too large."""
     why = Reason("content_too_long", "larger than http.max_content_length, or a proxy's limit")
     if len(part) == 1:
         return Outcome(0, [], [Refused(part[0], why)]), [], why
@@ -181,7 +181,7 @@ def _sorted(
     applied = 0
     for action, item in zip(part, items, strict=True):
         why = item.error
-        if why is None:  # a delete of what is not there too: its version holds
+        if why is None:  # also a delete of a missing document: its version is stored
             applied += 1
         elif item.status == _STALE:
             found = _CURRENT.search(why.reason or "")
@@ -197,5 +197,5 @@ def _sorted(
 
 
 def _is_the_documents(status: int, why: Reason) -> bool:
-    """Return whether other documents pass: it is the document that OpenSearch refuses."""
+    """Return whether OpenSearch refuses this document only, and other documents would pass."""
     return status in {400, _TOO_LARGE} and "maximum shards open" not in (why.reason or "")

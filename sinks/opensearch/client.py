@@ -1,8 +1,8 @@
-"""The one client of OpenSearch: a request in, an answer's bytes out, errors in our own words.
+"""The client of OpenSearch: send a request, return the answer's bytes, translate errors.
 
-Bodies come and go as bytes: rows are JSON already, and what is needed of an answer is read by type
-where it is used. Nothing is retried here. What passes by itself is an UnavailableError, what needs
-a person says what to do; no error shows a value, which OpenSearch's own reasons do.
+Bodies are bytes: rows are already JSON, and answers are decoded by type where they are used.
+Nothing is retried here. Temporary errors are UnavailableError, errors that need a person have a
+hint; no error shows row values, which OpenSearch's own reasons do.
 
 https://docs.opensearch.org/2.19/api-reference/
 """
@@ -35,24 +35,24 @@ from cdc.errors import (
     UnavailableError,
 )
 
-# A bulk request that the server works on for longer has met a server in trouble.
+# In seconds. A server that needs longer for a bulk request is in trouble.
 _PATIENCE_SECONDS: Final = 60.0
 _CONNECTIONS: Final = 4
 _NDJSON: Final = "application/x-ndjson"
 _JSON: Final = "application/json"
-# It tells every request at INFO and every refusal, with the document in it, at WARNING.
+# It logs every request at INFO and every refusal, with the document in it, at WARNING.
 logging.getLogger("opensearch").setLevel(logging.CRITICAL)
 
 
 class Answer(NamedTuple):
-    """A status that was asked for, and the body."""
+    """An accepted status, and the body."""
 
     status: int  # 200 stands for every 2xx
     body: str
 
 
 class _Bytes(JSONSerializer):
-    """Leave bodies as they are."""
+    """Passes bodies through unchanged."""
 
     def loads(self, s: str) -> Any:  # noqa: ANN401 - the base's
         return s
@@ -62,13 +62,13 @@ class _Bytes(JSONSerializer):
 
 
 class Client:
-    """Connections to one cluster, made when the first request goes out; for any thread."""
+    """Connections to one cluster, opened by the first request; thread-safe."""
 
     def __init__(self, url: str, user: str | None, password: str | None, ca: str | None) -> None:
         given: dict[str, Any] = {"ca_certs": ca} if ca is not None else {}
         if user is not None:
             given["http_auth"] = (user, password or "")
-        # As errors show it, which go into logs and topics: without a user and password in it.
+        # The URL for errors, which go into logs and topics: without user and password.
         self._shown = re.sub(r"//.*@", "//", url)
         try:
             self._client = OpenSearch(
@@ -81,7 +81,7 @@ class Client:
                 ssl_show_warn=False,
                 **given,
             )
-        except ValueError:  # whose text shows a part of it
+        except ValueError:  # its text shows a part of the URL
             raise ConfigError(
                 "the url of a follower in OpenSearch is none",
                 hint="as https://host:9200; in a user or password `/`, `?`, `#` and `@` stand as"
@@ -99,7 +99,7 @@ class Client:
     ) -> Answer:
         """Return the answer if its status is 2xx or `fine`; raise otherwise.
 
-        A body of bytes goes out as it is, as lines of JSON; any other as JSON.
+        A body of bytes is sent unchanged, as lines of JSON; any other as JSON.
         """
         kind = _NDJSON if isinstance(body, bytes) else _JSON
         raw = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
@@ -117,7 +117,7 @@ class Client:
         return Answer(200, text or "")
 
     def make_index(self, name: str, settings: object, mappings: object, *aliases: str) -> None:
-        """Make an index with its aliases at once, unless it is there already."""
+        """Create an index with its aliases in one request, unless it exists."""
         body = {
             "settings": settings,
             "mappings": mappings,
@@ -130,7 +130,7 @@ class Client:
                 raise refusal(400, why, f"the index {name}")
 
     def get_all(self, alias: str, ids: bytes) -> list[Got]:
-        """Return what there is of several `_id`s, a JSON array of which they are."""
+        """Return the results for several `_id`s, given as a JSON array."""
         answer = self.call("POST", f"/{alias}/_mget", msgspec.Raw(b'{"ids":%b}' % ids))
         return msgspec.json.decode(answer.body, type=_Gots).docs
 
@@ -167,15 +167,16 @@ class Reason(msgspec.Struct, frozen=True):
     caused_by: Reason | None = None
 
     def text(self) -> str:
-        """Return all of it; it may show the document's values."""
+        """Return the complete reason; it may show the document's values."""
         below = f": {self.caused_by.text()}" if self.caused_by else ""
         return f"{self.type}: {self.reason}{below}"
 
 
 class Got(msgspec.Struct):
-    """One of several documents that were asked for by `_id`.
+    """One of several documents requested by `_id`.
 
-    An answer of status 200 may say of some that nobody could be asked, as while a shard recovers.
+    An answer with status 200 may report that some could not be read, for example while a shard
+    recovers.
     """
 
     id: str = msgspec.field(name="_id")
@@ -185,7 +186,7 @@ class Got(msgspec.Struct):
     error: Reason | None = None
 
     def is_there(self, what: str) -> bool:
-        """Return whether there is such a document; raise where it is not known."""
+        """Return whether there is such a document; raise if it is not known."""
         if self.found is None:
             why = self.error or Reason("an item tells neither `found` nor `error`")
             status = 404 if why.type == "index_not_found_exception" else 503
@@ -198,13 +199,13 @@ class _Gots(msgspec.Struct):
 
 
 class Shards(msgspec.Struct):
-    """On how many shards a request was to be done, and on how many it was not."""
+    """On how many shards a request had to run, and on how many it failed."""
 
     total: int
     failed: int
 
     def expect_all(self, what: str) -> None:
-        """Raise unless all have answered: with status 200 too, some may not have."""
+        """Raise unless all shards succeeded: some may have failed even with status 200."""
         if self.failed:
             why = Reason("shards", f"{self.failed} of {self.total} shards failed")
             raise refusal(503, why, what)
@@ -215,7 +216,7 @@ class _Refused(msgspec.Struct):
 
 
 def reason_of(body: str) -> Reason:
-    """Return what a refusal's body says; of a proxy's, which is no JSON, nothing."""
+    """Return the reason in a refusal's body; an empty one if it is not JSON, as from a proxy."""
     try:
         error = msgspec.json.decode(body, type=_Refused).error
     except msgspec.MsgspecError:
@@ -224,7 +225,7 @@ def reason_of(body: str) -> Reason:
 
 
 def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 - one a row
-    """Return the error that a status is; `what` names the request."""
+    """Return the error for a status; `what` names the request."""
     said = f"OpenSearch refuses {what}: {status} {why.type}".rstrip()
     if why.type == "cluster_block_exception":
         return _blocked(why, what)
@@ -250,8 +251,8 @@ def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 -
             hint="delete indices, follow fewer tables, add nodes, or raise the cluster setting "
             "cluster.max_shards_per_node",
         )
-    # Of a request that makes an index the reason speaks of settings and mappings; of any other it
-    # may quote a value.
+    # For a request that creates an index the reason is about settings and mappings; for any other
+    # it may quote a value.
     shown = f": {why.text()}" if what.startswith("the index ") else ""
     return ConfigError(
         f"{said}{shown}", hint="see the follower's settings and mappings in the configuration"
@@ -268,11 +269,11 @@ def _blocked(why: Reason, what: str) -> CDCError:
 
 
 def _body(error: TransportError) -> str:
-    return msgspec.json.encode(error.info).decode()  # which the client has parsed
+    return msgspec.json.encode(error.info).decode()  # the client has already parsed it
 
 
 def _cause(error: TransportError) -> str:
-    """Return the network's own words, which the client wraps twice."""
+    """Return the text of the network's error, which the client wraps twice."""
     cause = error.info if isinstance(error.info, Exception) else error
     inner = getattr(cause, "reason", None) or cause
     return type(inner).__name__ if not str(inner) else str(inner).rpartition(": ")[2]

@@ -1,9 +1,10 @@
-"""Dead letters: documents that OpenSearch refuses, whole, in `<prefix>-dead`.
+"""Dead letters: complete documents that OpenSearch refuses, in `<prefix>-dead`.
 
-A refused document neither stops the follower nor vanishes. It lies in an index whose mapping takes
-anything, with the reason; and because the version before it is no longer what the database has, its
-place in the table's index is empty, as of its seq. When a newer version of the key passes, or the
-row is deleted, the letter goes. Letters carry their seq as external version, as all does.
+A refused document neither stops the follower nor is lost. It is stored with the reason in an index
+whose mapping accepts any document; and because the previous version is no longer what the database
+has, the document is deleted from the table's index, at the refused seq. When a newer version of the
+key is accepted, or the row is deleted, the dead letter is deleted. Dead letters have their seq as
+external version, like all documents.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("sinks.opensearch.sink")
 
-# So many a page when they are looked through.
+# How many dead letters a page has when they are listed.
 _PAGE: Final = 1_000
 _GONE: Final = (404,)
 _MAPPING: Final = {
@@ -36,14 +37,14 @@ _MAPPING: Final = {
         **{name: {"type": "long"} for name in ("generation", "seq", "bytes")},
         "reason": {"type": "text"},
         "refused_at": {"type": "date", "format": "epoch_millis"},
-        # The document as text: whatever is in it, this index takes it.
+        # The document as text, so that this index accepts any content.
         "document": {"type": "keyword", "index": False, "doc_values": False},
     },
 }
 
 
 class Shelf(NamedTuple):
-    """Whose letters: a table as one generation has made it."""
+    """The owner of dead letters: a table of one generation."""
 
     generation: int
     table: str
@@ -75,33 +76,33 @@ class _Page(msgspec.Struct):
 
 
 class DeadLetters:
-    """The letters of a follower, known by shelf and `_id`."""
+    """The dead letters of a follower, by shelf and `_id`."""
 
     def __init__(self, client: Client, alias: str, follower: str) -> None:
         self._client, self._alias, self._follower = client, alias, follower
         self._known: defaultdict[Shelf, dict[bytes, int]] = defaultdict(dict)
 
     def of(self, shelf: Shelf) -> Mapping[bytes, int]:
-        """Return the seqs of a shelf's letters, by `_id` as JSON."""
+        """Return the seqs of a shelf's dead letters, by `_id` as JSON."""
         return self._known[shelf]
 
     def forget(self) -> None:
         self._known.clear()
 
     def learn(self) -> None:
-        """Find out which letters there are; before, none is known but this copy's own."""
+        """Load all dead letters; before that, only this copy's own are known."""
         self.forget()
         for letter in self._stored():
             shelf = Shelf(letter.generation, letter.table)
             self._known[shelf][msgspec.json.encode(letter.id)] = letter.seq
 
     def put(self, shelf: Shelf, index: str, refused: Sequence[Refused]) -> None:
-        """Keep what was refused, whole; a letter of the same row that is newer stays instead."""
+        """Store refused documents; a newer dead letter of the same row is kept instead."""
         self._prepare()
         names = {self._name(shelf, each.action.id): each.action for each in refused}
         outcome = send(self._client, self._alias, [self._letter(shelf, index, r) for r in refused])
         late = {each.id for each, _ in outcome.stale}
-        # Larger than any request may be: without the document, which the log still has.
+        # Larger than a request may be: stored without the document, which the log still has.
         unfit = {each.action.id for each in outcome.refused}
         shorter = [self._letter(shelf, index, each, whole=False) for each in refused]
         outcome = send(self._client, self._alias, [each for each in shorter if each.id in unfit])
@@ -118,7 +119,7 @@ class DeadLetters:
         )
 
     def take_back(self, shelf: Shelf, versions: Iterable[tuple[bytes, int]]) -> None:
-        """Drop the letters of these ids up to these versions."""
+        """Delete the dead letters of these ids up to these versions."""
         known = self._known[shelf]
         gone = {id_: version for id_, version in versions if known.get(id_, version + 1) <= version}
         if gone:
@@ -130,7 +131,7 @@ class DeadLetters:
             del known[id_]
 
     def documents(self, shelf: Shelf, ids: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Return the refused documents of those of the ids that have letters."""
+        """Return the refused documents of those ids that have dead letters."""
         names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._known[shelf]}
         if not names:
             return {}
@@ -148,7 +149,7 @@ class DeadLetters:
             self._client.make_index(f"{self._alias}-1", settings, _MAPPING, self._alias)
 
     def _refresh(self) -> None:
-        """Let who looks for letters find them."""
+        """Make dead letters visible to searches."""
         self._client.call("POST", f"/{self._alias}/_refresh")
 
     def _stored(self) -> Iterable[_Letter]:

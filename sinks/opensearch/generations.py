@@ -1,8 +1,8 @@
-"""Generations of a follower in OpenSearch: the one that readers see, and those built aside.
+"""Generations of a follower in OpenSearch: the one that readers see, and shadow builds.
 
-All stand in the follower's one record, so that a switch is one change of it, with the aliases moved
-in one request behind it. Between the two, readers are told that something is being applied; and who
-opens the follower next ends what a process that died has left.
+All are in the follower's single record, so that a switch is one change of it, followed by one
+request that moves the aliases. Between the two, readers see that something is being applied; and if
+the process dies there, the next `open` finishes the switch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def generations(record: Record | None) -> Mapping[int, Applied | None]:
-    """Return every generation, and the frontier that it stands at."""
+    """Return every generation and its applied frontier."""
     builds = record.builds if record else {}
     return {
         int(n): Applied.told(build.applied) if build.applied else None
@@ -31,7 +31,7 @@ def generations(record: Record | None) -> Mapping[int, Applied | None]:
 
 
 def switch(records: Records, indices: Indices, generation: int) -> None:
-    """Let readers see a generation."""
+    """Switch readers to a generation."""
 
     def begin(record: Record) -> bool:
         build = record.build(generation)
@@ -48,16 +48,17 @@ def switch(records: Records, indices: Indices, generation: int) -> None:
 
 
 def _share(old: Build, new: Build, generation: int) -> None:
-    """Let the new one have the old one's other tables; it stands where the older of both does."""
+    """Give the new build the old one's other tables; its frontier is the older of both."""
     if new.applied is not None:
-        # What comes again is there already, of a table that had another key maybe as other rows.
+        # Changes up to its frontier come again and are already applied; in a table whose key
+        # changed they might be other rows.
         for place in new.places():
             place.floor = max(place.floor, _seq(new.applied))
     for name in old.tables.keys() - set(new.only or ()):
         new.tables[name] = old.tables.pop(name)
     stands = [build.applied for build in (old, new) if build.applied is not None]
     new.reached = max(old.reached, new.reached, *(applied["seq"] for applied in stands), 0)
-    # A part that has applied nothing has the whole begin at the log's beginning.
+    # If either part has applied nothing, the result starts at the log's beginning.
     older = min(stands, key=_seq) if len(stands) == 2 else None  # noqa: PLR2004 - both
     new.applied = older and {**older, "generation": generation}
     new.letters += old.letters
@@ -70,7 +71,7 @@ def _seq(applied: dict[str, Any]) -> int:
 
 
 def finish_switch(records: Records, indices: Indices, record: Record) -> Record:
-    """Move the aliases to the current generation, where a switch has not been ended."""
+    """Move the aliases to the current generation, if a switch was not finished."""
     if not record.switching:
         return record
     tables = record.builds[str(record.generation)].tables
@@ -92,9 +93,9 @@ def finish_switch(records: Records, indices: Indices, record: Record) -> Record:
 
 
 def take_from_others(records: Records, indices: Indices, record: Record) -> None:
-    """Take readers' aliases from indices of generations that they are not to see.
+    """Remove readers' aliases from indices of generations that are not current.
 
-    A writer that a switch overtook may have put one there, before it was told.
+    A writer may have set one there during a switch, before it noticed the switch.
     """
     seen = record.builds[str(record.generation)].places()
     others = {place.index for place in record.places()} - {place.index for place in seen}
@@ -104,9 +105,9 @@ def take_from_others(records: Records, indices: Indices, record: Record) -> None
         table.alias for build in record.builds.values() for table in build.tables.values()
     )
     strays = {alias: sorted(others.intersection(found)) for alias, found in held.items()}
-    # Asked behind the aliases: by now they might be in the right.
+    # Checked after the aliases were read: these indices may be current by now.
     if any(strays.values()) and records.is_newest():
-        with suppress(StoreLostError):  # another copy was quicker
+        with suppress(StoreLostError):  # another copy was faster
             indices.show((alias, None, found) for alias, found in strays.items())
 
 

@@ -1,9 +1,9 @@
-"""The indices of one generation: made, filled from the one before, checked, put before readers.
+"""The indices of one generation: create, fill from the previous one, check, show to readers.
 
-An index is written through an alias of its own, never by name, so that one that was deleted is
-missed and not made again by the next write with guessed fields. All of a generation share one alias
-more, by which they are found. Readers have the table's alias: it moves from an index to the next in
-one step with those of all other tables.
+An index is written through its own write alias, never by name, so that a write to a deleted index
+fails instead of recreating it with guessed fields. All indices of a generation share another alias,
+by which they are found. Readers use the table's alias: it moves from one index to the next in one
+step with those of all other tables.
 
 Documents become visible by the refresh of a commit and not before (`refresh_interval: -1`).
 """
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
     from sinks.opensearch.record import Build, Place
 
-# For so long OpenSearch remembers the version of a deleted document, in its memory: a request of a
-# writer that is thought dead is not answered later than that.
+# How long OpenSearch remembers the version of a deleted document, in memory: no request of a writer
+# that is presumed dead takes longer.
 _GC_DELETES: Final = "2h"
 _GONE: Final = (404,)
-# A field, its `exact`, and room for what is added later.
+# A field, its `exact`, and room for later columns.
 _FIELDS_A_COLUMN: Final = 3
 _FEWEST_FIELDS: Final = 1_000
-# The server reads a request's first line up to 4 KiB.
+# In bytes: the server limits a request's first line to 4 KiB.
 _LINE_BYTES: Final = 3_000
 _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 5.0
-# How many documents a page has where an index is read through, and how long the next is waited for.
+# How many documents a page has when a complete index is read, and how long the scroll is kept.
 _PAGE: Final = 1_000
 _KEPT: Final = "5m"
-# Documents that the new fields refuse are set aside, some at a time.
+# How many rounds of excluding documents that the new fields refuse; each round finds some of them.
 _MOST_ROUNDS: Final = 20
 
 
@@ -81,7 +81,7 @@ class _Refreshed(msgspec.Struct):
 
 
 class Indices:
-    """Requests about indices; which there are to be is in the follower's record."""
+    """Requests about indices; the follower's record defines which must exist."""
 
     def __init__(self, client: Client, group: str, settings: Mapping[str, object]) -> None:
         self._client, self._group = client, group
@@ -98,7 +98,7 @@ class Indices:
         return f"{self._group}-g{generation}"
 
     def make(self, place: Place, fields: Properties, *aliases: str) -> str:
-        """Make an index unless it is there; return its uuid."""
+        """Create an index unless it exists; return its uuid."""
         total = max(_FEWEST_FIELDS, _FIELDS_A_COLUMN * len(fields))
         settings = {
             "index.refresh_interval": "-1",
@@ -110,7 +110,7 @@ class Indices:
         return self._uuids(f"/{place.index}").get(place.index, "")
 
     def fields(self, place: Place) -> Properties:
-        """Return the fields that an index was given, as they were written."""
+        """Return the fields with which an index was created, as they were written."""
         answer = self._client.call("GET", f"/{place.index}/_mapping")
         found = msgspec.json.decode(answer.body, type=dict[str, Any])
         meta = found[place.index]["mappings"].get("_meta", {})
@@ -119,11 +119,11 @@ class Indices:
         return fields
 
     def widen(self, place: Place, fields: Properties) -> None:
-        """Add fields that no document has had so far."""
+        """Add fields that no document has yet."""
         self._client.call("PUT", f"/{place.index}/_mapping", _mapping(fields))
 
     def present(self) -> Mapping[str, str]:
-        """Return the indices of every generation, with the number of theirs."""
+        """Return the indices of every generation, with the generation's number."""
         answer = self._client.call("GET", f"/_alias/{self._group}-g*", fine=_GONE)
         if answer.status in _GONE:
             return {}
@@ -137,7 +137,7 @@ class Indices:
         }
 
     def check(self, build: Build) -> None:
-        """Raise StoreLostError where an index is not the one that was made."""
+        """Raise StoreLostError if an index is not the one that was created."""
         if not build.tables:
             return
         found = self._uuids(f"/{self._group}-g*")
@@ -174,13 +174,13 @@ class Indices:
             self._client.call("DELETE", "/_search/scroll", given, fine=_GONE)
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Make what was written visible to searches, in all of them at about one time."""
+        """Make written documents visible to searches, in all indices at about the same time."""
         for some in _lines(names):
             answer = self._client.call("POST", f"/{some}/_refresh")
             msgspec.json.decode(answer.body, type=_Refreshed).shards.expect_all("_refresh")
 
     def show(self, moves: Iterable[tuple[str, str | None, Iterable[str]]]) -> None:
-        """Give each alias to one index, or none, and take it from others: all at once."""
+        """Add each alias to one index, or none, and remove it from others, in one request."""
         actions = [
             action
             for alias, to, others in moves
@@ -199,13 +199,13 @@ class Indices:
             answer = self._client.call("GET", f"/_alias/{some}", fine=_GONE)
             said = msgspec.json.decode(answer.body, type=dict[str, Any])
             for index, found in said.items():
-                if isinstance(found, dict):  # beside `error` and `status` where one is missing
+                if isinstance(found, dict):  # not `error` and `status`
                     for alias in found["aliases"].keys() & held.keys():
                         held[alias].append(index)
         return held
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete indices that the record does not name; what another copy does first is done."""
+        """Delete indices that the record does not name; another copy may have deleted them."""
         for some in _lines(names):
             self._client.call("DELETE", f"/{some}", fine=_GONE, ignore_unavailable="true")
 
@@ -214,7 +214,8 @@ class Indices:
     def fill(self, old: Place, new: Place) -> Iterator[list[Refused]]:
         """Copy the documents with their versions; yield those that the new fields refuse.
 
-        They are left out, so that each is tried once. What is there already stays as it is.
+        Refused documents are excluded, so that each is tried once. Existing documents stay
+        unchanged.
         """
         self.refresh([old.index])
         aside = list[str]()
@@ -267,13 +268,13 @@ class Indices:
         ]
 
     def documents(self, place: Place, ids: list[bytes]) -> list[Got]:
-        """Return the documents of some ids, written or visible, those that are there."""
+        """Return the existing documents of some ids, visible to searches or not."""
         found = self._client.get_all(place.door, b"[%b]" % b",".join(ids))
         return [each for each in found if each.is_there(f"an item of /{place.door}/_mget")]
 
 
 def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield settings by their whole names, however they are nested; but for those of analysis."""
+    """Yield settings by their full names, however they are nested, except those of analysis."""
     for name, value in settings.items():
         if isinstance(value, dict) and name.rpartition(".")[2] != "analysis":
             yield from ((f"{name}.{below}", each) for below, each in _flat(value))
@@ -282,13 +283,13 @@ def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _mapping(fields: Properties) -> dict[str, Any]:
-    # What the fields were given as, as text: the server shows them with its defaults.
+    # The original fields, as text: the server returns them with its defaults.
     given = {"lockstep": {"properties": msgspec.json.encode(fields).decode()}}
     return {"dynamic": False, "_meta": given, "properties": fields}
 
 
 def _lines(names: Iterable[str]) -> Iterator[str]:
-    """Yield names with commas between, as many as a request's first line takes."""
+    """Yield comma-separated names, as many as fit into a request's first line."""
     line = ""
     for name in names:
         if line and len(line) + len(name) > _LINE_BYTES:

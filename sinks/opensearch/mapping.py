@@ -1,10 +1,10 @@
-"""How a table stands in OpenSearch: names, `_id`s, and a mapping derived from its columns' types.
+"""A table in OpenSearch: names, `_id`s, and a mapping derived from its columns' types.
 
-A document is the row as the log has it, byte for byte, so it is exact whatever a field can hold. A
-field decides only what can be searched. It has the natural type where nearly all of a column's
-values are some, with `ignore_malformed`: a value that is none (`infinity` in a date, NaN in a
-number, an array with odd bounds) stands in the document and is left out of that field. Where a
-type has such values, or the field rounds, `<column>.exact` has every value as a keyword.
+A document is the row as in the log, byte for byte, so it is exact whatever a field can hold. A
+field only decides what can be searched. It has the natural type if that fits nearly all of a
+column's values, with `ignore_malformed`: a value that does not fit (`infinity` in a date, NaN in a
+number, an array with unusual bounds) is in the document but not in that field. If a type has such
+values, or the field rounds, `<column>.exact` has every value as a keyword.
 
 Pure. docs/FOLLOWERS.md has the table for users.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Properties = dict[str, Any]
 
 MAX_ID_BYTES: Final = 512
-# In front of the `_id` of a key that cannot be its own.
+# The prefix of the `_id` of a key that cannot be used directly.
 HASHED: Final = "sha256:"
 # Lucene refuses a document with a term of more than 32,766 bytes; a UTF-16 unit takes 3 at most.
 _LONGEST_TERM: Final = 8_191
-# A long, and a double's mantissa, hold every number of so many digits.
+# A long, and a double's mantissa, hold every number with up to this many digits.
 _LONG_DIGITS: Final = 18
 _DOUBLE_DIGITS: Final = 15
 # Postgres' modifiers: numeric packs precision and scale, both count from 4.
@@ -47,7 +47,7 @@ _TEXT: Final = {"type": "text", **_EXACT}
 _OPAQUE: Final = {"type": "object", "enabled": False}
 _ISO: Final = "strict_date_optional_time"
 
-# Field names that OpenSearch keeps for itself.
+# Field names that OpenSearch reserves.
 _RESERVED: Final = {
     *("_data_stream_timestamp", "_doc_count", "_field_names", "_id", "_ignored", "_index"),
     *("_nested_path", "_recovery_source", "_routing", "_seq_no", "_source", "_version"),
@@ -71,7 +71,7 @@ def properties(version: Version, instead: Mapping[str, Any]) -> Properties:
 
 
 def _nested(child: Mapping[str, Any], values: Mapping[str, object]) -> Properties:
-    """Return the field of rows that belong to a document: `nested` where they may be many."""
+    """Return the field of rows that belong to a document: `nested` if there may be many."""
     inner = {
         field_name(name): field(kind, modifier, values) for name, kind, modifier in child["columns"]
     }
@@ -82,20 +82,20 @@ def _nested(child: Mapping[str, Any], values: Mapping[str, object]) -> Propertie
 def field(
     name: str, modifier: int, values: Mapping[str, object], *, masked: bool = False
 ) -> Properties:
-    """Return the mapping of a column of the type `name`, as the options `values` write it."""
+    """Return the mapping of a column of the type `name`, written by the options `values`."""
     if masked:
         return _KEYWORD
     schema, dot, bare = name.rpartition(".")
     if bare.startswith("_"):
         element = field(f"{schema}{dot}{bare[1:]}", modifier, values)
-        # Text stands in an array's place where its bounds are odd: what can't pass that over is
-        # a keyword, which takes anything.
+        # An array with unusual bounds is text: a type that can't ignore that becomes a keyword,
+        # which accepts anything.
         if element["type"] == "boolean":
             return _KEYWORD
         return element | _EXACT if "ignore_malformed" in element else element
     if name in _PLAIN:
         return _PLAIN[name]
-    # A type of somebody's own may be called as a built-in one is, in a schema of its own.
+    # A user-defined type may have a built-in type's name, in another schema.
     made = _EXTENSIONS.get(bare) if dot else _BY_OPTION.get(name)
     return made(modifier, values) if made else _KEYWORD
 
@@ -106,12 +106,12 @@ def _lenient(kind: str, **more: object) -> Properties:
 
 
 def _near(kind: str, **more: object) -> Properties:
-    """Return a field whose type holds nearly every value, beside the keyword that holds all."""
+    """Return a field whose type holds nearly every value, with a keyword that holds all."""
     return _lenient(kind, **more, **_EXACT)
 
 
 def _numeric(modifier: int, values: Mapping[str, object]) -> Properties:
-    if values.get("decimal.handling.mode") == "precise":  # base64, with its scale where it has none
+    if values.get("decimal.handling.mode") == "precise":  # base64, with scale if not in the type
         return _KEYWORD if modifier >= _MODIFIER_OFFSET else _OPAQUE
     if modifier < _MODIFIER_OFFSET:
         return _near("double")
@@ -146,7 +146,7 @@ def _timestamp(modifier: int, values: Mapping[str, object]) -> Properties:
         return _near("date", format=_ISO)
     adaptive = mode in {"adaptive", "adaptive_time_microseconds"}
     if mode == "connect" or (adaptive and 0 <= modifier <= _MILLISECONDS):
-        # The second form is for who searches; a number is always the first.
+        # The second format is for searches; a number always has the first.
         return _near("date", format=f"epoch_millis||{_ISO}")
     return _near("long")
 
@@ -187,7 +187,7 @@ _EXTENSIONS: Final[dict[str, Callable[[int, Mapping[str, object]], Properties]]]
 
 
 def digest(of: Properties) -> str:
-    """Return what tells one mapping from another, for the name of an index."""
+    """Return a digest that identifies a mapping, for the name of an index."""
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -195,10 +195,10 @@ def digest(of: Properties) -> str:
 
 
 def field_name(column: str) -> str:
-    """Return a column's name as a field; but for odd names its own.
+    """Return a column's field name, which is the same except for unusual names.
 
-    A dot would make an object of it, an empty name and OpenSearch's own are refused: these get the
-    escapes of topic names, `_xHH`.
+    A dot would make it an object, and empty or reserved names are refused: these are escaped as in
+    topic names, `_xHH`.
     """
     if not column.strip() or column in _RESERVED:
         return "".join(f"_x{byte:02X}" for byte in column[:1].encode() or b"\0") + column[1:]
@@ -215,12 +215,12 @@ def index_part(name: str) -> str:
 
 
 _PLAIN_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
-# An index's name has 255 bytes; generation, hash, count and `-w` are to follow.
+# An index's name may have 255 bytes; generation, hash, count and `-w` are appended.
 _LONGEST_ALIAS: Final = 200
 
 
 def alias(prefix: str, version: Version) -> str:
-    """Return the alias of a table that was given none."""
+    """Return the alias of a table without a configured one."""
     name = f"{index_part(prefix)}-{index_part(version.schema)}.{index_part(version.table)}"
     if len(name) <= _LONGEST_ALIAS:
         return name
@@ -233,8 +233,8 @@ def alias(prefix: str, version: Version) -> str:
 class Ids:
     """`_id`s of one table's keys.
 
-    The value itself of a key of one column (`7`, `ada@example.org`), else the key's JSON as the log
-    has it; a hash of that JSON where it is too long, empty, or looks like such a hash.
+    The value itself for a key of one column (`7`, `ada@example.org`), else the key's JSON as in the
+    log; a hash of that JSON if the `_id` is too long, empty, or looks like such a hash.
     """
 
     def __init__(self, key: Sequence[str]) -> None:
@@ -262,12 +262,12 @@ def key_of(version: Version, row: bytes, ids: Ids, id_: str) -> bytes:
     key = msgspec.json.encode({name: values[name] for name in version.key})
     if msgspec.json.decode(ids.of(key)) == id_:
         return key
-    # Too long for the log itself, which then has its hash.
+    # The key is too long even for the log, which has its hash instead.
     return msgspec.json.encode({"sha256": hashlib.sha256(key).hexdigest()})
 
 
 class Documents:
-    """Rows as documents and back: the same bytes, but for tables with odd column names."""
+    """Convert rows to documents and back: the same bytes, except with unusual column names."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         fields = {column.name: field_name(column.name) for column in columns}
@@ -287,7 +287,7 @@ def _renamed(members: bytes, names: Mapping[str, str]) -> bytes:
 
 
 def refuse_keyless(versions: Sequence[Version]) -> None:
-    """Raise ConfigError where a table's rows have nothing to be found by."""
+    """Raise ConfigError if a table's rows have no key by which they can be found."""
     for version in versions:
         if not version.key:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Read a follower's documents as of one frontier: a state that the database had.
 
-For applications in Python; docs/FOLLOWERS.md says how any other client does the same. Takes a
-client of opensearch-py and knows nothing else but names.
+For applications in Python; docs/FOLLOWERS.md describes how any other client does the same. Takes a
+client of opensearch-py and needs only names in addition.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class OpenSearchReader:
         self._records = f"{index_part(prefix)}-followers"
 
     def read(self, work: Callable[[Any], T], *, seconds: float = 5.0) -> AsOf[T]:
-        """Return what `work` finds with the client; it is called again until it met one state.
+        """Return what `work` finds with the client; call it again until it has read a single state.
 
-        `work` is to search, not to get by `_id` in real time, which sees more. Raises
-        UnavailableError where no state stood still for so long.
+        `work` must search, not get by `_id` in real time, which sees more. Raises UnavailableError
+        if no state lasted for one call of `work` within `seconds`.
         """
         error = UnavailableError(
             f"{self._follower} stood at no frontier for as long as a search takes",
@@ -44,7 +44,7 @@ class OpenSearchReader:
         return as_of.read(self.mark, lambda: work(self._client), waiting)
 
     def mark(self) -> as_of.Mark | None:
-        """Return where the store stands; None while something is being applied, or never was."""
+        """Return the store's frontier; None while a cut is being applied, or if none ever was."""
         got = self._client.get(
             index=self._records,
             id=self._follower,

@@ -1,14 +1,14 @@
-"""What a follower's record in `<prefix>-followers` says: its generations, frontiers and indices.
+"""A follower's record in `<prefix>-followers`: its generations, frontiers and indices.
 
-One document a follower, changed by compare-and-set alone, so that copies of a follower need no
-lock: the applied frontier and the mark `reached` only ever rise, and what one copy does to the
-indices every other learns before it writes again. Its first fields are for readers:
+One document per follower, changed only by compare-and-set, so that copies of a follower need no
+lock: the applied frontier and `reached` only ever rise, and every copy sees another's changes to
+the indices before it writes again. Its first fields are for readers:
 
 - `generation`, `epoch`, `lsn`, `seq`, `committed_at_us`: the frontier that was applied last
-- `applying`: null, or up to which seq rows may be there beyond it. A reader that finds the same
-  `seq` and null before and after its search has seen a state that the database had.
+- `applying`: null, or the seq up to which rows above the frontier may exist. A reader that finds
+  the same `seq` and null before and after its search has seen a state that the database had.
 
-The record is read and written in real time; the index behind its alias is never made by itself.
+The record is read and written in real time; the index of its alias is never created automatically.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from sinks.opensearch.client import Client
 
 FORMAT: Final = 1
-# Every loss of the race is another copy's gain, so this many in a row mean something else.
+# Each lost race is another copy's progress, so this many in a row have another cause.
 _RACES: Final = 50
 _GONE: Final = (404,)
 
 
 class Place(msgspec.Struct):
-    """One index of a table, and the alias through which alone it is written."""
+    """One index of a table, and the write alias, through which alone it is written."""
 
     index: str
-    uuid: str | None = None  # None: not made yet
-    floor: int = 0  # a truncate's seq: what is below it is late
-    filled: bool = True  # False: the rows of the index before are still to be copied
+    uuid: str | None = None  # None: not created yet
+    floor: int = 0  # a truncate's seq: changes below it are late
+    filled: bool = True  # False: the previous index's rows must still be copied
 
     @property
     def door(self) -> str:
-        """The alias for writing, which goes with the index: nothing makes either by accident."""
+        """The write alias, deleted with its index: no write can recreate either by accident."""
         return f"{self.index}-w"
 
 
 class Table(msgspec.Struct):
-    """Where a table's rows are."""
+    """The indices of a table."""
 
-    alias: str  # the readers'
-    origin: int  # the generation that made it; another may have taken it over
-    now: Place  # what readers see
-    next: Place | None = None  # what is written, and takes its place at the next frontier
-    source: Place | None = None  # what `next` is filled from, if not `now`: it was to be `next`
-    key: list[str] | None = None  # the columns that tell its rows apart, once there are any
-    made: int = 1  # how many indices it has had, so that no name comes twice
+    alias: str  # the readers' alias
+    origin: int  # the generation that created it; another may have taken it over
+    now: Place  # the index that readers see
+    next: Place | None = None  # the index that is written, and replaces `now` at the next frontier
+    source: Place | None = None  # the former `next`, the source of `next` in place of `now`
+    key: list[str] | None = None  # the key columns of its rows, once there are any
+    made: int = 1  # how many indices it has had, so that names are unique
 
     @property
     def target(self) -> Place:
@@ -65,12 +65,12 @@ class Table(msgspec.Struct):
 class Build(msgspec.Struct):
     """One generation."""
 
-    token: str  # tells it from another of the same number, after a loss
+    token: str  # distinguishes it from another of the same number, after a loss
     reached: int = 0
     applied: dict[str, Any] | None = None
     tables: dict[str, Table] = {}
-    letters: int = 0  # how many documents were refused; copies learn from it that some were
-    only: list[str] | None = None  # built aside for these tables; the rest is the current one's
+    letters: int = 0  # how many documents were refused; shows other copies that there are new ones
+    only: list[str] | None = None  # a shadow build of these tables only; None: all
 
     def places(self) -> Iterator[Place]:
         """Yield its indices."""
@@ -83,7 +83,7 @@ def new_build(only: frozenset[str] | None = None) -> Build:
 
 
 class Record(msgspec.Struct):
-    """The whole of it."""
+    """The complete record."""
 
     follower: str
     pipeline: str
@@ -94,19 +94,19 @@ class Record(msgspec.Struct):
     seq: int | None = None
     committed_at_us: int | None = None
     applying: int | None = None
-    switching: bool = False  # to `generation`, whose aliases may not all be its own yet
+    switching: bool = False  # to `generation`, which may not have all aliases yet
     builds: dict[str, Build] = {}
 
     def build(self, generation: int) -> Build | None:
         return self.builds.get(str(generation))
 
     def places(self) -> Iterator[Place]:
-        """Yield the indices of all generations; one may come twice."""
+        """Yield the indices of all generations, some twice."""
         for build in self.builds.values():
             yield from build.places()
 
     def show(self) -> None:
-        """Bring what readers see in line with the current generation."""
+        """Set the readers' fields from the current generation."""
         build = self.builds[str(self.generation)]
         now = build.applied or {}
         self.epoch, self.lsn, self.seq, self.committed_at_us = (
@@ -128,9 +128,9 @@ class _Written(msgspec.Struct):
 
 
 class Records:
-    """The record of one follower, as this copy knows it, and which generation this copy is of.
+    """The record of one follower, as this copy last read it, and this copy's generation.
 
-    That is the one that readers see when it is opened, or the one `aside` says.
+    That is the one that readers see at `open`, or with `aside` the one given.
     """
 
     def __init__(
@@ -148,15 +148,15 @@ class Records:
 
     @property
     def opened(self) -> tuple[int | None, str | None, bool]:
-        """What another process needs to go on as this copy."""
+        """The state that another process needs to continue as this copy."""
         return self.generation, self._token, self.aside
 
     def take(self, generation: int, build: Build) -> None:
-        """Be of that generation from now on."""
+        """Bind this copy to that generation."""
         self.generation, self._token = generation, build.token
 
     def mine(self, record: Record) -> Build:
-        """Return this copy's generation, if it is what it was."""
+        """Return this copy's generation; raise if it was replaced or is no longer current."""
         if self.generation is None:
             self.generation = record.generation
         build = record.build(self.generation)
@@ -172,12 +172,12 @@ class Records:
         return self.mine(self.known)
 
     def first(self, generation: int) -> Record:
-        """Return a record that has nothing but an empty generation."""
+        """Return a record with a single empty generation."""
         builds = {str(generation): new_build()}
         return Record(self.follower, self.pipeline, generation, builds=builds)
 
     def prepare(self) -> None:
-        """Make the index of records where there is none."""
+        """Create the index of records if there is none."""
         if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
             fields = {"follower": {"type": "keyword"}, "seq": {"type": "long"}}
             self._client.make_index(
@@ -188,7 +188,7 @@ class Records:
             )
 
     def load(self) -> Record | None:
-        """Return the record as it is; None where there is none."""
+        """Read and return the record; None if there is none."""
         answer = self._client.call("GET", self._path, fine=_GONE)
         if answer.status in _GONE:
             self._known = None
@@ -206,28 +206,28 @@ class Records:
 
     @property
     def known(self) -> Record:
-        """What was read or written last, read first where nothing was."""
+        """The last record that was read or written; read it if there is none yet."""
         if self._known is None and self.load() is None:
             raise StoreLostError(f"{self._alias} has no record of {self.follower} any more")
         assert self._known is not None
         return self._known[0]
 
     def create(self, record: Record) -> None:
-        """Write the first one; another copy's, where it was quicker, stays."""
+        """Write the first record; if another copy was faster, keep its record."""
         record.show()
         if not self._put(record, op_type="create"):
             self.load()
 
     def replace(self, record: Record) -> None:
-        """Write it in the place of whatever there is."""
+        """Write the record over any existing one."""
         record.show()
         self._put(record)
 
     def change(self, do: Callable[[Record], bool]) -> Record:
-        """Return the record after `do` has changed it, which says whether it has.
+        """Return the record after `do` has changed it; `do` returns whether it changed anything.
 
-        `do` may be called again with what another copy has made of it meanwhile. What it finds is
-        the newest record in any case: where there is nothing to change, it is asked for.
+        `do` may be called again with another copy's version of the record. It always ends with the
+        newest record: if `do` changes nothing, the record is read again to make sure.
         """
         for _ in range(_RACES):
             known = self._copied()
@@ -248,7 +248,7 @@ class Records:
         return msgspec.json.decode(msgspec.json.encode(self.known), type=Record)
 
     def is_newest(self) -> bool:
-        """Read the record again; return whether it is as it was known."""
+        """Read the record again; return whether it is unchanged."""
         before = self._known
         return (
             self.load() is not None
@@ -258,7 +258,7 @@ class Records:
         )
 
     def _put(self, record: Record, **how: str) -> bool:
-        """Write it; return whether nobody was quicker."""
+        """Write the record; return False if another copy wrote first."""
         answer = self._client.call(
             "PUT", self._path, record, fine=(409, *_GONE), require_alias="true", **how
         )
@@ -276,5 +276,5 @@ class Records:
 
 
 def to_record(applied: Applied) -> dict[str, Any]:
-    """Return a frontier as the record holds it; `Applied.told` is the way back."""
+    """Return a frontier in the record's form; `Applied.told` is the inverse."""
     return {**applied._asdict(), "lsn": str(applied.lsn)}

@@ -1,12 +1,12 @@
-"""OpenSearch as a follower's store: an index for each table, behind an alias, a document a row.
+"""OpenSearch as a follower's store: one index per table, with an alias, one document per row.
 
-- A document is the row as the log has it, under its key (`mapping`), and its seq is its external
-  version: OpenSearch drops what is late and remembers what was deleted.
-- Position, mark and the indices in use stand in one record (`record`), changed by compare-and-set.
-  So nobody owns the store, and two copies only repeat each other's work.
-- Searches see a cut when it is committed: refresh, aliases, then the record.
-- A truncate, and a changed type, put a new index in the old one's place (`tables`).
-- What OpenSearch refuses becomes a dead letter (`dead`).
+- A document is the row as in the log, with its key as `_id` (`mapping`), and its seq is its
+  external version: OpenSearch drops late changes and remembers deletes.
+- The applied frontier, `reached` and the indices in use are in one record (`record`), changed by
+  compare-and-set. So there is no lock, and two copies only repeat each other's work.
+- A commit makes a cut visible to searches: refresh, aliases, then the record.
+- A truncate, or a changed type, replaces the index by a new one (`tables`).
+- A document that OpenSearch refuses becomes a dead letter (`dead`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from sinks.opensearch.record import Table
 
-# So often it is asked whether every index is still the one that was made.
+# Seconds between checks that every index is still the one that was created.
 _CHECK_SECONDS: Final = 15.0
 _IDS_AT_ONCE: Final = 1_000
 
 
 class Aside(NamedTuple):
-    """A generation that is built beside the one that readers see; of some tables alone, if any."""
+    """A shadow build alongside the generation that readers see; of some tables only, if given."""
 
     generation: int
     tables: frozenset[str] | None = None
@@ -71,12 +71,12 @@ class OpenSearchSink:
         self._indices = Indices(self._client, f"{ours}-{follower}", options.settings)
         self._dead = DeadLetters(self._client, f"{prefix}-dead", follower)
         self._tables = Tables(options, self._client, self._records, self._indices, self._dead)
-        # Since the last commit: the tables of the cut, and the index that each was written to.
+        # Since the last commit: the cut's tables, and the index to which each was written.
         self._cut: set[str] = set()
         self._written: dict[str, str] = {}
-        self._refused: dict[str, ConfigError] | None = None  # tables' keys; None in an executor
+        self._refused: dict[str, ConfigError] | None = None  # key errors; None in an executor
         self._checked = 0.0
-        # Indices that the record does not name: what a writer that died has left.
+        # Indices that the record does not name, left by a writer that died.
         self._strays: list[str] = []
 
     def __getstate__(self) -> dict[str, object]:
@@ -90,10 +90,10 @@ class OpenSearchSink:
 
     def open(self) -> Standing | None:
         self._records.prepare()
-        present = self._indices.present()  # before the record is read, which names new ones first
+        present = self._indices.present()  # before the record, which names new ones first
         record = self._records.load()
         if record is None:
-            if present and self._aside is None:  # readers see them until another is built
+            if present and self._aside is None:  # readers see them until a rebuild is complete
                 raise StoreLostError(
                     f"{len(present)} indices of {self.options.follower} are there, and no record"
                 )
@@ -106,7 +106,7 @@ class OpenSearchSink:
         self._tables.forget()
         self._check()
         named = {place.index for place in self._records.known.places()}
-        # Deleted when the first cut begins: by then it is sure that the record is the newest.
+        # Deleted when the first cut starts: only then is it certain that the record is the newest.
         self._strays = [] if self._aside else sorted(present.keys() - named)
         if build.applied is None and not build.reached:
             return None
@@ -161,12 +161,12 @@ class OpenSearchSink:
         build = self._records.build
         with self._unless_moved():
             self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
-        # Indices that are to take another's place: they hold all up to a frontier beyond which
-        # nobody has written.
+        # The indices that replace another: they hold everything up to this frontier, and nothing
+        # has been written above it.
         due = build.tables if build.reached <= applied.seq else {}
         moves = {name: table for name, table in due.items() if table.next is not None}
         if moves and not self._records.is_newest():
-            self._records.mine(self._records.known)  # or readers would be shown what they are not
+            self._records.mine(self._records.known)  # raises if it is no longer current
         if self._records.known.generation == self._records.generation:
             with self._unless_moved():
                 self._indices.show(
@@ -214,7 +214,7 @@ class OpenSearchSink:
     # --- generations ---
 
     def generations(self) -> Mapping[int, Applied | None]:
-        """Return every generation in the store, and the frontier that it stands at."""
+        """Return every generation in the store and its applied frontier."""
         return generations(self._records.load())
 
     def current(self) -> int | None:
@@ -223,11 +223,11 @@ class OpenSearchSink:
         return record.generation if record else None
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
-        """Return a sink of a generation, which `open` makes; of some tables alone, if given."""
+        """Return a sink of a generation, which `open` creates; of some tables only, if given."""
         return type(self)(self.options, Aside(generation, tables))
 
     def switch(self, generation: int) -> None:
-        """Let readers see a generation; the one before stays as it is."""
+        """Switch readers to a generation; the previous one is kept."""
         self._records.load()
         switch(self._records, self._indices, generation)
 
@@ -255,7 +255,7 @@ class OpenSearchSink:
     # --- within ---
 
     def _found(self, record: Record) -> tuple[int, Build]:
-        """Return the generation that this copy is of, begun where it is missing."""
+        """Return this copy's generation; create it if it is missing."""
         if self._aside is None:
             return record.generation, record.builds[str(record.generation)]
         generation, tables = self._aside
@@ -273,12 +273,12 @@ class OpenSearchSink:
         return generation, build
 
     def _holds(self, version: Version) -> bool:
-        """Return whether the table is this copy's to write: all are, but beside some."""
+        """Return whether this copy writes the table: it may be a build of some tables only."""
         only = self._records.build.only
         return only is None or version.name in only
 
     def _check(self) -> None:
-        """Raise StoreLostError where an index is gone that the record, as it is now, names."""
+        """Raise StoreLostError if an index that the newest record names is missing."""
         while True:
             try:
                 self._indices.check(self._records.build)
@@ -291,7 +291,7 @@ class OpenSearchSink:
 
     @contextmanager
     def _unless_moved(self) -> Iterator[None]:
-        """Raise SwitchedError where what is gone is what another copy has replaced."""
+        """Raise SwitchedError if a missing index was replaced by another copy."""
         try:
             yield
         except StoreLostError as error:
@@ -307,7 +307,7 @@ class OpenSearchSink:
                 raise SwitchedError(f"another copy of the follower writes {name} elsewhere")
 
     def _expect_key(self, changes: Changes) -> None:
-        """Refuse rows beside those of another key: at the cut's end, which a truncate may reach."""
+        """Record an error for rows with another key; `commit` raises it if no truncate follows."""
         name = changes.version.name
         if self._refused is not None and changes.truncated is not None:
             self._refused.pop(name, None)
@@ -320,7 +320,7 @@ class OpenSearchSink:
 
     def _apply(self, changes: Changes, table: Table) -> int:
         version, place = changes.version, table.target
-        if version.name not in self._cut:  # in an executor, whose `begin` was the driver's
+        if version.name not in self._cut:  # in an executor: `begin` ran in the driver
             self._tables.learn()
         shelf = Shelf(table.origin, version.name)
         self._cut.add(version.name)

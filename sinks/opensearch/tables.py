@@ -1,12 +1,12 @@
-"""Which index each table of a generation is written to, as its versions and truncates come.
+"""The index to which each table of a generation is written, following versions and truncates.
 
-- Columns that are new are new fields of the same index.
-- A field whose mapping changes takes another index: made aside, filled from the one before with the
-  documents' versions, and put in its place by the commit of the cut.
-- A truncate takes an empty one, and its seq is the floor below which nothing is written any more.
+- A new column becomes a new field of the same index.
+- A changed mapping of a field needs another index: it is created next to the previous one, filled
+  from that with the documents' versions, and replaces it at the commit of the cut.
+- A truncate needs an empty index, and its seq is the floor below which nothing is written any more.
 
-The record names an index before it is made, and what is made is noted before it is written to: so
-any copy of the follower can go on where another has died.
+The record names an index before it is created, and records its creation before it is written to: so
+any copy of the follower can continue where another has died.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenSearchOptions:
-    """Where a follower writes, and how; by table, `schema.table`, what is said of some alone."""
+    """Where and how a follower writes, with options by table, `schema.table`."""
 
     url: str
     pipeline: str
@@ -45,7 +45,7 @@ class OpenSearchOptions:
 
 
 class Tables:
-    """The tables of the generation that `records` is of."""
+    """The tables of the generation to which `records` is bound."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Tables:
         self._options = options
         self._client, self._records, self._indices, self.dead = client, records, indices, dead
         self._fields: dict[str, dict[str, Any]] = {}  # by index
-        self._learnt = 0  # how many letters had been written when they were looked through last
+        self._learnt = 0  # how many dead letters had been written when they were last loaded
 
     def get(self, name: str) -> Table | None:
         return self._records.build.tables.get(name)
 
     def target(self, version: Version, truncated: int | None) -> Table:
-        """Return the table, ready to be written to."""
+        """Return the table, ready for writing."""
         table = self.get(version.name) or self.follow(version)
         if truncated is not None and truncated > table.target.floor:
             table = self._replaced(version, floor=truncated)
@@ -73,7 +73,7 @@ class Tables:
         return self._ready(version, table)
 
     def expect_key(self, changes: Changes) -> None:
-        """Raise ConfigError where rows would stand beside those of another key; note the first."""
+        """Raise ConfigError if rows would be mixed with rows of another key; record a first key."""
         name = changes.version.name
         table = self._records.build.tables[name]
         expect_key(changes, tuple(table.key) if table.key else None, table.target.floor)
@@ -92,7 +92,7 @@ class Tables:
         self._records.change(note)
 
     def follow(self, version: Version) -> Table:
-        """Give the table an index that its version's documents fit into."""
+        """Ensure that the table has an index for its version's documents."""
         table = self._ready(version, self.get(version.name) or self._added(version))
         place, wanted = table.target, self._properties(version)
         if place.index not in self._fields:
@@ -120,12 +120,12 @@ class Tables:
         return self._changed(add, version)
 
     def _replaced(self, version: Version, *, floor: int, filled: bool = True) -> Table:
-        """Begin another index for the table: empty above a truncate's seq, or a copy."""
+        """Start another index for the table: empty, for a truncate at `floor`, or a copy."""
         seen = self._records.build.tables[version.name].made
 
         def replace(record: Record) -> bool:
             table = self._records.mine(record).tables[version.name]
-            if table.made != seen:  # another copy has come to the same
+            if table.made != seen:  # another copy has done the same
                 return False
             if filled:
                 table.source = table.key = None
@@ -139,7 +139,7 @@ class Tables:
         return self._ready(version, self._changed(replace, version))
 
     def _ready(self, version: Version, table: Table) -> Table:
-        """Make the index that the record names, and fill it."""
+        """Create the index that the record names, and fill it."""
         place = table.target
         if place.uuid is not None and place.filled:
             return table
@@ -164,7 +164,7 @@ class Tables:
         return self._records.mine(self._records.change(do)).tables[version.name]
 
     def _fill(self, shelf: Shelf, old: Place, new: Place) -> None:
-        """Copy the documents; those that were refused so far are tried once more."""
+        """Copy the documents; retry those that were refused so far."""
         for refused in self._indices.fill(old, new):
             self.bury(shelf, new, refused)
         seqs = self.dead.of(shelf)
@@ -175,9 +175,9 @@ class Tables:
         self.dead.take_back(shelf, passed)
 
     def bury(self, shelf: Shelf, place: Place, refused: Sequence[Refused]) -> int:
-        """Make dead letters of documents; return how many were news.
+        """Store refused documents as dead letters; return how many were new to the store.
 
-        The letters come first: whatever dies in between, none is missing.
+        The dead letters are written first, so that none is missing after a crash in between.
         """
         self.dead.put(shelf, place.index, refused)
 
@@ -189,22 +189,22 @@ class Tables:
         return self._empty(shelf, place, [(action.id, action.version) for action, _ in refused])
 
     def _empty(self, shelf: Shelf, place: Place, letters: Sequence[tuple[bytes, int]]) -> int:
-        """Leave no document where a letter is; drop the letters that were late anyway."""
+        """Delete the documents that have a dead letter; delete dead letters that were late."""
         outcome = send(self._client, place.door, [Action(*each, None) for each in letters])
         late = [(each.id, each.version) for each, there in outcome.stale if there > each.version]
         self.dead.take_back(shelf, late)
         return outcome.applied
 
     def forget(self) -> None:
-        """Know of no letters and fields but what is found out from now on."""
+        """Clear the cached dead letters and fields."""
         self._fields.clear()
         self.dead.forget()
         self._learnt = 0
 
     def learn(self) -> None:
-        """Learn of the letters that other copies have written, if there are any.
+        """Load the dead letters that other copies have written, if there are any.
 
-        What another copy did not know of when it wrote a newer document is mended here.
+        Fixes documents and dead letters that another copy wrote without knowing of each other.
         """
         build = self._records.build
         if build.letters == self._learnt:

@@ -1,7 +1,7 @@
-"""A table's changes as calls of the scripts: which keys they touch, and with which arguments.
+"""A table's changes as calls of the scripts: their keys and arguments.
 
-Pure: what is made here is sent elsewhere. A change is an *operation* on its row's keys, which all
-lie in one hash slot; operations of one slot are gathered into calls.
+Pure: calls are built here and sent elsewhere. A change is an *operation* on its row's keys, which
+are all in one hash slot; operations of one slot are gathered into calls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sinks.contract import Change, Changes, Version
 from sinks.redis.names import Names
 from sinks.shapes import Placer, Shape, Shaper
 
-# A call holds so many changes, or so many bytes: a server does nothing else while it runs one, a
-# few milliseconds, and takes no argument list of more than a million.
+# How many changes and how many bytes a call has at most: while a server runs one, for a few
+# milliseconds, it does nothing else, and it accepts at most a million arguments.
 CHANGES_IN_A_CALL: Final = 500
 BYTES_IN_A_CALL: Final = 1 << 20
 
-# What stands behind the seq in a version: what became of the row (sinks.redis.scripts).
+# The suffix after the seq in a version, the state of the row (sinks.redis.scripts): deleted,
+# existing without a place, existing at a place.
 GONE, HIDDEN, STANDS = b"0", b"00", b"1"
 
 # Slot, keys, arguments.
@@ -31,22 +32,22 @@ Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
 
 
 class Layout(NamedTuple):
-    """How the rows of a table lie in one build, as the store itself remembers it."""
+    """How the rows of a table are stored in one build; recorded in the store itself."""
 
     shape: Shape
-    form: str  # the scripts' word: `plain`, or the shape's form
-    moves: str  # "", or what holds a place: `place`, or the `claims` of members
+    form: str  # the form in the scripts: `plain`, or the shape's form
+    moves: str  # "", or the kind of holder of a place: `place`, or the `claims` of members
 
 
 class Filling(NamedTuple):
-    """Which build a table's rows are written to, and whether readers see it."""
+    """The build to which a table's rows are written, and whether readers see it."""
 
     build: int
     seen: bool
 
 
 class Laid:
-    """A version of a table, laid out in one build."""
+    """A version of a table, with its layout in one build."""
 
     def __init__(
         self, names: Names, prefix: str, shape: Shape, version: Version, life_seconds: int
@@ -66,7 +67,7 @@ class Laid:
 
     @property
     def rows_can_go(self) -> str | None:
-        """Return what of the shape does not bear that keys are evicted one by one; None if all."""
+        """Return why the shape does not tolerate eviction of single keys; None if it does."""
         if self.layout.moves == "claims":
             return "a collection that was evicted would come back with some of its members"
         if self.layout.moves:
@@ -74,7 +75,7 @@ class Laid:
         return None
 
     def operations(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
-        """Yield what each change does."""
+        """Yield the operation of each change."""
         if self.layout.form == "plain" and not self.names.cluster and filling.seen:
             yield from self._plainly(filling, changes)
             return
@@ -105,7 +106,7 @@ class Laid:
                 yield slot, tuple(keys), (*head, *parts)
 
     def _plainly(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
-        """Do the same for whole rows at their keys in one server: the way that most rows go."""
+        """Do the same for complete rows at their keys in one server, the most common case."""
         place, companions = (
             self.shaper.place,
             self.names.companions(filling.build, self.version.name, 0),
@@ -120,11 +121,11 @@ class Laid:
                 yield 0, keys, (b"%016x%b" % (change.seq, STANDS), row)
 
     def slot(self, key: bytes) -> int:
-        """Return the hash slot of a row; 0 where there are none."""
+        """Return the hash slot of a row; 0 if there are no slots."""
         return self.names.slot(self.shaper.anchor(key)) if self.names.cluster else 0
 
     def group(self, filling: Filling, slot: int, floor: bytes, operations: int) -> list[bytes]:
-        """Return what stands in front of the arguments of so many operations of one slot."""
+        """Return the arguments that precede those of a group of operations of one slot."""
         ttl = self.layout.shape.ttl_seconds
         return [
             self.layout.form.encode(),
@@ -143,18 +144,18 @@ class Cut:
     """The cut that is being written."""
 
     reached: int
-    servers: list[str]  # the run of each server, by which a restart shows
-    # What is not sent yet; None once the cut is written as it comes.
+    servers: list[str]  # the run id of each server, which changes with a restart
+    # Operations not sent yet; None once the cut's changes are written as they arrive.
     gathered: list[tuple[Laid, list[Operation]]] | None
     changes: int = 0
     bytes: int = 0
     announced: bool = False
-    is_copy: bool = False  # a task's
+    is_copy: bool = False  # in a task
     refused: dict[str, ConfigError] = dataclasses.field(default_factory=dict)  # by table
 
 
 def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Operation]]]:
-    """Yield operations by slot, so many together as go into a call."""
+    """Yield operations by slot, grouped to fit into a call."""
     waiting: defaultdict[int, list[Operation]] = defaultdict(list)
     sizes: defaultdict[int, int] = defaultdict(int)
     for each in operations:
@@ -169,7 +170,7 @@ def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Op
 
 
 def remembered(layout: Layout) -> bytes:
-    """Return a layout as the store keeps it."""
+    """Return a layout in its stored form."""
     return msgspec.json.encode(layout)
 
 
@@ -179,7 +180,7 @@ def layout_of(stored: bytes) -> Layout:
 
 
 def remembered_key(key: tuple[str, ...] | None) -> bytes:
-    """Return the columns of a key as the store keeps them."""
+    """Return the columns of a key in their stored form."""
     return b"" if key is None else msgspec.json.encode(key)
 
 
@@ -189,7 +190,7 @@ def key_columns(stored: bytes) -> tuple[str, ...] | None:
 
 
 def key_of_rows(changes: Changes) -> tuple[str, ...] | None:
-    """Return the columns that tell the first row apart; None where there is none."""
+    """Return the key columns of the first row; None if there is no row."""
     if not changes.changes:
         return None
     first = changes.changes[0].schema_id

@@ -1,8 +1,8 @@
-"""Connections to Redis, one server or a cluster, and what its errors mean.
+"""Connections to Redis, one server or a cluster, and translation of its errors.
 
-The only module that knows the client library. Nothing is tried again here but what a cluster's
-moving slots ask for: a call may have been applied before its answer was lost, and the follower,
-which knows that calls can be repeated, decides.
+The only module that uses the client library. It retries only calls that a cluster redirects while
+slots move: a call may have been applied before its answer was lost, and the follower, which knows
+that calls can be repeated, decides.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from cdc.errors import (
 from sinks.redis.names import SLOTS
 
 _CONNECT_SECONDS: Final = 10.0
-# So many calls are under way before their answers are read: the server works while we pack. Answers
-# are a few bytes each, so that they never fill a socket while nobody reads.
+# How many calls are in flight before their answers are read: the server works while we encode.
+# Answers are a few bytes each, so that they never fill a socket before they are read.
 _WINDOW: Final = 8
 
 
@@ -41,7 +41,7 @@ _RUN: Final = re.compile(rb"run_id:(\w+)")
 
 
 class Script:
-    """A script and the digest by which a server knows it."""
+    """A script and the digest by which a server caches it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -49,7 +49,7 @@ class Script:
 
 
 class Call(NamedTuple):
-    """A script's call; its keys are all in one slot, which is 0 where there are no slots."""
+    """A script's call; its keys are all in one slot, which is 0 if there are no slots."""
 
     slot: int
     keys: Sequence[bytes]
@@ -57,15 +57,15 @@ class Call(NamedTuple):
 
 
 class Client:
-    """A connection for each server that is talked to, made at the first use."""
+    """One connection per server, opened at the first use."""
 
     def __init__(self, url: str, *, cluster: bool, answer_seconds: float) -> None:
         self._url, self._cluster, self._seconds = url, cluster, answer_seconds
         self._client: redis.Redis | RedisCluster | None = None
-        self._lines: dict[redis.Redis, Any] = {}  # one connection held for each server
+        self._lines: dict[redis.Redis, Any] = {}  # one connection per server
 
     def close(self) -> None:
-        """Let go of connections; the next call makes them anew."""
+        """Close connections; the next call opens new ones."""
         for server, line in self._lines.items():
             line.disconnect()
             server.connection_pool.release(line)
@@ -73,17 +73,17 @@ class Client:
         if self._client is not None:
             client, self._client = self._client, None
             if isinstance(client, RedisCluster):
-                # Which its own close leaves open.
+                # These stay open after its own close.
                 client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
             client.close()
 
     def ask(self, *command: bytes | str | int) -> Any:  # noqa: ANN401 - as many forms as commands
-        """Return the answer to one command, of a cluster from where its key is."""
+        """Return the answer to one command, in a cluster from the server of its key."""
         with self._translated():
             return self._any().execute_command(*command)
 
     def ask_all(self, commands: Sequence[Sequence[bytes]], slots: Sequence[int]) -> list[Any]:
-        """Return the answers to commands that can all be repeated, each of its slot's server."""
+        """Return the answers to commands that can all be repeated, each from its slot's server."""
         answers: list[Any] = [None] * len(commands)
         with self._translated():
             for server, mine in self._by_server(slots).items():
@@ -141,7 +141,7 @@ class Client:
             return [client.get_redis_connection(node) for node in client.get_primaries()]  # type: ignore[no-untyped-call]
 
     def runs(self) -> list[str]:
-        """Return each primary's run, which is another after a restart."""
+        """Return each primary's run id, which changes with a restart."""
         found = []
         for server in self.servers():
             with self._translated():
@@ -155,7 +155,7 @@ class Client:
         return found
 
     def first_slots(self) -> list[int]:
-        """Return where each run of slots of one primary begins."""
+        """Return the first slot of each contiguous range of slots of one primary."""
         with self._translated():
             client = self._connected()
             assert isinstance(client, RedisCluster)
@@ -163,7 +163,7 @@ class Client:
         return [slot for slot in range(SLOTS) if slot == 0 or owners[slot - 1] != owners[slot]]
 
     def scan(self, pattern: bytes, count: int = 1000) -> Iterator[list[Any]]:
-        """Yield the names that match, in the order that servers have them, some twice."""
+        """Yield the names that match, in the servers' order, some twice."""
         for server in self.servers():
             cursor = 0
             while True:
@@ -175,7 +175,7 @@ class Client:
                     break
 
     def info(self, section: str) -> list[dict[str, Any]]:
-        """Return what every primary says of itself."""
+        """Return the INFO section of every primary."""
         with self._translated():
             return [server.info(section) for server in self.servers()]
 
@@ -210,21 +210,21 @@ class Client:
         return found
 
     def _line(self, server: redis.Redis) -> Any:  # noqa: ANN401 - the library's connections
-        """Return the connection to a server that calls go through, which stays ours."""
+        """Return the connection to a server for calls, which this client keeps."""
         line = self._lines.get(server)
         if line is None:
             line = self._lines[server] = server.connection_pool.get_connection()
         return line
 
     def _repeat(self, script: Script, call: Call) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a call again, with the script's text, wherever its slot is by now."""
+        """Run a call again, with the script's text, on the server that now has its slot."""
         return self._any().execute_command(
             "EVAL", script.text, len(call.keys), *call.keys, *call.arguments
         )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise our errors in the place of the library's, with no connection half used."""
+        """Translate the library's errors into ours, and drop half-used connections."""
         try:
             yield
         except (redis.RedisError, exceptions.RedisClusterException, OSError) as error:
@@ -235,7 +235,7 @@ class Client:
             raise
 
 
-# A script that the server does not know yet or any more, and slots that are on the move.
+# Errors to repeat: the server does not have the script cached, or slots are moving.
 _REPEATED: Final = (
     exceptions.NoScriptError,
     exceptions.MovedError,
@@ -245,7 +245,7 @@ _REPEATED: Final = (
 
 
 def _packed(*groups: Sequence[bytes]) -> bytes:
-    """Return a command as the protocol has it; the library is slow where its parts are many."""
+    """Return a command encoded for the protocol; the library is slow with many parts."""
     parts = [b"*%d\r\n" % sum(map(len, groups))]
     for group in groups:
         parts += [b"$%d\r\n%b\r\n" % (len(each), each) for each in group]
@@ -257,7 +257,7 @@ def _node(client: RedisCluster, slot: int) -> ClusterNode:
 
 
 def _answer(line: Any) -> Any:  # noqa: ANN401 - as many forms as commands
-    """Return an answer, also one that is an error; raise what ends the connection."""
+    """Return an answer, even if it is an error; raise errors that end the connection."""
     try:
         return line.read_response()
     except exceptions.ResponseError as error:
@@ -321,7 +321,7 @@ _PASSING: Final = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"
 
 
 def translated(error: Exception) -> CDCError:
-    """Return our error for the library's, without what it says of keys and arguments."""
+    """Return our error for the library's, without its text about keys and arguments."""
     text = str(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return PermissionDeniedError(
@@ -336,7 +336,7 @@ def translated(error: Exception) -> CDCError:
     )
     word = next((ours for kind, ours in _KINDS.items() if isinstance(error, kind)), word)
     for cause, meaning, what, hint in _CAUSES:
-        # Within a script the server tells the cause behind where it was.
+        # In a script's error the server puts the cause after the location.
         if word == cause or f": {cause} " in text or f"-{cause} " in text:
             return meaning(
                 f"Redis {what}", hint=hint or "the follower does by itself what it takes"

@@ -1,11 +1,12 @@
-"""Generations in Redis: built beside one another, switched in place, dropped; a lost one cleared.
+"""Generations in Redis: shadow builds, switched in place, dropped; cleanup of a lost one.
 
-A plain GET knows one name for a row, so a build that is to be seen must take the names of the one
-before it. Its values lie aside until then, in the same hash slots, and are renamed: first what only
-the old build has moves aside, then each value of the new one takes its place, the old one's moving
-aside in the same step. Every step can be repeated, and `current` says `1>2`, then `1>2+`, so that
-whoever opens the store next goes on with it; writers are kept out meanwhile, and readers are told
-by `applying`. Where both builds stand at one frontier every value that was right stays the same.
+A plain GET uses one name for a row, so the switch must give a build the names of the previous one.
+Until then its values have shadow names, in the same hash slots. The switch renames them: first
+values that only the old build has move to shadow names, then each value of the new one gets its
+place, and the old one's moves to a shadow name in the same step. Every step can be repeated, and
+`current` is `1>2`, then `1>2+`, so that the next `open` continues the switch; during it writers are
+rejected, and readers see it by `applying`. If both builds are at the same frontier, every correct
+value stays the same.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _UNENDED: Final = b"f" * 16  # above every seq
 
 
 class Aside(NamedTuple):
-    """A generation that is worked on beside the one that readers see, maybe of some tables only."""
+    """A shadow build alongside the generation that readers see, of some tables only if given."""
 
     generation: int
     tables: frozenset[str] | None = None
@@ -52,7 +53,7 @@ class Aside(NamedTuple):
 
 _TURN, _MOVE = Script(TURN), Script(MOVE)
 
-# KEYS companions. ARGV: where the row of each stands if its companion is plain.
+# KEYS: companions. ARGV: each row's place if its companion is plain.
 _CLEAR: Final = Script("""
 local call = redis.call
 for at = 1, #KEYS do
@@ -69,10 +70,10 @@ return 1
 def switch(
     client: Client, names: Names, prefix: str, generation: int, shapes: Mapping[str, Shape]
 ) -> None:
-    """Let readers see a generation; do nothing where they do.
+    """Switch readers to a generation; do nothing if they see it.
 
-    `shapes` are the configuration's: where the one before was lost with all that was known of it,
-    what is left of its values is found by them, and deleted right before the new ones come.
+    `shapes` are the configuration's: if the previous generation was lost with its layout, its
+    remaining values are found by them, and deleted just before the new ones appear.
     """
     fields = finish_switch(client, names, prefix, fields_of(client, names))
     while (current := fields.get(b"current", b"")) != b"%d" % generation:
@@ -89,10 +90,10 @@ def switch(
 
 
 def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> Fields:
-    """Go on with a switch that is under way, and return what the follower's key then says.
+    """Continue a switch that is in progress, and return the follower's key after it.
 
-    Several may do so at once, each at its own pace: one that is behind moves nothing, and looks
-    where the others are.
+    Several processes may do so concurrently: one that lags moves nothing, and reads the step that
+    the others have reached.
     """
     while b">" in fields.get(b"current", b""):
         _go_on(client, names, prefix, fields)
@@ -101,11 +102,11 @@ def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> 
 
 
 def _go_on(client: Client, names: Names, prefix: str, fields: Fields) -> None:
-    """Take a switch from one step to the next.
+    """Advance a switch by one step.
 
-    In a cluster its sentinels say the step before anything is moved, so that each slot keeps out
-    who writes or moves by an earlier one; and at the end before the follower's key says it, so that
-    whoever reads there that a switch has ended finds it ended everywhere.
+    In a cluster the sentinels get the step before anything is moved, so that each slot rejects
+    writes and moves of an earlier one; the last step is set there before it is set in the
+    follower's key, so that a switch that has ended there has ended everywhere.
     """
     current = fields[b"current"]
     old, new = (int(each) for each in current.rstrip(b"+").split(b">"))
@@ -131,11 +132,11 @@ def _go_on(client: Client, names: Names, prefix: str, fields: Fields) -> None:
 
 
 def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]:
-    """Return what the follower's key says from then on.
+    """Return the follower's fields after the switch.
 
-    Where only some tables were built anew, all of it stands at the older of both frontiers, and
-    rows may be there up to the newest that either has reached. What comes once more of the tables
-    that are ahead is kept out by their floor: of a key that they had before, nothing else would.
+    If only some tables were rebuilt, the generation is at the older of both frontiers, and rows may
+    exist up to the newest that either has reached. The tables that are ahead reject repeated
+    changes by their floor: for rows with a previous key, nothing else would.
     """
     stood = generations_of(fields)
     applied, before = stood[new], stood[old]
@@ -167,7 +168,7 @@ def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]
 def _turn(
     client: Client, names: Names, fields: Fields, new: int, becomes: bytes, more: list[bytes]
 ) -> None:
-    """Take one step of a switch; another copy may have taken it before."""
+    """Make one step of a switch; another copy may have made it before."""
     guard = (b"%d:token" % new, fields[b"%d:token" % new], fields[b"current"])
     told = (b"current", becomes, b"step", step_of(fields, turns=1), *more)
     slot = slot_of(names.main) if names.cluster else 0
@@ -177,10 +178,10 @@ def _turn(
 class _Move(NamedTuple):
     """One table's part of a switch."""
 
-    generation: int  # that is switched to
+    generation: int  # the one that is switched to
     whose: bytes
     table: str
-    build: int  # whose places are gone through
+    build: int  # the build whose places are read
     before: int
     after: int
 
@@ -258,9 +259,9 @@ _OF_BUILDS: Final = (b"layout", b"key", b"floor")
 
 
 def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]) -> None:
-    """Delete what is left of a follower whose store was lost, and its own key."""
+    """Delete the remains of a follower whose store was lost, and its own key."""
     fields = fields_of(client, names)
-    # Of a key that was made since the loss, and of none, nothing tells which values were seen.
+    # A missing key, or one created since the loss, does not show which values readers saw.
     known = any(name.endswith(b":applied") for name in fields)
     seen = set(builds_of(fields, int(fields[b"generation"])).values()) if known else None
     tables = set(shapes)
@@ -286,7 +287,7 @@ def clear(client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape]
 def _clear_unknown(
     client: Client, names: Names, prefix: str, shapes: Mapping[str, Shape], fields: Fields
 ) -> None:
-    """Delete the values and companions of builds that the follower's key does not know."""
+    """Delete the values and companions of builds that are not in the follower's key."""
     known = {build for each in generations_of(fields) for build in builds_of(fields, each).values()}
     for found in client.scan(names.every()):
         parsed = ((name, names.parsed(name)) for name in found)
@@ -302,7 +303,7 @@ def _clear(
     fields: Fields,
     found: Iterable[tuple[bytes, Companion]],
 ) -> None:
-    """Delete companions, and the value that each has."""
+    """Delete companions with their values."""
     by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
     for name, parsed in found:
         layout = layouts_of(fields, parsed.build).get(parsed.table)

@@ -1,4 +1,4 @@
-"""What the servers may throw away, and whether a cluster has lost some of what it had."""
+"""Check what the servers may evict, and whether a cluster has lost data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evicts(client: Client) -> Evicts:
 
 
 def refuse_eviction(laid: Laid, found: Evicts) -> None:
-    """Raise ConfigError where evictions would leave something wrong of a table's rows."""
+    """Raise ConfigError if evictions would make a table's data wrong."""
     bears_not = laid.rows_can_go
     mortal = laid.layout.shape.ttl_seconds is not None
     if bears_not and (found == "allkeys" or (found == "volatile" and mortal)):
@@ -43,7 +43,7 @@ def refuse_eviction(laid: Laid, found: Evicts) -> None:
 
 
 def mark_slots(client: Client, names: Names, sentinel: bytes, *, new: bool = False) -> None:
-    """Let every slot of a cluster say this at least; `new` where there may be no sentinels."""
+    """Raise every slot's sentinel in a cluster to this one; `new`: sentinels may be missing."""
     if names.cluster:
         slots, last = range(SLOTS), b"new" if new else b""
         mark = MARK.encode()
@@ -53,12 +53,12 @@ def mark_slots(client: Client, names: Names, sentinel: bytes, *, new: bool = Fal
 
 
 def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
-    """Raise StoreLostError where a server of a cluster has lost its sentinels.
+    """Raise StoreLostError if a server of a cluster has lost its sentinels.
 
-    Of some slots of each: servers are lost whole, and whoever writes to a slot looks at its own.
+    Checks some slots of each server: a server loses all of its slots, and a write checks its own.
     """
     found, token = _sentinels(client, names), sentinel[:TOKEN_LENGTH]
-    # One of an earlier step has lost what a switch has moved: it told the step behind that.
+    # One with an earlier step has lost what a switch moved, because it had a later step then.
     lost = sum(each is None or each[:TOKEN_LENGTH] != token or each < sentinel for each in found)
     if lost:
         raise StoreLostError(
@@ -68,10 +68,10 @@ def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
 
 
 def tell_servers(client: Client, names: Names, generation: int, seq: int) -> None:
-    """Let every server of a cluster note that it has a generation's rows up to a seq.
+    """Record on every server of a cluster that it has a generation's rows up to a seq.
 
-    Behind these rows, and before the follower's own key says so: a server that has lost its last
-    writes, in a failover or a crash, then says less than that key.
+    Done after these rows, and before the follower's own key has the seq: a server that has lost its
+    last writes, in a failover or a crash, then has a lower seq than that key.
     """
     if names.cluster:
         text, script = b"%016x" % seq, TELL.encode()
@@ -80,7 +80,7 @@ def tell_servers(client: Client, names: Names, generation: int, seq: int) -> Non
 
 
 def ask_servers(client: Client, names: Names, generation: int, stand: bytes) -> None:
-    """Raise StoreLostError where a server of a cluster lacks rows of the frontier at `stand`."""
+    """Raise StoreLostError if a server of a cluster lacks rows of the frontier `stand`."""
     if names.cluster and stand:
         asked = [(b"GET", names.frontier(generation, slot)) for slot in _LOOKED_AT]
         if any((each or b"") < stand[:16] for each in client.ask_all(asked, _LOOKED_AT)):
@@ -92,7 +92,7 @@ def ask_servers(client: Client, names: Names, generation: int, stand: bytes) -> 
 
 
 def refuse_orphans(client: Client, names: Names) -> None:
-    """Raise StoreLostError where a cluster has the follower's data but not its own key."""
+    """Raise StoreLostError if a cluster has the follower's data but not its own key."""
     if any(_sentinels(client, names)):
         raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_AGAIN)
 

@@ -1,16 +1,16 @@
-"""What keys are called in Redis: a row's value by its shape, and beside it what we need to know.
+"""The names of keys in Redis: a row's value, named by its shape, and the keys that we add.
 
-    shop:public.users:7                       a row's value, or whatever its template says
-    shop:~cache.1:public.users:{"id":7}       its companion: which seq wrote it, and where it stands
-    shop:~cache.1:public.users>ada@x.org      of a place that rows come to and leave: who is there
+    shop:public.users:7                       a row's value; a template may name it otherwise
+    shop:~cache.1:public.users:{"id":7}       its companion: the seq that wrote it, and its place
+    shop:~cache.1:public.users>ada@x.org      the holder of a place to which rows can move
     shop:~cache.2=shop:public.users:7         a value of a build that readers do not see yet
     shop:cdc:cache                            the follower's own key: frontier, generations
-    shop:~cache.slot:{3x}                     in each slot of a cluster: what was written is there,
-    shop:~cache.2@{3x}                        in some of them: and up to which seq of a generation
+    shop:~cache.slot:{3x}                     in each slot of a cluster: that its data is not lost
+    shop:~cache.2@{3x}                        in some slots: the last seq of a generation there
 
-A *build* is one filling of a table's keys; a generation says which build each table has, so that a
-single table can be built anew. In a cluster `{tag}` stands behind the build, which puts a name into
-the hash slot of its value, whatever braces either contains.
+A *build* is one filling of a table's keys; a generation has one build for each table, so that a
+single table can be rebuilt. In a cluster `{tag}` follows the build, which puts a name into the hash
+slot of its value, with any braces in either.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GLOB: Final = re.compile(rb"([*?\[\]\\^-])")
 
 
 def slot_of(name: bytes) -> int:
-    """Return the hash slot of a key, as every Redis cluster has it."""
+    """Return the hash slot of a key, as every Redis cluster computes it."""
     opened = name.find(b"{")
     if opened >= 0:
         closed = name.find(b"}", opened + 1)
         if closed > opened + 1:
             name = name[opened + 1 : closed]
-    # CRC16 of the XMODEM kind, as the cluster specification names it.
+    # CRC16, the XMODEM variant, as in the cluster specification.
     return crc_hqx(name, 0) % SLOTS
 
 
@@ -48,7 +48,7 @@ def tags() -> tuple[bytes, ...]:
 
 
 class Companion(NamedTuple):
-    """What a companion's name says."""
+    """The parts of a companion's name."""
 
     build: int
     table: str
@@ -67,51 +67,51 @@ class Names:
         self._ours = f"{prefix}:~{follower}.".encode()
 
     def slot(self, place: bytes) -> int:
-        """Return the slot that a place's keys are in; 0 where there are none."""
+        """Return the slot of a place's keys; 0 if there are no slots."""
         return slot_of(place) if self.cluster else 0
 
     def _tag(self, slot: int) -> bytes:
         return tags()[slot] if self.cluster else b""
 
     def companions(self, build: int, table: str, slot: int) -> bytes:
-        """Return what the names of a table's companions begin with; the row's key follows."""
+        """Return the prefix of a table's companions; the row's key follows."""
         return b"%b%d:%b%b:" % (self._ours, build, self._tag(slot), table.encode())
 
     def holders(self, build: int, table: str, slot: int) -> bytes:
-        """Return what the names of who holds a place begin with; the place follows."""
+        """Return the prefix of the holders of places; the place follows."""
         return b"%b%d:%b%b>" % (self._ours, build, self._tag(slot), table.encode())
 
     def aside(self, build: int, slot: int) -> bytes:
-        """Return what stands before a place while its build is not the one that readers see."""
+        """Return the prefix of a place in a build that readers do not see."""
         return b"%b%d=%b" % (self._ours, build, self._tag(slot))
 
     def sentinel(self, slot: int) -> bytes:
-        """Return the key that tells, in a cluster, that a slot still has what was written to it."""
+        """Return the key that shows, in a cluster, that a slot has not lost its data."""
         return b"%bslot:%b" % (self._ours, self._tag(slot))
 
     def frontier(self, generation: int, slot: int) -> bytes:
-        """Return the key that tells, in a cluster, up to which seq its server has a generation."""
+        """Return the key with the seq up to which, in a cluster, its server has a generation."""
         return b"%b%d@%b" % (self._ours, generation, self._tag(slot))
 
     def every(self) -> bytes:
-        """Return what SCAN matches all of a follower's keys by, but its own and the values."""
+        """Return the SCAN pattern of all of a follower's keys except its own key and values."""
         return _glob(self._ours) + b"*"
 
     def parsed(self, name: bytes) -> Companion | None:
-        """Return what a companion's name says; None of other names."""
+        """Return the parts of a companion's name; None for other names."""
         match = _COMPANION.fullmatch(name, len(self._ours))
         if match is None or bool(match[2]) != self.cluster:
             return None
         return Companion(int(match[1]), match[3].decode(), match[4])
 
     def values(self, head: bytes, build: int | None) -> bytes:
-        """Return what SCAN matches values by whose places begin so; a build's that lie aside."""
+        """Return the SCAN pattern of values with this prefix; of a shadow `build` if given."""
         if build is None:
             return _glob(head) + b"*"
         return b"%b%d=%b%b*" % (_glob(self._ours), build, b"{*}" * self.cluster, _glob(head))
 
     def pattern(self, build: int, table: str | None, mark: bytes = b":") -> bytes:
-        """Return what SCAN matches a build's keys by: a table's companions, holders, or all."""
+        """Return the SCAN pattern of a build's keys: a table's companions, holders, or all."""
         tag = b"{*}" if self.cluster else b""
         rest = b"" if table is None else tag + _glob(table.encode()) + mark
         return b"%b%d%b%b*" % (_glob(self._ours), build, b":" if rest else b"[:=@]", rest)

@@ -1,7 +1,7 @@
 """Read a follower's values in Redis as of one frontier: a state that the database had.
 
-For applications in Python; docs/FOLLOWERS.md says how any other client does the same. Takes a
-client of the `redis` package, of one server or a cluster, and knows nothing else but names.
+For applications in Python; docs/FOLLOWERS.md describes how any other client does the same. Takes a
+client of the `redis` package, of one server or a cluster, and needs only names in addition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RedisReader:
         self._main = f"{prefix}:cdc:{follower}"
 
     def values(self, names: Sequence[str | bytes], *, seconds: float = 5.0) -> AsOf[list[Any]]:
-        """Return the values of keys, None of those that are not there."""
+        """Return the values of keys, None for missing ones."""
 
         def get(client: Any) -> list[Any]:  # noqa: ANN401 - redis'
             with client.pipeline(transaction=False) as pipe:
@@ -38,9 +38,9 @@ class RedisReader:
         return self.read(get, seconds=seconds)
 
     def read(self, work: Callable[[Any], T], *, seconds: float = 5.0) -> AsOf[T]:
-        """Return what `work` reads with the client; it is called again until it met one state.
+        """Return what `work` reads with the client; call it again until it has read a single state.
 
-        Raises UnavailableError where no state stood still for so long.
+        Raises UnavailableError if no state lasted for one call of `work` within `seconds`.
         """
         error = UnavailableError(
             f"{self._main} was at no frontier for {seconds:g} s",
@@ -50,7 +50,7 @@ class RedisReader:
         return as_of.read(self.mark, lambda: work(self._client), waiting)
 
     def mark(self) -> as_of.Mark | None:
-        """Return where the store stands; None where rows are on their way to the next frontier."""
+        """Return the store's frontier; None while a cut is being written."""
         stored = self._client.hmget(self._main, *as_of.FIELDS)
         texts = [each.decode() if isinstance(each, bytes) else each for each in stored]
         generation, seq, lsn, committed_at_us, applying = texts

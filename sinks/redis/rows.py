@@ -1,4 +1,4 @@
-"""Rows read back from Redis by key: for what was not sent, and for comparison."""
+"""Read rows back from Redis by key: for values that were not sent, and for comparison."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from sinks.redis.state import floor_field
 def stored_rows(
     client: Client, laid: Laid, filling: Filling, keys: Sequence[bytes]
 ) -> dict[bytes, tuple[int, bytes]]:
-    """Return the seq of each row that is there, and its columns as JSON as far as they are.
+    """Return the seq of each existing row, and its stored columns as JSON.
 
-    Nothing is told of a row that stands nowhere, whose place has another, or whose value is gone.
+    The columns are empty for a row without a place, whose place has another row, or whose value is
+    missing.
     """
     table, names = laid.version.name, laid.names
     slots = [laid.slot(key) for key in keys]
@@ -50,7 +51,7 @@ def _is_there(version: bytes | None) -> bool:
 
 
 def news(client: Client, laid: Laid, filling: Filling, operations: Sequence[Operation]) -> int:
-    """Return how many of one server's operations will find an older row, or none."""
+    """Return how many of one server's operations will apply: the stored row is older or missing."""
     plain = laid.layout.form == "plain"
     field = floor_field(filling.build, laid.version.name)
     asked = [(b"HGET", laid.names.main, field)] + [
@@ -66,10 +67,10 @@ def news(client: Client, laid: Laid, filling: Filling, operations: Sequence[Oper
 def _values(
     client: Client, laid: Laid, filling: Filling, places: Sequence[tuple[int, bytes, bytes]]
 ) -> list[list[bytes] | None]:
-    """Return the parts of the values at slots' places; None where the row is not there any more."""
+    """Return the parts of the values at places; None if the row is no longer there."""
     names, layout = laid.names, laid.layout
     if layout.moves == "claims" or layout.form == "text":
-        return [[] for _ in places]  # what was kept tells all
+        return [[] for _ in places]  # the kept columns suffice
     read = b"HGETALL" if layout.form == "hash" else b"GET"
     asked, slots = [], []
     for slot, _, place in places:
@@ -90,10 +91,10 @@ def _parts(value: Any) -> list[bytes]:  # noqa: ANN401 - a string or a hash
 
 
 def key_of(name: bytes, table: str) -> bytes | None:
-    """Return the key in a companion's name; None where the name is another table's after all."""
+    """Return the key in a companion's name; None if the name belongs to another table."""
     before, found, key = name.partition(b":{")
     mark = table.encode()
-    # In a cluster the first brace is that of the tag.
+    # In a cluster the first brace is the tag's.
     while found and not before.endswith(mark):
         more, found, key = key.partition(b":{")
         before += b":{" + more
@@ -103,7 +104,7 @@ def key_of(name: bytes, table: str) -> bytes | None:
 def takes(
     laid: Laid, filling: Filling, guard: Sequence[bytes], floor: bytes, names: Sequence[bytes]
 ) -> Iterator[Call]:
-    """Yield calls that take away the rows of these companions where they are below a floor."""
+    """Yield calls that delete the rows of these companions if they are below a floor."""
     plain, form = laid.layout.form == "plain", laid.layout.form.encode()
     table, build = laid.version.name, filling.build
     by_slot: defaultdict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
@@ -123,7 +124,7 @@ def takes(
 def forgets(
     laid: Laid, filling: Filling, guard: Sequence[bytes], found: Sequence[bytes]
 ) -> Iterator[Call]:
-    """Yield calls that take these values away where their companions were evicted."""
+    """Yield calls that delete these values if their companions were evicted."""
     names, table, build = laid.names, laid.version.name, filling.build
     by_slot: defaultdict[int, tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
     for name in found:

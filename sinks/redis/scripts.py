@@ -1,19 +1,19 @@
-"""What runs inside Redis: compare-and-set by seq, many keys a call, nothing in between.
+"""Scripts that run inside Redis: compare-and-set by seq, many keys per call, atomically.
 
-Versions are compared as text of fixed width in lower-case hexadecimal, since Lua's numbers are
-doubles: sixteen digits of the seq, then `1` where the row stands somewhere, `00` where it is there
-and stands nowhere, and `0` where it is gone. Digits alone, so that no locale orders them otherwise.
+Versions are compared as text of fixed width in lower-case hexadecimal, because Lua's numbers are
+doubles: sixteen digits of the seq, then `1` if the row has a place, `00` if it exists without a
+place, and `0` if it is deleted. Only digits, so that every locale orders them the same way.
 
-Every call names its guard: the follower's own key or, in a cluster, the slot's sentinel. Without it
-or with another token in it, this is not the data that was opened: `LOST`. With another generation
-that readers see, or another step of a switch: `SWITCHED`.
+Every call has a guard: the follower's own key or, in a cluster, the slot's sentinel. If it is
+missing or has another token, this is not the data that was opened: `LOST`. If readers see another
+generation, or a switch is at another step: `SWITCHED`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-TOKEN_LENGTH: Final = 16  # of what a sentinel begins with; behind it stands its step
+TOKEN_LENGTH: Final = 16  # a sentinel starts with this many characters; its step follows
 
 # KEYS: the guard. ARGV: its field (in a cluster ""), the token, `current` as it must be.
 _GUARD: Final = f"""
@@ -37,8 +37,8 @@ _GUARDED: Final = f"""{_GUARD}
 if switched then return redis.error_reply('SWITCHED') end
 """
 
-# Then: generation, what is believed to be applied, the seq that the cut reaches, and where no other
-# will do, the one from which it goes.
+# Then: generation, the applied frontier known to the caller, the cut's last seq, and if the cut is
+# valid only from one seq, that seq.
 BEGIN: Final = f"""{_GUARDED}
 local g = ARGV[4]
 local stored = call('HMGET', main, g .. ':stand', g .. ':reached')
@@ -54,27 +54,28 @@ if (stored[2] or '') < ARGV[6] then call('HSET', main, g .. ':reached', ARGV[6])
 return stored[1]
 """
 
-# Then: generation, seq up to which rows are being written outside one call.
+# Then: generation, the seq up to which rows are being written in more than one call.
 ANNOUNCE: Final = f"""{_GUARDED}
 if call('HGET', main, 'generation') ~= ARGV[4] then return 0 end
 if (call('HGET', main, 'applying') or '') < ARGV[5] then call('HSET', main, 'applying', ARGV[5]) end
 return 1
 """
 
-# Then: the field of a table's floor, and its truncate's seq; that of its key, and its key.
+# Then: the field of a table's floor, and its truncate's seq; the field of its key, and its key.
 FLOOR: Final = f"""{_GUARDED}
 local floor = call('HGET', main, ARGV[4])
 if not floor or floor <= ARGV[5] then call('HSET', main, unpack(ARGV, 4)) end
 return 1
 """
 
-# Then: the field of a table's layout or key, and what it is; returns the one that is there.
+# Then: the field of a table's layout or key, and its value; returns the stored one.
 REMEMBER: Final = f"""{_GUARDED}
 if (call('HGET', main, ARGV[4]) or '') == '' then call('HSET', main, ARGV[4], ARGV[5]) end
 return call('HGET', main, ARGV[4])
 """
 
-# Of a row that is gone so long that no late write brings it back; of others as long as the row.
+# How long a companion is kept: a deleted row's until no late write can restore the row, others' as
+# long as the row.
 _KEEP: Final = """
 local function keep(companion, version)
   if sub(version, 17) == '0' then call('EXPIRE', companion, life)
@@ -83,8 +84,8 @@ local function keep(companion, version)
 end
 """
 
-# Rows without a TTL are stored some hundred at once, which takes the server two thirds of the time
-# of one after another; no call has more changes than Lua's stack can take.
+# Rows without a TTL are stored a few hundred at once, which takes the server two thirds of the time
+# of single writes; no call has more changes than fit on Lua's stack.
 _PLAIN: Final = """
 local function plain(count)
   local companions = {}
@@ -115,8 +116,8 @@ local function plain(count)
 end
 """
 
-# A row that can come to another place than it stood at. Where the rows of a table do, the place has
-# a holder: the version of the row that is there, which alone may take it away again.
+# A row that can move to another place. If a table's rows move, a place has a holder: the version of
+# the row that is there, which alone may delete it again.
 _PLACED: Final = """
 local function leave(place, version)
   if moves ~= '' then
@@ -183,8 +184,8 @@ local function placed(count, form)
 end
 """
 
-# A collection's holder has its members' claims, `member NUL version score` in the order of their
-# bytes: the last of a member is the newest of the rows that are that member, and tells its score.
+# A collection's holder has its members' claims, `member NUL version score` in byte order: a
+# member's last claim is of the newest row with that member, and has its score.
 _CLAIMS: Final = """
 local function newest(holder, member)
   local found = call('ZREVRANGEBYLEX', holder, '(' .. member .. '\\1', '[' .. member .. '\\0',
@@ -209,7 +210,7 @@ local function part(form, collection, holder, claim)
 end
 """
 
-# `commit`: generation, where it stands (seq and LSN), the same as JSON, and as readers read it.
+# `commit`: generation, its frontier (seq and LSN), the same as JSON, and the readers' fields.
 _COMMIT: Final = """
 local function commit()
   local g, stand, seq = ARGV[a + 1], ARGV[a + 2], sub(ARGV[a + 2], 1, 16)
@@ -230,10 +231,11 @@ local function commit()
 end
 """
 
-# Then groups, as `sinks.redis.calls` writes them. `plain` takes two keys a change (value,
-# companion) and two arguments (version, row). Other forms take the companion, the value's key where
-# the row stands somewhere, and the place's holder where rows move; the version, and where it stands
-# the place, what is kept, the number of parts of the value, and these.
+# Then groups, as `sinks.redis.calls` writes them. `plain` takes two keys per change (value,
+# companion) and two arguments (version, row). Other forms take as keys the companion, the value's
+# key if the row has a place, and the place's holder if rows move; as arguments the version, and if
+# the row has a place, the place, the kept columns, the number of parts of the value, and these
+# parts.
 APPLY: Final = f"""{_GUARDED}
 local k, a, news = 1, 3, 0
 local floor, ttl, life, values, holders, moves
@@ -259,8 +261,8 @@ end
 return news
 """
 
-# KEYS: guard, then companions. Then: floor, form, prefixes of values and holders, moves; places of
-# plain rows in the companions' order.
+# KEYS: guard, then companions. Then: floor, form, prefixes of values and holders, moves; the places
+# of plain rows in the companions' order.
 TAKE: Final = f"""{_GUARDED}
 local k, a, news = 1, 3, 0
 local floor, form, values, holders, moves = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
@@ -289,8 +291,8 @@ end
 return gone
 """
 
-# KEYS: guard; then values, each with the companions of which it has one. Then how many those are.
-# What nobody knows any more is taken away.
+# KEYS: guard; then values, each followed by the companions of which it should have one. Then the
+# number of companions of each. A value without a companion is deleted.
 FORGET: Final = f"""{_GUARDED}
 local at, gone = 2, 0
 for n = 4, #ARGV do
@@ -302,17 +304,17 @@ end
 return gone
 """
 
-# Then fields and values. A step of a switch that another copy has taken is not taken again.
+# Then fields and values. A step of a switch that another copy has made is not repeated.
 TURN: Final = f"""{_GUARD}
 if switched then return 0 end
 call('HSET', main, unpack(ARGV, 4))
 return 1
 """
 
-# KEYS: guard; then for each place where readers look, where the new build's value is, where the old
-# one's goes. Then: `old` moves away what the new build does not have, `new` gives its values their
-# places. Nothing once a copy has gone on to the next step: to who comes late with `old`, a value
-# that has its place by then looks like one that the new build lacks.
+# KEYS: guard; then for each place the readers' key, the new build's key, and the key for the old
+# value. Then: `old` moves values that the new build does not have, `new` moves its values to their
+# places. Does nothing once a copy has reached the next step: to a late `old`, a new value that is
+# already at its place would look like one that the new build lacks.
 MOVE: Final = f"""{_GUARD}
 if switched then return 0 end
 for at = 2, #KEYS, 3 do
@@ -328,8 +330,8 @@ end
 return 1
 """
 
-# KEYS: a slot's sentinel. ARGV: what it is to say at least; `new` where there may be none. It never
-# goes back to an earlier step.
+# KEYS: a slot's sentinel. ARGV: its minimum value; `new` if it may be missing. It never moves back
+# to an earlier step.
 MARK: Final = f"""
 local found, sub = redis.call('GET', KEYS[1]), string.sub
 local known = found and sub(found, 1, {TOKEN_LENGTH}) == sub(ARGV[1], 1, {TOKEN_LENGTH})
@@ -338,7 +340,7 @@ if not known or found < ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
 return 1
 """
 
-# KEYS: where a server tells up to which seq it has a generation. ARGV: the seq.
+# KEYS: the key with the seq up to which a server has a generation. ARGV: the seq.
 TELL: Final = """
 if (redis.call('GET', KEYS[1]) or '') < ARGV[1] then redis.call('SET', KEYS[1], ARGV[1]) end
 return 1

@@ -1,14 +1,14 @@
-"""The Redis sink: plain values that any client can GET, written if and only if they are newer.
+"""The Redis sink: plain values for any client's GET, written if and only if they are newer.
 
-Beside each value stands a companion with its seq, and one key of the follower's own holds the
-applied frontier (`sinks.redis.state`). A cut that is small enough is gathered and goes, with its
-frontier, in one call of a script: readers see all of it or nothing. A larger one is written as it
-comes, and `applying` says so meanwhile. In a cluster every cut is written so.
+Each value has a companion key with its seq, and the follower's own key holds the applied frontier
+(`sinks.redis.state`). A small cut is gathered and sent, with its frontier, in one call of a script:
+readers see all of it or nothing. A larger one is written as it arrives, and `applying` shows that.
+In a cluster every cut is written that way.
 
-Whatever a crash leaves is a state that this server once had, since it runs one command after
+After a crash the data is in a state that this server had before, because it runs one command after
 another: the frontier and the rows are lost together. A restart in the middle of a cut that several
-processes write could lose what one of them has written; so a cut is only ended on the servers on
-which it was begun.
+processes write could lose one's writes; so a cut is only committed on the servers on which it
+began.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from sinks.redis.state import (
 )
 from sinks.shapes import Shape
 
-# What goes in one call with its frontier: the server answers nobody else for some ten milliseconds.
+# The most changes in one call with the frontier: it blocks the server for about ten milliseconds.
 SMALL_CHANGES: Final = 3_000
 SMALL_BYTES: Final = 4 << 20
 
@@ -69,7 +69,7 @@ _FLOOR, _REMEMBER, _TAKE, _FORGET = map(Script, (FLOOR, REMEMBER, TAKE, FORGET))
 
 
 class Settings(NamedTuple):
-    """What the configuration says of a follower in Redis."""
+    """The configuration of a follower in Redis."""
 
     url: str
     prefix: str
@@ -77,11 +77,11 @@ class Settings(NamedTuple):
     cluster: bool = False
     shapes: Mapping[str, Shape] = {}
     tombstone_seconds: int = 24 * 3600
-    answer_seconds: float = 60.0  # a server that forks to save stands still for seconds
+    answer_seconds: float = 60.0  # a server that forks to save is blocked for seconds
 
 
 class RedisSink:
-    """One follower's keys, those of the generation that readers see or of another."""
+    """One follower's keys, of the generation that readers see or of another."""
 
     whole_rows = True
     parallel = True
@@ -92,14 +92,14 @@ class RedisSink:
         self._client = self._connect()
         self._laid: dict[int, Laid] = {}
         self._known: set[tuple[int, str]] = set()  # builds' tables whose layout the store knows
-        # By the same their rows' key, and the seq of the truncate from which on they have it.
+        # By build and table, the rows' key, and the seq of the truncate from which on they have it.
         self._keys: dict[tuple[int, str], tuple[tuple[str, ...] | None, int]] = {}
         self._state: State | None = None
         self._cut: Cut | None = None
         self._evicts: health.Evicts = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave connections and what is not sent behind: a copy writes what it is given at once."""
+        """Drop connections and unsent changes: a copy writes its changes immediately."""
         cut = self._cut and dataclasses.replace(self._cut, gathered=None, is_copy=True)
         return self.__dict__ | {"_client": None, "_laid": {}, "_cut": cut}
 
@@ -136,8 +136,8 @@ class RedisSink:
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields
         if fresh and generation > 1 and self._aside is not None:
-            # The follower's own key was lost: what is left stays where readers find it until this
-            # generation takes its place.
+            # The follower's own key was lost: the remaining values stay visible to readers until
+            # this generation replaces them.
             create(self._client, self._names, 1, {ALL: LOST})
         fields = create(self._client, self._names, generation, builds)
         if fresh:
@@ -161,7 +161,7 @@ class RedisSink:
         for version in versions:
             if state.holds(version.name):
                 self._lay(version)
-        if self._aside is not None:  # it stays with its generation, whichever readers see
+        if self._aside is not None:  # it keeps its generation, whichever readers see
             self._state = state = again(self._client, self._names, state)
         cut = (state.stand, b"%016x" % reached, b"" if above is None else b"%016x" % above)
         stored = self._main(_BEGIN, b"%d" % state.generation, *cut)
@@ -196,14 +196,14 @@ class RedisSink:
         cut, state = self._begun(), self._opened()
         for error in cut.refused.values():
             raise error
-        # Asked on the connection that commits: a restart behind the answer breaks it.
+        # Checked on the connection that commits: a restart after the answer breaks that connection.
         if self._client.runs() != cut.servers:
             raise UnavailableError(
                 "Redis was started again, or another server took over, while a cut was written",
                 hint="the follower writes the cut again; `appendfsync always` loses no writes",
             )
         keys, arguments = [self._names.main], self._guard()
-        # Whole in one call; where an error ends it half-way, `applying` stays.
+        # The complete cut in one call; if an error interrupts it, `applying` stays set.
         if cut.gathered and state.generation == int(state.current):
             arguments += [b"applying", b"%016x" % cut.reached]
         for laid, operations in cut.gathered or ():
@@ -244,11 +244,11 @@ class RedisSink:
         return int(fields[b"generation"]) if fields else None
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
-        """Return a sink of a generation, which `open` makes; of some tables alone, if given."""
+        """Return a sink of a generation, which `open` creates; of some tables only, if given."""
         return type(self)(self._settings, Aside(generation, tables))
 
     def switch(self, generation: int) -> None:
-        """Let readers see a generation, whose values take the names of the one before."""
+        """Switch readers to a generation, whose values get the names of the previous one's."""
         settings = self._settings
         switch(self._client, self._names, settings.prefix, generation, settings.shapes)
 
@@ -257,7 +257,7 @@ class RedisSink:
         drop(self._client, self._names, generation)
 
     def forgets(self, version: Version) -> bool:
-        """Return whether rows may go away by themselves, with all that is known of them."""
+        """Return whether rows may be evicted or expire, together with their companions."""
         return self._evicts == "allkeys" or self._lay(version).layout.shape.ttl_seconds is not None
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
@@ -269,7 +269,7 @@ class RedisSink:
             for key, (seq, row) in stored_rows(self._client, laid, filling, keys).items():
                 yield key, seq, row
 
-    # --- what the above is made of ---
+    # --- helpers ---
 
     def _opened(self) -> State:
         if self._state is None:
@@ -295,7 +295,7 @@ class RedisSink:
         return answer
 
     def _lay(self, version: Version) -> Laid:
-        """Return how a table is laid out, as its build must be from its beginning on."""
+        """Return a table's layout, which must be the same during all of its build."""
         laid = self._laid.get(version.schema_id)
         if laid is None or laid.version != version:
             settings = self._settings
@@ -317,10 +317,10 @@ class RedisSink:
         return laid
 
     def _expect_key(self, cut: Cut, changes: Changes) -> None:
-        """Refuse rows beside those of another key.
+        """Record an error for rows with another key than the stored ones.
 
-        A cut that is written as it comes may still reach a truncate, so only its end tells; but
-        tasks are never given a table that has one in the cut.
+        A later truncate in the cut clears the error, so only `commit` raises it. A task raises at
+        once, because tasks never get a table with a truncate in the cut.
         """
         table, key = changes.version.name, key_of_rows(changes)
         at = (self._opened().filling(table).build, table)
@@ -341,7 +341,7 @@ class RedisSink:
             cut.refused.setdefault(table, error)
 
     def _operations(self, changes: Changes, laid: Laid) -> Iterator[Operation]:
-        """Yield what the changes do, each by the version of its table."""
+        """Yield the changes' operations, each with its own table version."""
         filling = self._opened().filling(changes.version.name)
         if len(changes.versions) == 1:
             yield from laid.operations(filling, changes.changes)
@@ -351,13 +351,13 @@ class RedisSink:
             yield from by_id[schema_id].operations(filling, each)
 
     def _send_gathered(self, cut: Cut) -> None:
-        """Go on with a cut that was gathered by writing it as it comes."""
+        """Send the gathered part of a cut; its further changes are then written as they arrive."""
         gathered_so_far, cut.gathered = cut.gathered or [], None
         for laid, operations in gathered_so_far:
             self._send(cut, laid, operations)
 
     def _send(self, cut: Cut, laid: Laid, operations: Iterable[Operation]) -> int:
-        """Apply operations, many keys a call; return how many were news."""
+        """Apply operations, many keys per call; return how many were new to the store."""
         self._announce(cut)
         state = self._opened()
         filling = state.filling(laid.version.name)
@@ -385,7 +385,7 @@ class RedisSink:
             cut.announced = True
 
     def _truncate(self, cut: Cut, laid: Laid, changes: Changes, seq: int) -> None:
-        """Keep late rows out, then take those away that are there."""
+        """Reject late rows from here on, then delete the existing ones."""
         self._announce(cut)
         state, table = self._opened(), laid.version.name
         filling, floor = state.filling(table), b"%016xf" % seq

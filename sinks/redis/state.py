@@ -1,13 +1,12 @@
-"""The follower's own key in Redis: the frontier that readers ask for, and what each generation is.
+"""The follower's own key in Redis: the frontier for readers, and each generation's state.
 
 A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applied frontier, and
-`applying`, which is empty unless rows of a later seq may be there already. For us, by generation
-`1:…`: `token` (another in each one that is begun, so that no copy goes on in data that is not its
-own), `builds`, `stand` and `applied`, `reached`; and by build and table `layout:`, `key:` (empty
-while it is not known) and `floor:`.
-`current` is the generation, and while it is being switched where from and where to: `1>2`, then
-`1>2+`; `step` counts these turns. `sentinel` is the token that a cluster's sentinels have; behind
-it they have the step, so that each slot keeps writers out.
+`applying`, which is empty unless rows with a later seq may exist. For us, by generation `1:…`:
+`token` (a new one for each generation that starts, so that no copy continues in other data),
+`builds`, `stand` and `applied`, `reached`; and by build and table `layout:`, `key:` (empty while
+unknown) and `floor:`. `current` is the generation, and during a switch the old and the new one:
+`1>2`, then `1>2+`; `step` counts these steps. `sentinel` is the token of a cluster's sentinels,
+which also have the step, so that each slot rejects old writers.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from sinks.redis.client import Call, Client, Script
 from sinks.redis.names import Names, slot_of
 
 Fields = dict[bytes, bytes]
-ALL: Final = "*"  # of builds: that of every table that is not named
-LOST: Final = 0  # the build of a generation of which nothing is known any more
+ALL: Final = "*"  # in builds: the build of every table that is not named
+LOST: Final = 0  # the build of a generation whose state was lost
 
 # KEYS the follower's key. ARGV: generation, token, builds, the sentinels' token.
 _CREATE: Final = Script("""
@@ -44,7 +43,7 @@ return call('HGETALL', main)
 
 @dataclasses.dataclass
 class State:
-    """What a sink knows of its generation since it opened it."""
+    """A generation's state, as the sink read it when it opened it."""
 
     generation: int
     token: bytes
@@ -56,11 +55,11 @@ class State:
     standing: Standing | None
 
     def holds(self, table: str) -> bool:
-        """Return whether the generation has the table; one of some tables leaves the rest alone."""
+        """Return whether the generation has the table; it may be for some tables only."""
         return ALL in self.builds or table in self.builds
 
     def filling(self, table: str) -> Filling:
-        """Return where a table's rows are written."""
+        """Return the build to which a table's rows are written."""
         seen = build_of(self.seen, table)
         build = self.builds.get(table, self.builds.get(ALL, seen))
         return Filling(build, build == seen)
@@ -71,7 +70,7 @@ def build_of(builds: Mapping[str, int], table: str) -> int:
 
 
 def fields_of(client: Client, names: Names) -> Fields:
-    """Return the whole key."""
+    """Return all fields of the key."""
     return pairs(client.ask("HGETALL", names.main))
 
 
@@ -83,7 +82,7 @@ def pairs(answer: Any) -> Fields:  # noqa: ANN401 - the client makes a dict of i
 
 
 def create(client: Client, names: Names, generation: int, builds: Mapping[str, int]) -> Fields:
-    """Make a generation where it is missing; readers see it where they saw none."""
+    """Create a generation if it is missing; make it current if there is none."""
     arguments = (
         b"%d" % generation,
         secrets.token_hex(8).encode(),
@@ -96,7 +95,7 @@ def create(client: Client, names: Names, generation: int, builds: Mapping[str, i
 
 
 def state_of(fields: Fields, generation: int) -> State:
-    """Return the state of a generation that is there."""
+    """Return the state of an existing generation."""
     mark = b"%d:" % generation
     applied = fields.get(mark + b"applied")
     reached = int(fields.get(mark + b"reached", b"0"), 16)
@@ -113,7 +112,7 @@ def state_of(fields: Fields, generation: int) -> State:
 
 
 def again(client: Client, names: Names, state: State) -> State:
-    """Return the state of the same generation as it is by now, for who stays with it."""
+    """Return the current state of the same generation, for a sink that keeps it."""
     fields = fields_of(client, names)
     if fields.get(b"%d:token" % state.generation) != state.token:
         raise StoreLostError("the generation that was built is gone", hint="build it again")
@@ -127,12 +126,12 @@ def again(client: Client, names: Names, state: State) -> State:
 
 
 def sentinel_of(fields: Fields, *, turns: int = 0) -> bytes:
-    """Return what a slot's sentinel says, at this step or some turns on."""
+    """Return a slot's sentinel, at this step or `turns` steps later."""
     return fields[b"sentinel"] + step_of(fields, turns=turns)
 
 
 def step_of(fields: Fields, *, turns: int) -> bytes:
-    """Return the step, at which a switch stands, as text that is ordered; the first is empty."""
+    """Return the step of a switch as sortable text; the first is empty."""
     step = int(fields.get(b"step") or b"0", 16) + turns
     return b"%016x" % step if step else b""
 
@@ -149,7 +148,7 @@ def generations_of(fields: Fields) -> dict[int, Applied | None]:
 
 
 def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
-    """Return how a build's tables lie, by table."""
+    """Return the layouts of a build, by table."""
     mark = layout_field(build, "")
     return {
         name[len(mark) :].decode(): layout_of(stored)
@@ -171,7 +170,7 @@ def floor_field(build: int, table: str) -> bytes:
 
 
 def stand_of(applied: Applied) -> bytes:
-    """Return a frontier as text that is ordered as frontiers are."""
+    """Return a frontier as text that sorts like frontiers."""
     return b"%016x%016x" % (applied.seq, applied.lsn)
 
 

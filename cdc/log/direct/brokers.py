@@ -1,7 +1,7 @@
-"""The brokers as one writer sees them: who leads what, who coordinates it, a connection to each.
+"""The brokers as one writer sees them: partition leaders, its coordinator, a connection to each.
 
-Everything here may raise `LostError`: then what was known of that broker is forgotten, and asked
-for again where it is next needed.
+Every request may raise `LostError`: then what was known about that broker is forgotten, and
+requested again when it is next needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Brokers:
         self._ended = False
 
     def connection(self, node: Node) -> Connection:
-        """Return a connection to the node that waits for no answer."""
+        """Return a connection to the node, with no request in flight."""
         known = self._connections.get(node)
         if known is not None and not known.stale:
             return known
@@ -72,7 +72,7 @@ class Brokers:
             connection.close()
 
     def lost(self, node: Node) -> None:
-        """Forget the connection, and what rests on the node being there."""
+        """Forget the connection, and what depends on the node being available."""
         self._close(node)
         self._lost_at[node] = time.monotonic()
         if self._coordinator == node:
@@ -82,7 +82,7 @@ class Brokers:
         }
 
     def ask(self, node: Node, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
-        """Return a node's answer as `read` takes it."""
+        """Return a node's answer as decoded by `read`."""
         try:
             return read(self.connection(node).ask(api, body))
         except MalformedError as error:
@@ -95,7 +95,7 @@ class Brokers:
     def any(self, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
         """Return the first answer that any broker gives."""
         nodes = dict.fromkeys((*self._connections, *self._nodes.values(), *self._first))
-        # One that hangs takes a connection and does not answer: it is asked last.
+        # One that hangs accepts a connection and does not answer: it is asked last.
         for_now = sorted(nodes, key=lambda node: self._lost_at.get(node, 0.0))
         why = LostError("log.bootstrap_servers names no broker")
         for node in for_now:
@@ -108,25 +108,25 @@ class Brokers:
         raise why
 
     def features(self) -> requests.Features | Error:
-        """Return what the brokers speak: of one, since all of them do what is finalized."""
+        """Return what one broker supports: finalized features hold for all brokers."""
         return self.any(API_VERSIONS, requests.api_versions(), requests.read_api_versions)
 
-    # -- who leads what ----------------------------------------------------------------------------
+    # -- leaders -----------------------------------------------------------------------------------
 
     def leader(self, place: Place) -> Node | None:
-        """Return who leads the partition, as far as is known."""
+        """Return the partition's leader, if it is known."""
         return self._nodes.get(self._leaders.get(place, -1))
 
     def why(self, place: Place) -> int | None:
-        """Return why nobody is known to lead the partition, as the brokers said when last asked."""
+        """Return why the partition's leader is not known: the brokers' latest error code."""
         return self._errors.get(place) or self._errors.get((place[0], -1))
 
     def moved(self, place: Place) -> None:
-        """Forget who leads the partition."""
+        """Forget the partition's leader."""
         self._leaders.pop(place, None)
 
     def learn(self, places: Iterable[Place]) -> None:
-        """Ask who leads those of which it is not known."""
+        """Request the leaders that are not known."""
         topics = sorted({topic for topic, number in places if not self.leader((topic, number))})
         if topics:
             found = self.any(METADATA, requests.metadata(topics), requests.read_metadata)
@@ -135,10 +135,10 @@ class Brokers:
             known = found.leaders.items()
             self._leaders.update({at: node for at, node in known if node in found.nodes})
 
-    # -- who coordinates ---------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------
 
     def coordinator(self, transactional_id: str) -> Node | Error:
-        """Return who coordinates the id's transactions."""
+        """Return the coordinator of the id's transactions."""
         if self._coordinator is None:
             body = requests.find_coordinator(transactional_id)
             found = self.any(FIND_COORDINATOR, body, requests.read_find_coordinator)
@@ -153,7 +153,7 @@ class Brokers:
     # -- the end -----------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Let whoever waits for an answer have none. From any thread."""
+        """Interrupt every wait for an answer. From any thread."""
         self._ended = True
         for connection in list(self._connections.values()):
             connection.cut()

@@ -1,6 +1,6 @@
 """One connection to one broker: a request, then its answer.
 
-Whatever goes wrong on it ends it: `LostError` says that the answer to what was sent is unknown.
+Any error on it ends it: `LostError` means that the answer to what was sent is unknown.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from cdc.log.direct.requests import Node
     from cdc.log.direct.security import Login, Security
 
-# A broker that does not take a connection is away, or too busy to serve a small batch.
+# A broker that does not accept a connection is down, or too busy to serve a small batch.
 _CONNECT_SECONDS: Final = 5.0
-# Our answers are a few kilobytes, Metadata's of some thousand partitions a few hundred: a length
-# above this is none.
+# The answers are a few kilobytes, Metadata's of some thousand partitions a few hundred: a length
+# above this is invalid.
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _LENGTH: Final = struct.Struct("!i")
 _RECEIVE_BYTES: Final = 64 << 10
-# Of the lifetime that a broker gives a login, how much may pass before it is renewed.
+# The share of a login's lifetime after which it is renewed.
 _RENEW_AT: Final = 0.8
 
 
 class LostError(Exception):
-    """The connection is no more; whether the broker did what it was asked is unknown."""
+    """The connection is lost; whether the broker executed the request is unknown."""
 
 
 class LoginError(LostError):
-    """The broker does not take our name and password."""
+    """The broker rejects our name and password."""
 
 
 class Connection:
-    """Connected and logged in, or not made: raises LostError."""
+    """Connects and logs in when it is created; raises LostError if that fails."""
 
     def __init__(self, node: Node, security: Security, client_id: str, seconds: float) -> None:
         """An answer may take `seconds`."""
@@ -71,7 +71,7 @@ class Connection:
 
     @property
     def stale(self) -> bool:
-        """Whether its login is about to end."""
+        """Whether its login is about to expire."""
         return time.monotonic() >= self._expires_at
 
     def ask(self, api: Api, body: bytes) -> Reader:
@@ -80,7 +80,7 @@ class Connection:
         return self.receive()
 
     def send(self, api: Api, body: bytes) -> None:
-        """Send a request; `receive` is next."""
+        """Send a request; call `receive` next."""
         assert self._api is None, "one request at a time"
         self._number += 1
         self._api = api
@@ -148,7 +148,7 @@ class Connection:
             raise LoginError(str(error)) from error
 
     def cut(self) -> None:
-        """End it for whoever waits for an answer, on another thread."""
+        """End it while another thread waits for an answer."""
         try:
             # Not SSLSocket's own, which forgets the session that the other thread reads with.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

@@ -2,9 +2,9 @@
 
 What is handed over is kept until `flush` sends it: one Produce request to each broker that leads
 any of the partitions, sent to all of them before the first answer is awaited. With transactions V2
-each end of a transaction raises the epoch, so the records of each partition are numbered from 0
-in each. What is sent again, after an answer was lost or a leader has moved, is the same bytes: the
-brokers know it by producer, epoch and number, and take it once.
+each end of a transaction raises the epoch, so the records of each partition are numbered from 0 in
+each transaction. A retry, after an answer was lost or a leader has moved, sends the same bytes: the
+brokers recognize them by producer, epoch and number, and append them once.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-890:+Transactions+Server-Side+Defense
 """
@@ -38,21 +38,23 @@ if TYPE_CHECKING:
 
 Place: TypeAlias = "tuple[str, int]"
 
-# What a topic takes in one record batch unless it was made otherwise: Kafka's default is more.
+# What a topic accepts in one record batch unless it is configured otherwise: Kafka's default is
+# more.
 BATCH_BYTES: Final = 1_000_000
 _OPEN_SECONDS: Final = 10.0
 # librdkafka's `socket.timeout.ms` as `cdc.log.client` sets it: by then there is another leader.
 _ANSWER_MS: Final = 20_000
-# Of that, how long a leader may wait for the other copies.
+# The share of it that a leader may wait for the other replicas.
 _COPIES_SHARE: Final = 0.75
-# Between tries, doubling: a leader or a coordinator moves in tens of milliseconds to seconds.
+# The pause between attempts, doubling from the first to the second value: a leader or a coordinator
+# moves in tens of milliseconds to seconds.
 _PAUSE_SECONDS: Final = (0.02, 0.5)
-# While the markers of the id's last transaction are written; a few milliseconds.
+# The same while the markers of the id's last transaction are written: a few milliseconds.
 _MARKERS_SECONDS: Final = (0.001, 0.02)
 
 _MARKERS: Final = 51  # CONCURRENT_TRANSACTIONS
 _TAKEN_BEFORE: Final = 46  # DUPLICATE_SEQUENCE_NUMBER
-# Another broker leads, or will: ask who.
+# Another broker is or becomes the leader: look it up.
 _LEADER_MOVED: Final = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -67,7 +69,7 @@ _LEADER_MOVED: Final = frozenset(
 _COORDINATOR_MOVED: Final = frozenset(
     (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR)
 )
-# For a moment.
+# Temporary errors.
 _AGAIN: Final = _COORDINATOR_MOVED | frozenset(
     (
         _MARKERS,
@@ -78,7 +80,7 @@ _AGAIN: Final = _COORDINATOR_MOVED | frozenset(
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     )
 )
-# All that passes by itself.
+# All errors that pass by themselves.
 _PASSES: Final = _AGAIN | _LEADER_MOVED
 
 
@@ -94,7 +96,7 @@ class DirectPublisher:
     """One of the pipeline's writers (`cdc.log.lanes`), by the same rules as `Publisher`."""
 
     def __init__(self, config: Config, name: str, transaction_seconds: int) -> None:
-        """`name` ends the transactional id. Raises Unsupported where librdkafka has to do it."""
+        """`name` ends the transactional id. Raises Unsupported if librdkafka must do it."""
         if not records.QUICK:
             raise Unsupported("google-crc32c has no compiled part here")
         settings = config.log.kafka
@@ -115,7 +117,7 @@ class DirectPublisher:
         self._handed_over: dict[Place, list[Message]] = {}
         self._numbers: dict[Place, int] = {}  # of the next record, within the transaction
         self._sent = False  # whether a broker may know of the transaction
-        # By partition: one past the newest record acknowledged; -1 where the broker did not say.
+        # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
         self._ends: dict[Place, int] = {}
         self._abandoned = threading.Event()
 
@@ -124,7 +126,7 @@ class DirectPublisher:
     def open(self) -> None:
         """Fence every older writer of this id and end its open transaction. Blocks.
 
-        Raises Unsupported where the brokers have no transactions V2.
+        Raises Unsupported if the brokers have no transactions V2.
         """
         tries = _Tries(self, "fencing older writers", time.monotonic() + _OPEN_SECONDS)
         body = requests.init_producer_id(self._id, self._transaction_ms)
@@ -157,7 +159,7 @@ class DirectPublisher:
     # -- a transaction -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a transaction if none is begun."""
+        """Begin a transaction if none is open."""
         self.begun = True
 
     def produce(self, batch: Batch) -> None:
@@ -169,12 +171,12 @@ class DirectPublisher:
         batch.handed_over()
 
     def add(self, topic: str, key: bytes, value: bytes | None) -> None:
-        """Take one record of our own, for partition 0; no value takes it out again."""
+        """Take one record of our own, for partition 0; without a value it is a tombstone."""
         self.begin()
         self._handed_over.setdefault((topic, 0), []).append({"key": key, "value": value})
 
     def flush(self) -> None:
-        """Return when all that was handed over is acknowledged; raise why some can't be. Blocks."""
+        """Return when all that was handed over is acknowledged; raise if some can't be. Blocks."""
         waiting = {place: deque(chunks) for place, chunks in self._chunks()}
         tries = _Tries(self, "sending a batch", time.monotonic() + self._transaction_ms / 1_000)
         while waiting:
@@ -198,7 +200,7 @@ class DirectPublisher:
     def _judge(
         self, place: Place, answer: Written, waiting: dict[Place, deque[_Chunk]]
     ) -> Error | None:
-        """Note a partition's answer to its first record batch; return why it is not taken."""
+        """Note a partition's answer to its first record batch; return the error if refused."""
         chunks = waiting[place]
         if answer.code in (0, _TAKEN_BEFORE):
             count = len(chunks.popleft().messages)
@@ -231,13 +233,13 @@ class DirectPublisher:
         return _Chunk(data, messages, number)
 
     def _singly(self, chunk: _Chunk) -> Iterator[_Chunk]:
-        """Yield the records of a batch that its topic does not take, each in one of its own."""
+        """Yield the records of a batch that its topic does not accept, each as its own batch."""
         now_ms = time.time_ns() // 1_000_000
         for at, message in enumerate(chunk.messages):
             yield self._chunk([message], chunk.number + at, now_ms)
 
     def _send(self, heads: Mapping[Place, _Chunk]) -> tuple[dict[Place, Written], LostError | None]:
-        """Send a record batch to each partition; return the answers, and why there are no more."""
+        """Send a record batch to each partition; return the answers, and why some are missing."""
         by_node: dict[Node, dict[str, list[tuple[int, bytes]]]] = {}
         answers: dict[Place, Written] = {}
         lost: LostError | None = None
@@ -276,10 +278,10 @@ class DirectPublisher:
         return taken
 
     def commit(self) -> None:
-        """Commit, however long it takes. Blocks. Raises what ends this publisher.
+        """Commit, however long it takes. Blocks. Raises the error that ends this publisher.
 
-        Asked again after the answer was lost, the coordinator knows by the epoch that it has
-        committed, and says so: none but this transaction is ever meant.
+        If the request is repeated after the answer was lost, the coordinator sees from the epoch
+        that it has committed, and answers so: the request only ever means this transaction.
         """
         assert not self._handed_over, "a commit follows a flush"
         tries = _Tries(self, "committing a Kafka transaction", None)
@@ -321,12 +323,12 @@ class DirectPublisher:
     # -- the end -----------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Let what is on its way have no answer: its session is over. From any thread."""
+        """Interrupt requests in flight: their session is over. From any thread."""
         self._abandoned.set()
         self._brokers.cut()
 
     def close(self) -> None:
-        """Let go of the connections; nothing may be on its way."""
+        """Close the connections; nothing may be in flight."""
         self._brokers.close()
 
     def pause(self, seconds: float) -> bool:
@@ -335,16 +337,16 @@ class DirectPublisher:
 
 
 class _Tries:
-    """How often something is tried: until a deadline, with pauses that grow."""
+    """Retries something until a deadline, with growing pauses."""
 
     def __init__(self, publisher: DirectPublisher, doing: str, deadline: float | None) -> None:
-        """`doing` says what; without a deadline there is no end but being abandoned."""
+        """`doing` names what is tried; without a deadline only `abandon` ends the retries."""
         self._publisher, self._doing, self._deadline = publisher, doing, deadline
         self._pause, self._pause_max = _PAUSE_SECONDS
         self._markers, self._markers_max = _MARKERS_SECONDS
 
     def refused(self, error: Error) -> None:
-        """Wait until it may be tried again; raise where that is of no use."""
+        """Wait until it may be retried; raise if a retry is useless."""
         code = error.code
         if code == _MARKERS:
             self._wait(self._markers, KafkaError(code))
@@ -355,7 +357,7 @@ class _Tries:
             raise self._error(KafkaError(code, error.message, fatal=True))
 
     def lost(self, error: LostError) -> None:
-        """Wait until another connection may be tried; raise where that is of no use."""
+        """Wait until another connection may be tried; raise if that is useless."""
         if isinstance(error, LoginError):
             raise self._error(KafkaError(KafkaError._AUTHENTICATION, str(error))) from error  # noqa: SLF001
         self._wait_longer(KafkaError(KafkaError._TRANSPORT, str(error)))  # noqa: SLF001

@@ -24,24 +24,24 @@ _COVERED: Final = struct.Struct("!hiqqqhii")
 _MAGIC: Final = 2
 _TRANSACTIONAL: Final = 0x10  # with the producer's time
 _GZIP: Final = 0x01
-_GZIP_FORMAT: Final = 31  # zlib's word for it, with the largest window
-# Rows of a small batch are sent as they are. Larger are only records of our own, such as the
-# schemas of many tables, and their topics' limits count what is sent.
+_GZIP_FORMAT: Final = 31  # zlib's `wbits` for gzip, with the largest window
+# Rows of a small batch are sent uncompressed. Only records of our own are larger, such as the
+# schemas of many tables, and their topics' limits count the compressed size.
 _PLAIN_BYTES: Final = 64 << 10
-_BEHIND_LENGTH: Final = 12  # where the bytes begin that the length counts
-# Of a record's own: attributes and a timestamp delta, both 0; a null key or value.
+_BEHIND_LENGTH: Final = 12  # where the bytes start that the length counts
+# Parts of a record: attributes and a timestamp delta, both 0; a null key or value.
 _FRONT: Final = b"\x00\x00"
 _NULL: Final = b"\x01"
 _NO_HEADERS: Final = b"\x00"
 _RECORD_BYTES: Final = 24  # the most that a record has around its key and value
 
 
-# Without its compiled part a batch would take longer to sum than to send.
+# Without its compiled part the checksum of a batch would take longer than sending it.
 QUICK: Final = google_crc32c.implementation == "c"
 
 
 def parts(messages: list[Message], most: int) -> Iterator[list[Message]]:
-    """Yield the messages in order, so many together as stay below `most` bytes, or one."""
+    """Yield the messages in order, in lists of at most `most` bytes or of one message."""
     part: list[Message] = []
     size = 0
     for message in messages:

@@ -1,8 +1,8 @@
 """The requests that a transactional producer needs: encoded, and their answers decoded. No I/O.
 
-One version of each, flexible all of them; a broker that lacks one is left to librdkafka. Produce 12
-and EndTxn 5 are those of transactions V2: the broker adds partitions as they are written, and
-each end of a transaction raises the producer's epoch.
+One version of each, all flexible except SaslHandshake; if a broker lacks one, librdkafka is used.
+Produce 12 and EndTxn 5 are those of transactions V2: the broker adds partitions as they are
+written, and each end of a transaction raises the producer's epoch.
 
 https://kafka.apache.org/protocol
 """
@@ -34,7 +34,7 @@ INIT_PRODUCER_ID: Final = Api(22, 4)
 END_TXN: Final = Api(26, 5)
 SASL_AUTHENTICATE: Final = Api(36, 2)
 
-# What must be there; the two of SASL are asked for where there is SASL.
+# What brokers must support; the two requests of SASL are sent only if SASL is used.
 NEEDED: Final = (PRODUCE, METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID, END_TXN)
 TRANSACTION_VERSION: Final = "transaction.version"
 TRANSACTIONS_V2: Final = 2
@@ -49,7 +49,7 @@ _HEADER: Final = struct.Struct("!hhi")
 
 
 class Producer(NamedTuple):
-    """Who writes; one with a lower epoch is fenced."""
+    """A producer's id and epoch; one with a lower epoch is fenced."""
 
     id: int
     epoch: int
@@ -66,21 +66,21 @@ class Node(NamedTuple):
 
 
 class Error(NamedTuple):
-    """A code that is not 0, and what the broker says besides."""
+    """A code that is not 0, and the broker's message if there is one."""
 
     code: int
     message: str | None = None
 
 
 class Features(NamedTuple):
-    """What a broker speaks: the versions of each request, and the cluster's finalized features."""
+    """A broker's versions of each request, and the cluster's finalized features."""
 
     versions: Mapping[int, tuple[int, int]]
     finalized: Mapping[str, int]
 
 
 class Leaders(NamedTuple):
-    """Who leads which partition; `errors` of what has no leader (partition -1: of the topic)."""
+    """The partitions' leaders; `errors` of those without (partition -1: of the topic)."""
 
     nodes: Mapping[int, Node]
     leaders: Mapping[tuple[str, int], int]
@@ -88,7 +88,7 @@ class Leaders(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A partition's answer: an error, or the offset of the batch's first record (-1: not said)."""
+    """A partition's answer: an error, or the offset of the batch's first record (-1: unknown)."""
 
     topic: str
     partition: int
@@ -102,7 +102,7 @@ class Written(NamedTuple):
 
 
 class Authenticated(NamedTuple):
-    """A step of SASL: what the broker answers, and how long a login lasts (0: for ever)."""
+    """A step of SASL: what the broker answers, and how long a login lasts (0: forever)."""
 
     token: bytes
     lifetime_ms: int
@@ -216,7 +216,7 @@ def _coordinator(reader: Reader) -> Node | Error:
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int) -> bytes:
-    """Ask for an epoch above every other's: who has a lower one is fenced."""
+    """Ask for an epoch above every other's: producers with a lower one are fenced."""
     return string(transactional_id) + _INT32.pack(timeout_ms) + _PRODUCER.pack(*NOBODY) + NO_TAGS
 
 
@@ -268,7 +268,7 @@ def _written(reader: Reader, topic: str) -> Written:
     reader.int64()  # the log's start
     reader.array(lambda: (reader.int32(), reader.string(), reader.tags()))  # refused records
     message = reader.string()
-    reader.tags()  # the leader it knows: Metadata says it too
+    reader.tags()  # the leader it knows: Metadata has it too
     return Written(topic, number, code, base_offset, message)
 
 
@@ -277,7 +277,7 @@ def end_txn(transactional_id: str, producer: Producer, *, commit: bool) -> bytes
 
 
 def read_end_txn(reader: Reader) -> Producer | Error:
-    """Return who writes the next transaction."""
+    """Return the producer of the next transaction."""
     reader.int32()  # throttled for
     code, following = reader.int16(), Producer(reader.int64(), reader.int16())
     reader.tags()
@@ -286,13 +286,13 @@ def read_end_txn(reader: Reader) -> Producer | Error:
 
 
 def sasl_handshake(mechanism: str) -> bytes:
-    """Version 1, the only one: not a flexible one."""
+    """Version 1, which is not a flexible one."""
     name = mechanism.encode()
     return _INT16.pack(len(name)) + name
 
 
 def read_sasl_handshake(reader: Reader) -> Error | None:
-    """Return why the broker does not take the mechanism."""
+    """Return why the broker does not accept the mechanism."""
     code = reader.int16()
     return Error(code) if code else None
 
@@ -318,6 +318,6 @@ def response_header(reader: Reader, api: Api) -> int:
 
 
 def frame(api: Api, correlation_id: int, client_id: bytes, body: bytes) -> bytes:
-    """Return a request as it goes out: its length, its header, its body."""
+    """Return a request as it is sent: its length, its header, its body."""
     head = header(api, correlation_id, client_id)
     return b"".join((_INT32.pack(len(head) + len(body)), head, body))

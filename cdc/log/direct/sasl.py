@@ -1,4 +1,4 @@
-"""SASL's PLAIN and SCRAM: what the client says in turn. No I/O.
+"""SASL's PLAIN and SCRAM: the client's messages in turn. No I/O.
 
 https://www.rfc-editor.org/rfc/rfc5802, https://www.rfc-editor.org/rfc/rfc4616
 """
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
     from cdc.log.direct.security import Login
 
-# Kafka's least; one that a server asks for without end would keep us computing.
+# Kafka's minimum; the maximum keeps a server from making us compute without end.
 _ITERATIONS: Final = range(4096, 1_000_001)
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
 class RefusedError(Exception):
-    """The other side does not know our password, or says what no server says."""
+    """The broker does not prove that it knows our password, or its message is invalid."""
 
 
 def conversation(login: Login, nonce: str | None = None) -> Generator[bytes, bytes, None]:
-    """Yield what the client says, and take what the server answers; raise RefusedError.
+    """Yield the client's messages and receive the server's answers; raise RefusedError.
 
-    `nonce` is a test's.
+    `nonce` is for tests.
     """
     if login.mechanism == "PLAIN":
         yield f"\0{login.username}\0{login.password}".encode()

@@ -1,7 +1,7 @@
 """How a connection is secured, by the same settings that librdkafka takes, or why it can't be.
 
-A setting that says how brokers are reached and is none of those known here is left to librdkafka,
-and so is every Kafka transaction then. What concerns its own queues and timers has no effect here.
+If a setting for connecting to brokers is not known here, librdkafka writes every Kafka transaction.
+Settings of its own queues and timers have no effect here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KNOWN: Final = frozenset(
         *("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
     )
 )
-# What says how a broker is reached or what is sent, and so must not be passed over.
+# Settings of how a broker is reached or what is sent, which must not be ignored.
 _CONNECTING: Final = ("ssl.", "sasl.", "enable.s", "security.", "socket.", "broker.")
 _ALSO_CONNECTING: Final = frozenset(("client.dns.lookup", "acks", "api.version.request"))
-# Of no effect on what we send in one piece and wait for.
+# Without effect on requests that are sent in one piece and awaited.
 _HARMLESS: Final = frozenset(
     (
         *("socket.nagle.disable", "socket.keepalive.enable", "socket.max.fails"),
@@ -40,7 +40,7 @@ class Unsupported(Exception):  # noqa: N818 - no error: librdkafka does it
 
 
 class Login(NamedTuple):
-    """Who we are, by SASL."""
+    """Our SASL credentials."""
 
     mechanism: str
     username: str
@@ -52,14 +52,14 @@ class Login(NamedTuple):
 
 
 class Security(NamedTuple):
-    """How every connection begins."""
+    """What every connection starts with."""
 
     tls: ssl.SSLContext | None
     login: Login | None
 
 
 def of(settings: Mapping[str, str | int | float | bool]) -> Security:
-    """Return what librdkafka's settings ask for; raise Unsupported where we can't do it."""
+    """Return what librdkafka's settings ask for; raise Unsupported if we can't do it."""
     given = {name: str(value).strip() for name, value in settings.items()}
     for name in given.keys() - _KNOWN - _HARMLESS:
         if name.startswith(_CONNECTING) or name in _ALSO_CONNECTING:
@@ -100,7 +100,7 @@ def _login(given: Mapping[str, str]) -> Login:
     if mechanism not in _MECHANISMS:
         raise Unsupported(f"log.kafka has sasl.mechanism {mechanism}")
     username, password = given.get("sasl.username", ""), given.get("sasl.password", "")
-    # SCRAM prepares other characters by tables of Unicode's.
+    # SCRAM normalizes other characters by Unicode tables, which is not implemented here.
     if mechanism != "PLAIN" and not (username + password).isascii():
         raise Unsupported("sasl.username or sasl.password is not ASCII")
     return Login(mechanism, username, password)

@@ -1,7 +1,7 @@
 """Kafka's primitive types in flexible versions: bytes in, values out, and back. No I/O.
 
-Lengths are one more than they are, so that 0 is null, in base-128 varints; every structure ends in
-tagged fields. Bytes that do not match raise `MalformedError`.
+Lengths are base-128 varints, stored plus one so that 0 is null; every structure ends in tagged
+fields. Bytes that do not match raise `MalformedError`.
 
 https://kafka.apache.org/protocol#protocol_types
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# An answer to what we ask holds a few thousand entries at most: more is no length but garbage.
+# An answer to our requests holds a few thousand entries at most: more is not a valid length.
 ENTRIES_MAX: Final = 1_000_000
 NO_TAGS: Final = b"\x00"
 
@@ -62,7 +62,7 @@ def compact(value: bytes | None) -> bytes:
 
 
 def array(items: list[bytes]) -> bytes:
-    """Return a compact array of items that are encoded."""
+    """Return a compact array of encoded items."""
     return uvarint(len(items) + 1) + b"".join(items)
 
 
@@ -138,6 +138,6 @@ class Reader:
         return {self.uvarint(): self.take(self.uvarint()) for _ in range(count)}
 
     def end(self) -> None:
-        """Raise MalformedError where bytes are left."""
+        """Raise MalformedError if bytes are left."""
         if self._at != len(self._data):
             raise MalformedError(f"{len(self._data) - self._at} bytes more than the answer has")

@@ -1,1 +1,1 @@
-"""Live snapshots: a table is read again, chunk by chunk, through the stream. See `manager`."""
+"""Incremental snapshots: tables read again, in chunks, while the stream goes on. See `manager`."""

@@ -1,13 +1,13 @@
-"""What `cdc snapshot` and the signal table say to the daemon, in the stream itself. Pure.
+"""Commands and watermarks of incremental snapshots: messages in the stream itself. Pure.
 
 A command is a transactional logical message of the prefix `lockstep.snapshot`; a row of the signal
-table says the same in Debezium's words under `lockstep.signal` (`migrations/`). So a command has a
-place in the order like any change, waits for a daemon that is down, and is carried out once:
-whoever reads it twice knows its id. Marks are what the daemon itself writes around a chunk.
+table is the same in Debezium's format under `lockstep.signal` (`migrations/`). So a command has a
+place in the order like any change, waits for a daemon that is down, and is carried out once: its id
+shows that it was read before. Watermarks are what the daemon itself writes around a chunk.
 
 Every role may emit a message, so each of the three is signed (`cdc.authority`), and what is read
-here is what the signature was for; only marks carry their own. One that can't be read must not stop
-the stream.
+here is what was signed; only watermarks carry their own signature. A message that can't be read
+must not stop the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMAND: Final = f"{OURS}snapshot"
 SIGNAL: Final = f"{OURS}signal"
 MARK: Final = f"{OURS}window"
 _MOST_MARK_BYTES: Final = 4_096
-_MOST_ID: Final = 200  # characters of a snapshot's id, which each of its marks repeats
+_MOST_ID: Final = 200  # characters of a snapshot's id, which each of its watermarks repeats
 
 Do = Literal["start", "pause", "resume", "stop"]
 _DOES: Final[dict[str, Do]] = {
@@ -36,7 +36,7 @@ _DOES: Final[dict[str, Do]] = {
 
 
 class CommandError(ValueError):
-    """What a message asks for can't be told from it."""
+    """A message that is no readable command."""
 
 
 class Of(msgspec.Struct, frozen=True):
@@ -47,18 +47,18 @@ class Of(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be done; `id` names a new snapshot, or the one meant (None: every one)."""
+    """What is to be done; `id` names a new snapshot, or an existing one (None: every one)."""
 
     do: Do
     id: str | None = None
     tables: tuple[Of, ...] = ()
     where: str | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
-    anew: bool = False  # what the log has of the table is emptied first
+    anew: bool = False  # the table's rows in the log are deleted first
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """One of the two marks around a chunk; of another session than the reader's it means nothing.
+    """The low or high watermark of a chunk; a reader of another session ignores it.
 
     Its name is short because each chunk writes two into the WAL.
     """
@@ -71,7 +71,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     mac: str = ""
 
     def signed(self, key: bytes) -> Mark:
-        """Return it with its session's MAC."""
+        """Return it with the MAC of its session."""
         plain = msgspec.structs.replace(self, mac="")
         return msgspec.structs.replace(self, mac=session_mac(key, encode(plain)))
 
@@ -86,7 +86,7 @@ class _Data(
     frozen=True,
     rename={"collections": "data-collections", "conditions": "additional-conditions"},
 ):
-    """What Debezium's signals carry, and `keys`."""
+    """The fields of Debezium's signals, and `keys`."""
 
     collections: tuple[str, ...] = ()
     conditions: tuple[_Condition, ...] = ()
@@ -105,7 +105,7 @@ def encode(said: Command | Mark) -> bytes:
 
 
 def mark(content: bytes) -> Mark | None:
-    """Return the mark, or None where it is none."""
+    """Return the watermark, or None where the content is none."""
     if len(content) > _MOST_MARK_BYTES:
         return None
     try:
@@ -115,7 +115,7 @@ def mark(content: bytes) -> Mark | None:
 
 
 def commands(prefix: str, content: bytes) -> list[Command]:
-    """Return what a message of `COMMAND` or `SIGNAL` asks for; CommandError where that is unclear.
+    """Return the commands in a message of `COMMAND` or `SIGNAL`; CommandError where unreadable.
 
     A signal of several tables with conditions of their own is several commands.
     """
@@ -127,7 +127,7 @@ def commands(prefix: str, content: bytes) -> list[Command]:
         raise CommandError("it is no command") from error
     do = _DOES.get(signal.type)
     if do is None:
-        return []  # Debezium's readers may have other words for the same table
+        return []  # the same table may hold other types of signals, for Debezium
     if len(signal.id) > _MOST_ID or not signal.id.isprintable():
         raise CommandError(f"an id of more than {_MOST_ID} characters, or with unprintable ones")
     data = signal.data or _Data()
@@ -152,7 +152,7 @@ def commands(prefix: str, content: bytes) -> list[Command]:
 
 def _checked(command: Command) -> Command:
     if command.anew and (command.where is not None or command.keys is not None):
-        # The rest of the table would be gone from every follower.
+        # The rest of the table would be deleted from every follower.
         raise CommandError("a table that is emptied first is read without a condition or keys")
     return command
 

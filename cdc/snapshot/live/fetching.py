@@ -1,6 +1,7 @@
-"""The worker's side of live snapshots: chunks read between two marks, on one connection.
+"""The worker's side of incremental snapshots: chunks read between two watermarks.
 
-Every call blocks, and runs on the live snapshots' own worker: a chunk may wait for a lock.
+Every call blocks, and runs on the incremental snapshots' own worker, on one connection: a chunk may
+wait for a lock.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Fetcher:
-    """Reads for one session of the daemon's."""
+    """Reads for one session of the daemon."""
 
     def __init__(self, config: Config, session: str, key: bytes) -> None:
-        """Connect when there is something to read; `key` signs the session's marks."""
+        """Connect when there is something to read; `key` signs the session's watermarks."""
         self._config, self._session, self._key = config, session, key
         self._reader: Reader | None = None
         self._over = False
 
     def fetch(self, flight: Flight) -> None:
-        """Read the chunk that the flight asks for."""
+        """Read the chunk that the flight requests."""
         record, sql = flight.job.record, self._connected()
         if not flight.relation_id:
             flight.relation_id, flight.estimate = sql.find(record.schema, record.table)
@@ -47,7 +48,7 @@ class Fetcher:
         failpoints.reach("after_low")
         chunk = sql.read(flight.asked._replace(relation_id=flight.relation_id))
         failpoints.reach("after_select")
-        flight.chunk = chunk  # before its high mark can come
+        flight.chunk = chunk  # before its high watermark can arrive
         failpoints.reach("before_high")
         flight.marked_at = time.monotonic()
         sql.mark(commands.MARK, commands.encode(replace(low, low=False).signed(self._key)))
@@ -58,13 +59,13 @@ class Fetcher:
         return self._connected().in_progress()
 
     def cancel(self) -> None:
-        """End what it waits for, and let it begin nothing more. Safe from another thread."""
+        """End what it waits for, and refuse further reads. Safe from another thread."""
         self._over = True
         if reader := self._reader:
             reader.cancel()
 
     def disconnect(self) -> None:
-        """Take another connection the next time."""
+        """Close the connection; the next read opens another."""
         if reader := self._reader:
             self._reader = None
             reader.close()

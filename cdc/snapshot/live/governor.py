@@ -1,11 +1,11 @@
-"""How fast live snapshots may read, by what they do to the stream. Pure.
+"""How fast incremental snapshots may read, by how much they delay the stream. Pure.
 
-A chunk's high mark is a commit like any other: how long it takes until Kafka has committed what it
-carries is how late a change of that moment is in the log. So the marks themselves tell when reading
-must make room: smaller chunks, one at a time, with a pause.
+A chunk's high watermark is a commit like any other: the time until Kafka has committed what it
+carries is the delay of a change of that moment. So the watermarks themselves show when reading must
+slow down: smaller chunks, one at a time, with a pause.
 
-What counts is what the chunks add. How long the stream takes by itself, which with a broker far
-away is more than chunks ever may add, the smallest ones tell: so few rows cost nothing.
+What counts is what the chunks add. The stream's own delay, which with a distant broker is more than
+chunks may ever add, is measured with the smallest chunks: so few rows cost nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-# From the mark to the end of its Kafka transaction, beyond what the stream takes by itself.
+# From the watermark to the end of its Kafka transaction, beyond the stream's own delay.
 _QUICK_SECONDS: Final = 0.03
 _SLOW_SECONDS: Final = 0.08
-# Where that is long it goes up and down by itself: so much of it is quick, and twice that slow.
+# Where the stream's own delay is long, it varies: this share of it still counts as quick, and twice
+# that as slow.
 _QUICK_SHARE: Final = 0.25
-# By itself: some milliseconds where nothing waits. Beyond the most it is no broker that is far
-# away, but a stream that falls behind: it needs all the room there is.
+# The stream's own delay: some milliseconds where nothing waits. Above the maximum the cause is not
+# a distant broker but a stream that lags: it needs all the capacity there is.
 _FIRST_ALONE_SECONDS, _MOST_ALONE_SECONDS = 0.01, 1.0
-_NEW_SHARE: Final = 0.5  # of a new look at it
+_NEW_SHARE: Final = 0.5  # weight of a new measurement
 _MOST_FLIGHTS: Final = 3
 # However slow the stream is for other reasons, some rows a second are read.
 _LEAST_ROWS, _MOST_ROWS = 100, 2_000
@@ -30,7 +31,7 @@ _PAUSES: Final = (0.01, 0.25)
 
 
 class _Sent(NamedTuple):
-    """A chunk that goes out: its high mark's LSN, when that was written, and how little it is."""
+    """A published chunk: its high watermark's LSN and time, and whether it is the smallest."""
 
     lsn: int
     marked_at: float
@@ -38,7 +39,7 @@ class _Sent(NamedTuple):
 
 
 class Governor:
-    """The chunks that may be on their way at a time, their rows, and the pause between two."""
+    """Limits: chunks in flight at a time, rows per chunk, and the pause between two chunks."""
 
     def __init__(self) -> None:
         self.flights = 1
@@ -49,16 +50,16 @@ class Governor:
         self._sent: deque[_Sent] = deque()
 
     def full(self, flying: int, now: float) -> bool:
-        """Whether no further chunk may be read now, beside those before their high mark."""
+        """Whether no further chunk may be read; `flying` are those before their high watermark."""
         return flying + len(self._sent) >= self.flights or now < self._not_before
 
     def sent(self, lsn: int, marked_at: float, rows: int, size: int) -> None:
-        """Note that a chunk goes out, whose high mark was written at that time (monotonic)."""
+        """Note a published chunk; its high watermark was written at `marked_at` (monotonic)."""
         smallest = self.flights == 1 and rows <= _LEAST_ROWS and size <= _LEAST_BYTES
         self._sent.append(_Sent(lsn, marked_at, smallest))
 
     def committed(self, lsn: int, now: float) -> None:
-        """Note up to where the log holds the stream."""
+        """Note up to which LSN the log holds the stream."""
         while self._sent and self._sent[0].lsn < lsn:
             sent = self._sent.popleft()
             self._judge(now - sent.marked_at, smallest=sent.smallest)
@@ -69,7 +70,7 @@ class Governor:
         looked = min(seconds, _MOST_ALONE_SECONDS)
         if smallest:
             self._alone_seconds += _NEW_SHARE * (looked - self._alone_seconds)
-        # A chunk that took less has shown that it is less.
+        # A chunk that took less shows that the stream's own delay is less.
         self._alone_seconds = min(self._alone_seconds, looked)
         added = seconds - self._alone_seconds
         share = _QUICK_SHARE * self._alone_seconds
@@ -78,10 +79,11 @@ class Governor:
             self.rows = max(_LEAST_ROWS, self.rows // 2)
             self._pause_seconds = min(most, max(least, 2 * self._pause_seconds))
             return
-        # The smallest first tell all they know: what is left is for larger ones to add.
+        # The smallest chunks first measure the stream's own delay: the rest is left for larger
+        # ones.
         quick = max(_QUICK_SECONDS, share)
         if added < (quick / 3 if smallest else quick):
-            # Several at once come out together: only where even the largest add little.
+            # Several in flight are published together: only where even the largest add little.
             if self.rows == _MOST_ROWS:
                 self.flights = min(_MOST_FLIGHTS, self.flights + 1)
             self.rows = min(_MOST_ROWS, self.rows * 5 // 4)

@@ -1,4 +1,4 @@
-"""One live snapshot while it runs: how far it has been read, and how far it is in the log."""
+"""One running incremental snapshot: what has been read, and what is in the log."""
 
 from __future__ import annotations
 
@@ -22,57 +22,58 @@ if TYPE_CHECKING:
     from cdc.snapshot.live.withholding import Withheld
     from cdc.source.chunks import Chunk
 
-# A chunk is read in about so long, and in the loop it is encoded in less.
+# The target time to read a chunk; the loop encodes it in less.
 _CHUNK_SECONDS: Final = 0.05
 _FIRST_ROWS, _LEAST_ROWS, MOST_ROWS = 500, 250, 2_000
 MOST_BYTES: Final = 512 << 10
-# So many keys are read at once where they are named.
+# How many keys are read at once where keys are given.
 _KEYS: Final = 500
-# More rows than these have taken another key without their TOAST: it is given up.
+# The snapshot fails when more rows than this took another key without their TOAST values.
 MOST_AGAIN: Final = 20_000
-# A chunk that was read in vain is read again after so long, and longer each time.
+# The delay before a chunk that could not be used is read again: it grows from the first to the
+# second value.
 _AGAIN_SECONDS: Final = (0.05, 2.0)
-# After an error of the source's; so many in a row, a minute and a half, end the snapshot: a person
-# sees that in `cdc status`, and an error that has lasted for so long does not pass by itself.
+# The delay after an error of the source. This many in a row, a minute and a half, end the snapshot:
+# `cdc status` shows it, and an error that has lasted that long does not pass by itself.
 _ERROR_SECONDS: Final = (1.0, 30.0)
 MOST_ERRORS: Final = 8
 
 
 class Flight:
-    """A chunk on its way: asked for, read, and between its marks in the stream."""
+    """A chunk in flight: requested, read, and between its watermarks in the stream."""
 
     def __init__(self, job: Job, number: int, asked: Asked) -> None:
         self.job, self.number, self.asked = job, number, asked
         self.relation_id = asked.relation_id
         self.estimate: int | None = None
-        self.window: Window | None = None  # open between the marks
-        self.schema_id: int | None = None  # the table's version at the low mark
-        self.chunk: Chunk | None = None  # set before the high mark is written
+        self.window: Window | None = None  # open between the watermarks
+        self.schema_id: int | None = None  # the table's version at the low watermark
+        self.chunk: Chunk | None = None  # set before the high watermark is written
         self._began_at = time.monotonic()
-        self.marked_at = 0.0  # monotonic, when the high mark was written
+        self.marked_at = 0.0  # monotonic, when the high watermark was written
         self.done: Future[None] | None = None
-        self.empties = asked.rows == 0  # reads nothing: a place in the stream, to begin anew at
-        self.void = False  # whatever it brings is not wanted any more
-        self.noted = False  # that it was read: by the worker's end or its high mark, as they come
+        self.empties = asked.rows == 0  # reads nothing: the place where the table is emptied
+        self.void = False  # its result is discarded
+        self.noted = False  # that it was read: at the worker's end or its high watermark
 
     @property
     def age_seconds(self) -> float:
-        """For how long it has been on its way."""
+        """How long it has been in flight."""
         return time.monotonic() - self._began_at
 
 
 class Job:
-    """A live snapshot of this session."""
+    """An incremental snapshot of this session."""
 
     def __init__(self, record: LiveRecord) -> None:
         self.record = record
         self.dirty = False  # the log has an older record
-        self.key: tuple[str, ...] | None = None  # columns, once a chunk has told them
+        self.key: tuple[str, ...] | None = None  # columns, once a chunk has described them
         self.withheld = NOTHING  # what of the record must not be in the log
         self.again: dict[Key, None] = dict.fromkeys(record.again)
-        self.flights: list[Flight] = []  # not at their high mark yet
+        self.flights: list[Flight] = []  # before their high watermark
         self.not_before = 0.0  # monotonic
-        # Keys whose rows were more than a chunk, and the last that was read of them.
+        # Keys whose rows did not fit in a chunk, and the last key that was read of them.
         self._rest: tuple[tuple[Key, ...], Key | None] | None = None
         self._ahead, self._to = record.last, record.to
         self._read_all = record.swept or record.keys
@@ -81,7 +82,7 @@ class Job:
 
     @classmethod
     def begun(cls, pipeline: str, number: str, command: Command, of: Of) -> Self:
-        """Return one that a command asks for."""
+        """Return a new one, as a command requests it."""
         now_us = time.time_ns() // 1_000
         job = cls(
             LiveRecord(
@@ -104,8 +105,8 @@ class Job:
 
     @property
     def _waits_for_key(self) -> bool:
-        # Where the next chunk begins is known when the one before it has been read.
-        # What begins anew must see all that the stream has told by then.
+        # Where the table is emptied first, reading starts after that: it must see all that the
+        # stream held by then.
         return any(
             not flight.asked.keys and (flight.chunk is None or flight.empties)
             for flight in self.flights
@@ -113,12 +114,12 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether all that there was to read is in the log."""
+        """Whether all rows to be read are in the log."""
         swept = (self.record.swept or self.record.keys) and not self.record.anew
         return swept and not (self.again or self._rest or self.flights)
 
     def next(self, configured: tuple[str, ...] | None, most_rows: int) -> Asked:
-        """Return the next chunk to read: keys where they are named, else where the last ended."""
+        """Return the next chunk to read: given keys, else the rows after the last chunk."""
         rows = 0 if self.record.anew else min(self._limit, most_rows)
         keys: tuple[Key, ...] = ()
         after: Key | None = None
@@ -140,7 +141,7 @@ class Job:
         )
 
     def was_read(self, flight: Flight, chunk: Chunk, last: Key | None) -> None:
-        """Note where the next chunk begins, and how large it may be."""
+        """Note where the next chunk starts, and how large it may be."""
         if flight.noted or flight.void or flight.empties:
             return
         flight.noted = True
@@ -154,7 +155,7 @@ class Job:
         self._limit = int(min(MOST_ROWS, max(_LEAST_ROWS, self._limit * factor)))
 
     def is_published(self, flight: Flight, rows: int, last: Key | None) -> None:
-        """Note that a chunk goes out with the transaction at hand."""
+        """Note that a chunk is published with the current transaction."""
         self._in_vain = 0
         chunk = flight.chunk
         assert chunk is not None
@@ -170,7 +171,7 @@ class Job:
         self.change(record)
 
     def moved(self, old: Key | None, new: Key | None) -> bool:
-        """Note that a row has left a key, and taken another without its TOAST; False: too many."""
+        """Note that a row left a key, or took one without its TOAST; False: too many."""
         before = len(self.again)
         if old is not None:
             self.again.pop(old, None)
@@ -180,7 +181,7 @@ class Job:
         return len(self.again) <= MOST_AGAIN
 
     def redo(self, why: str | None = None, *, from_the_start: bool = False) -> None:
-        """Read again what is on its way, or all, after a while."""
+        """Read again, after a delay, the chunks in flight, or everything."""
         self.drop_flights()
         record = self.record
         if from_the_start:
@@ -195,7 +196,7 @@ class Job:
         self._in_vain += 1
 
     def erred(self, what: str) -> bool:
-        """Read again after a while what an error has stopped; False where there were too many."""
+        """Read again after a delay what an error has stopped; False after too many errors."""
         self.redo(what)
         errors = self.record.errors + 1
         self.change(replace(self.record, errors=errors))
@@ -210,7 +211,7 @@ class Job:
         self.change(replace(record, why=why, failing_since_us=since))
 
     def drop_flights(self) -> None:
-        """Let nothing come of what is on its way."""
+        """Discard the chunks in flight."""
         for flight in self.flights:
             flight.void = True
         self.again |= dict.fromkeys(self._flying)
@@ -223,23 +224,23 @@ class Job:
         self.change(replace(self.record, state=state, why=why))
 
     def change(self, record: LiveRecord) -> None:
-        """Have another record go into the log."""
+        """Set another record, to be written to the log."""
         self.record = replace(record, at_us=time.time_ns() // 1_000)
         self.dirty = True
 
     def take(self) -> LiveRecord:
-        """Return the record as the log is to have it now."""
+        """Return the record to be written to the log; it is then not dirty."""
         self.dirty = False
         again = tuple(dict.fromkeys((*self.again, *self._flying)))
         return logged(replace(self.record, again=again), self.withheld)
 
     def withhold(self, withheld: Withheld) -> None:
-        """Keep this much out of the log, and no more."""
+        """Withhold exactly this from the log."""
         self.dirty |= logged(self.record, withheld) != logged(self.record, self.withheld)
         self.withheld = withheld
 
     @property
     def _flying(self) -> Iterable[Key]:
-        """The keys that are being read, whether or not their rows were more than a chunk."""
+        """The keys that are being read, whether or not their rows fit in a chunk."""
         yield from (key for flight in self.flights for key in flight.asked.keys)
         yield from self._rest[0] if self._rest else ()

@@ -1,4 +1,4 @@
-"""A chunk at its high mark: whether the stream knows its table, and its rows as events."""
+"""A chunk at its high watermark: whether the stream agrees on its table; its rows as events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def alike(version: SchemaRecord, chunk: Chunk) -> bool:
-    """Whether the stream has described the table as the catalog had it under the chunk."""
+    """Whether the stream has described the table as the catalog had it during the chunk."""
     table = chunk.described
     told = tuple((c.name, c.type_id, c.type_modifier) for c in version.columns)
     return (
@@ -45,7 +45,7 @@ def _numbered_alike(version: SchemaRecord, chunk: Chunk) -> bool:
 
 
 def relation(chunk: Chunk) -> messages.Relation:
-    """Return the relation message that the stream would send of the chunk's table."""
+    """Return the relation message that the stream would send for the chunk's table."""
     table = chunk.described
     return messages.Relation(
         table.oid,
@@ -69,10 +69,10 @@ def last_key(chunk: Chunk) -> Key | None:
 
 
 def publish(sequencer: Sequencer, table: Table, flight: Flight, lsn: int) -> Iterator[None]:
-    """Publish a chunk's rows as changes of the transaction at hand; yield after each.
+    """Publish a chunk's rows as changes of the current transaction; yield after each.
 
-    Before the first of a snapshot that begins anew, the table is emptied: what the followers have
-    of it, the source may have no more.
+    Before the first row of a snapshot with `anew`, the table is emptied: followers may have rows
+    that the source no longer has.
     """
     chunk, window = flight.chunk, flight.window
     assert chunk is not None

@@ -1,13 +1,14 @@
-"""Live snapshots: tables read again, chunk by chunk, while the stream goes on.
+"""Incremental snapshots: tables read again, chunk by chunk, while the stream continues.
 
-The loop's side: commands come with the stream (`hear`) and are obeyed where it is proven who wrote
-them (`cdc.verifier`), chunks are read on a worker of their own
-(`turn`), and a chunk's rows go out as the changes of the transaction that wrote its high mark
-(`_pay`), in the same Kafka transaction as how far the snapshot is (`take`). What a chunk is worth
-by then, `cdc.snapshot.live.windows` tells.
+The loop's side: commands arrive with the stream (`hear`) and are obeyed where it is proven who
+wrote them (`cdc.verifier`). Chunks are read on a worker of their own (`turn`). A chunk's rows are
+published as changes of the transaction that wrote its high watermark (`_pay`), in the same Kafka
+transaction as the snapshot's record (`take`). `cdc.snapshot.live.windows` decides which rows are
+still valid by then.
 
-A session reads again what an earlier one did not finish: marks of other sessions mean nothing. What
-goes wrong with one snapshot ends that one, told in its record, and never the stream.
+A session reads again what an earlier one did not finish: it ignores the watermarks of other
+sessions. An error in one snapshot ends that one, is recorded in its record, and never stops the
+stream.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ log = logging.getLogger("cdc.snapshot.live")
 
 Record = tuple[str, bytes, bytes | None]
 
-# A chunk must go out whole, far below a batch's size.
+# A chunk must fit in one batch, far below the batch's size.
 _BATCH_SHARE: Final = 4
-# Transactions decoded and not known to be visible; beyond it waiting begins anew.
+# Transactions decoded and not known to be visible; above this number waiting starts again.
 _MOST_DECODED: Final = 200_000
 _RECONNECT_SECONDS: Final = 1.0
 # A chunk takes a fraction of a second.
@@ -66,7 +67,7 @@ _SLOW_SECONDS: Final = 10.0
 
 
 class Live:
-    """The live snapshots of one session."""
+    """The incremental snapshots of one session."""
 
     def __init__(
         self,
@@ -76,9 +77,10 @@ class Live:
         verifier: Verifier,
         given: dict[str, LiveRecord],
     ) -> None:
-        """Begin with none; `adopt` takes over those of the log.
+        """Start with none; `adopt` takes over those in the log.
 
-        `given` outlives the session: what snapshots were asked for of which the log must not know.
+        `given` outlives the session: the keys and conditions of snapshots that must not be in the
+        log.
         """
         self._config, self._worker, self._sequencer = config, worker, sequencer
         self._verifier, self._given = verifier, given
@@ -97,12 +99,12 @@ class Live:
         sequencer.hear, sequencer.admit = self.hear, verifier.admit
 
     def adopt(self, known: Known) -> None:
-        """Go on with what the log says is not finished."""
+        """Continue the snapshots that are unfinished in the log."""
         self._verifier.adopt(known.commands)
         for found in known.snapshots:
             record = withholding.restored(found, self._given.get(found.id))
             job = self._jobs[found.id] = Job(record or found)
-            # What an older version or configuration left in the log is written again without.
+            # What an older version or configuration left in the log is written again without it.
             job.withhold(withholding.before_publishing(self._config, job.record))
             if found.active and record is None:
                 job.to("failed", withholding.GIVE_AGAIN)
@@ -114,11 +116,11 @@ class Live:
         self._see_to_it()
 
     def progress(self) -> list[LiveRecord]:
-        """Return every snapshot that is not over, as it stands."""
+        """Return the record of every snapshot that is not over."""
         return [job.record for job in list(self._jobs.values()) if job.record.active]
 
     def known(self) -> list[LiveRecord]:
-        """Return every snapshot that the log keeps, those that are over too."""
+        """Return every snapshot that the log keeps, including those that are over."""
         return [job.record for job in list(self._jobs.values())]
 
     @property
@@ -146,12 +148,12 @@ class Live:
         return taken
 
     def close(self) -> None:
-        """Let go of the connection, whatever it waits for."""
+        """Close the connection, whatever it waits for."""
         self._fetcher.cancel()
         self._worker.submit(self._fetcher.close)
 
     def turn(self, committed_lsn: int) -> None:
-        """Read the next chunk when it is its time; costs nothing while no snapshot runs."""
+        """Read the next chunk when it is due; costs nothing while no snapshot runs."""
         if self._settling is None and self._reading is None:
             return
         self._governor.committed(committed_lsn, time.monotonic())
@@ -170,7 +172,7 @@ class Live:
 
     @staticmethod
     def _notice_slow(flight: Flight) -> None:
-        """Note that a chunk takes long: it waits for a lock, or the source does not answer."""
+        """Note that a chunk is slow: it waits for a lock, or the source does not answer."""
         job = flight.job
         if job.record.failing_since_us is None and flight.age_seconds > _SLOW_SECONDS:
             job.waits(
@@ -178,7 +180,7 @@ class Live:
             )
 
     def _read_next(self) -> None:
-        """Have the next chunk read, of each snapshot in turn."""
+        """Start reading the next chunk, taking the snapshots in turn."""
         if self._governor.full(len(self._flights), time.monotonic()):
             return
         for _ in range(len(self._turns)):
@@ -215,7 +217,7 @@ class Live:
         flight.done = self._worker.submit(lambda: self._fetcher.fetch(flight))
 
     def _came(self, flight: Flight) -> None:
-        """Take note of a chunk that was read, or of why it was not."""
+        """Handle a chunk that was read, or the error that prevented it."""
         assert flight.done is not None
         job = flight.job
         try:
@@ -238,7 +240,7 @@ class Live:
             self._fail(job, f"a key of {job.record.name} is no text", "see values.invalid.text")
 
     def _erred(self, error: CDCError, jobs: list[Job]) -> None:
-        """Let these snapshots try again after a while; end those that have tried often enough."""
+        """Retry these snapshots after a delay; end those that have failed too often."""
         self._disconnect(error)
         for job in jobs:
             if not job.erred(error.what):
@@ -250,10 +252,10 @@ class Live:
         self._worker.submit(self._fetcher.disconnect)
         self._not_before = time.monotonic() + _RECONNECT_SECONDS
 
-    # -- what comes with the stream ----------------------------------------------------------------
+    # -- what arrives with the stream --------------------------------------------------------------
 
     def hear(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | Wanted | None:
-        """Take a message that is ours; may ask for something to be done first."""
+        """Handle one of our own messages; may request something that must be done first."""
         match message.prefix:
             case commands.MARK:
                 return self._mark(message, lsn)
@@ -264,7 +266,7 @@ class Live:
                 return self._by_trigger(SIGNAL_PURPOSE, message)
             case ddl.PREFIX:
                 return self._by_trigger(DDL_PURPOSE, message)
-            case prefix if prefix != OURS:  # what stands between a DDL record and the next change
+            case prefix if prefix != OURS:  # what separates a DDL record from the next change
                 self._verifier.refuse("other", "a reserved prefix", message)
         return None
 
@@ -365,7 +367,7 @@ class Live:
         if flight is None:
             return None
         if mark.low:
-            # The first one counts: behind a copy of it the window would be too short.
+            # The first one counts: after a copy of it the window would be too short.
             if flight.window is None:
                 self._open(flight, mark.relation_id)
             return None
@@ -387,7 +389,7 @@ class Live:
         self._sequencer.watch(relation_id, watch)
 
     def _forget(self, flight: Flight) -> None:
-        """Close the flight's window, and let it count no more."""
+        """Close the flight's window, and ignore the flight from here on."""
         self._flights.pop((flight.job.record.id, flight.number), None)
         watch = self._watches.get(flight.relation_id)
         if watch and flight.window in watch.windows:
@@ -395,7 +397,7 @@ class Live:
             self._sequencer.watch(flight.relation_id, watch)
 
     def _high(self, flight: Flight, lsn: int) -> messages.Relation | None:
-        """Judge a chunk at its high mark; what is good is owed with the commit."""
+        """Check a chunk at its high watermark; a valid one is published with the commit."""
         job, chunk, window = flight.job, flight.chunk, flight.window
         assert chunk is not None, "a high mark is written behind its chunk"
         assert window is not None, "a high mark is written behind its low one"
@@ -454,7 +456,8 @@ class Live:
         try:
             rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
         except (CDCError, struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-            # The stream goes on: what was published of the chunk are rows like any others.
+            # The stream continues: the rows that were published of the chunk are rows like any
+            # others.
             found = _unreadable(table, flight, error)
             self._fail(job, f"{found.what} (at LSN {LSN(lsn)})", found.hint)
             return
@@ -465,7 +468,7 @@ class Live:
             self._end(job, "done")
 
     def _moved(self, relation_id: int, old: Key | None, new: Key | None) -> None:
-        """Note that a row has left a key, or taken one without its TOAST."""
+        """Note that a row left a key, or took one without its TOAST values."""
         for job in self._running():
             if job.record.relation_id != relation_id:
                 continue
@@ -491,7 +494,7 @@ class Live:
         self._see_to_it()
 
     def _see_to_it(self) -> None:
-        """Record and watch while a snapshot runs, and no longer."""
+        """Record and watch while a snapshot runs; stop when none does."""
         running = self._running()
         self._turns = deque(job.record.id for job in running)
         tables = {job.record.relation_id for job in running}

@@ -1,11 +1,11 @@
-"""Wait until nothing can be in the log that a SELECT does not see, of before we began to listen.
+"""Wait until each earlier transaction in the log is visible to a SELECT.
 
-A commit is decoded once its record is flushed, and visible to others only when its backend has
-ended it: a moment later, or, where it waits for a synchronous standby, whenever that answers. From
-now on the sequencer records which transactions it has told (`Sequencer.decoded`), and each chunk's
-snapshot is held against them. What an earlier session told nobody recorded: so the first chunk
-waits for each transaction that was open when the recording began, until it has ended, or is told
-now, or is known not to be at its commit: two looks find it waiting for no standby.
+A commit is decoded once its record is flushed, but visible to others only when its backend has
+ended it: a moment later or, where it waits for a synchronous standby, whenever that answers. From
+now on the sequencer records which transactions it has decoded (`Sequencer.decoded`), and each
+chunk's snapshot is compared with them. What an earlier session decoded was not recorded. So the
+first chunk waits for each transaction that was open when the recording started, until it has ended,
+or is decoded now, or is known not to be committing: two checks find it waiting for no standby.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
     from cdc.source.chunks import InProgress
     from cdc.worker import Worker
 
-# A backend that has flushed its commit and does not wait for a standby has ended it long before.
+# A backend that has flushed its commit and does not wait for a standby has ended it well before the
+# next check.
 _LOOK_SECONDS: Final = 0.5
 
 
 class Settling:
-    """One wait; begin the recording first."""
+    """One wait; start the recording first."""
 
     def __init__(self) -> None:
         self.why: str | None = None
         self._over = False
-        self._open: frozenset[int] | None = None  # as the recording began
+        self._open: frozenset[int] | None = None  # when the recording started
         self._suspected: frozenset[int] = frozenset()
         self._future: Future[InProgress] | None = None
         self._not_before = 0.0
 
     def turn(self, worker: Worker, fetcher: Fetcher, decoded: Mapping[int, int]) -> bool:
-        """Go on; return whether the wait is over. Raises what the look failed with."""
+        """Poll; return whether the wait is over. Raises the errors of the poll."""
         if self._over:
             return True
         if self._future is not None:
@@ -60,7 +61,7 @@ class Settling:
             return
         left = frozenset(xid for xid in self._open & snapshot.in_progress if xid not in decoded)
         committing = left if look.hidden else left & {xid % (1 << 32) for xid in look.committing}
-        # Twice not at its commit: then it has not committed before the first of the two looks.
+        # Twice not committing: then it had not committed before the first of the two checks.
         waits = (committing | self._suspected) & left
         self._suspected = committing
         self._over = not waits

@@ -1,4 +1,4 @@
-"""The live snapshots' records in the log, read back."""
+"""Read the records of incremental snapshots back from the log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """What the log knows: live snapshots, those that ended too, and commands of late."""
+    """What the log holds: incremental snapshots, also those that ended, and recent commands."""
 
     snapshots: list[LiveRecord]
     commands: list[CommandRecord]
 
 
 def load(config: Config, admin: topics.Admin) -> Known:
-    """Return what the log knows. Blocks."""
+    """Return what the log holds. Blocks."""
     topic = names.snapshot_topic(config.prefix)
     # A log that was set up by an older version has no such topic.
     own = [each for each in topics.internal_topics(config) if each.name == topic]
@@ -30,7 +30,7 @@ def load(config: Config, admin: topics.Admin) -> Known:
 
 
 def read(config: Config) -> list[LiveRecord]:
-    """Return the live snapshots in the log, oldest first. Blocks."""
+    """Return the incremental snapshots in the log, oldest first. Blocks."""
     return _read(config).snapshots
 
 

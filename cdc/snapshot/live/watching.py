@@ -1,4 +1,4 @@
-"""What the stream tells of a table that is being snapshotted: changes as the windows take them."""
+"""Follow a table's changes in the stream while it is snapshotted, and pass them to the windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TableWatch:
-    """Sees one table's changes for as long as a snapshot of it runs (`cdc.log.routes.Watch`)."""
+    """Sees one table's changes as long as a snapshot of it runs (`cdc.log.routes.Watch`)."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class TableWatch:
         relation_id: int,
         moved: Callable[[int, Key | None, Key | None], None],
     ) -> None:
-        """`moved` is told the keys that rows leave, and those they take without their TOAST."""
+        """`moved` gets the keys that rows leave, and those they take without their TOAST values."""
         self._sequencer = sequencer
         self._relation_id = relation_id
         self._moved = moved
@@ -82,7 +82,7 @@ class TableWatch:
 
 
 def _filled(message: messages.Update) -> Sequence[messages.Value]:
-    """Return the new row, with what it leaves out taken from the old one where that has it."""
+    """Return the new row; what it leaves out is taken from the old row where that has it."""
     if message.old is None:
         return message.new
     whole = isinstance(message.old, messages.OldTuple)
@@ -98,7 +98,7 @@ def _columns(encoder: Encoder) -> list[int]:
 
 
 def _texts(encoder: Encoder, values: Sequence[messages.Value]) -> Key:
-    """Return the key's values as Postgres wrote them; none where they are no text at all."""
+    """Return the key's values as Postgres wrote them; none where they are not text."""
     texts = [values[i] for i in _columns(encoder)]
     try:
         return tuple(each.decode() if isinstance(each, bytes) else "" for each in texts)
@@ -113,6 +113,6 @@ def _key(encoder: Encoder, values: Sequence[messages.Value]) -> bytes | None:
 
 
 def _encoded(encoder: Encoder, values: Sequence[messages.Value]) -> Values:
-    """Return the values as they stand in events; NULL for what was not sent."""
+    """Return the values as they are in events; NULL for what was not sent."""
     row = row_bytes(value if isinstance(value, bytes) else None for value in values)
     return encoder.copied_values(row, 0, len(row))

@@ -1,16 +1,18 @@
-"""What a chunk of a table is worth by the time its rows can be published. Pure.
+"""Which of a chunk's rows are still valid when they can be published. Pure.
 
-A chunk is read by a SELECT while the stream goes on, between two messages that we write into the
-WAL: the low mark is committed before the SELECT takes its snapshot, the high mark after its last
-row has come. So of what the stream holds before the low mark the SELECT saw everything (`unseen`
-finds the exception), of what it holds behind the high mark nothing, and of the changes between, the
-window's, any part. At the high mark the chunk's rows are made what the table is there: the changes
-that the SELECT's snapshot did not see are carried out on them, in the stream's order (`settle`).
+A chunk is read by a SELECT while the stream continues, between two messages that we write into the
+WAL: the low watermark is committed before the SELECT takes its snapshot, the high watermark after
+its last row was read. So the SELECT saw everything that the stream holds before the low watermark
+(`unseen` finds the exception), nothing that it holds after the high watermark, and any part of the
+changes between, the window's. At the high watermark the chunk's rows are brought up to date: the
+changes that the SELECT's snapshot did not see are merged into them, in the stream's order
+(`settle`).
 
-What a change told of a row in full stands in the log, and its row is dropped. A change that left
-TOAST out tells a part: what is missing is in the chunk's row only, so that row goes out with the
-newest values of both. A row that took its new key from outside of the chunk brings such values from
-a row that was read before, or will not be read any more: who keeps the chunks reads it again.
+Where a change has a row in full, the log has that row, and the chunk's row is dropped. A change
+that left TOAST out has only a part: the missing values are only in the chunk's row, so that row is
+published with the newest values of both. A row that took its new key from outside the chunk brings
+such values from a row that was read before, or will not be read any more: the caller reads it
+again.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from cdc.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# A row's values as they stand in an event, one a column; None where a change did not send it.
+# A row's values as they are in an event, one per column; None where a change did not send it.
 Values: TypeAlias = tuple[bytes | None, ...]
 
 _XIDS: Final = 1 << 32
-# So many changes of one table within a window: the chunk is read again rather than kept in memory.
+# How many changes of one table a window may hold: above this, the chunk is read again rather than
+# kept in memory.
 MAX_CHANGES: Final = 100_000
 
 
 class Snapshot(NamedTuple):
-    """What `pg_current_snapshot()` says, by the 32 bits of an xid that the stream tells."""
+    """The result of `pg_current_snapshot()`, by the 32 bits of an xid that the stream has."""
 
     xmin: int
     xmax: int
@@ -39,13 +42,13 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """Return the snapshot that `xmin:xmax:xid,xid,…` writes."""
+        """Return the snapshot that is written as `xmin:xmax:xid,xid,…`."""
         xmin, xmax, running = text.split(":")
         xids = frozenset(int(xid) % _XIDS for xid in running.split(",") if xid)
         return cls(int(xmin) % _XIDS, int(xmax) % _XIDS, xids)
 
     def sees(self, xid: int) -> bool:
-        """Whether a transaction that has committed was seen; xids go round, nearest is meant."""
+        """Whether a committed transaction was seen; xids wrap around, the nearest one is meant."""
         began_later = (xid - self.xmax) % _XIDS < _XIDS // 2
         return not began_later and xid not in self.in_progress
 
@@ -54,21 +57,21 @@ class Change(NamedTuple):
     """A change of one row of the table, by record keys; a truncate has neither key."""
 
     xid: int
-    before: bytes | None  # the row's key so far; None where the change made the row
-    after: bytes | None  # its key from here on; None where it is gone
+    before: bytes | None  # the row's key before it; None where the change inserted the row
+    after: bytes | None  # its key after it; None where the row was deleted
     values: Values | None = None  # None: the event has all of them
 
     @property
     def moved(self) -> bool:
-        """Whether the row came from another key with values that only its old row has."""
+        """Whether the row moved from another key with values that only its old row has."""
         return self.values is not None and self.before != self.after
 
 
 class Window:
-    """What happened to a table between the marks of one chunk."""
+    """What happened to a table between the watermarks of one chunk."""
 
     def __init__(self, low_lsn: int) -> None:
-        self.low_lsn = low_lsn  # where the low mark was committed
+        self.low_lsn = low_lsn  # where the low watermark was committed
         self.described = False  # whether the stream described the table meanwhile
         self.changes: list[Change] = []
         self.keys: set[bytes | None] = set()
@@ -79,25 +82,25 @@ class Window:
         return len(self.changes) > MAX_CHANGES
 
     def add(self, change: Change) -> None:
-        """Take the next change of the stream."""
+        """Add the next change of the stream."""
         if not self.overflown:
             self.changes.append(change)
             self.keys.add(change.before)
             self.keys.add(change.after)
 
     def emptied(self, snapshot: Snapshot) -> bool:
-        """Whether the table was truncated behind the SELECT: then none of its rows is left."""
+        """Whether the table was truncated after the SELECT: then none of its rows is left."""
         return any(
             change.before is None and change.after is None and not snapshot.sees(change.xid)
             for change in self.changes
         )
 
     def settle(self, rows: Mapping[bytes, Values], snapshot: Snapshot) -> dict[bytes, Values]:
-        """Return what is to be published of `rows`, those of the chunk that `keys` names.
+        """Return which of `rows`, the chunk's rows that `keys` names, must be published, and how.
 
         The others are to be published as they are, unless the table was `emptied`.
         """
-        # A row that the log holds in full since some change of the window: nothing is missing.
+        # Keys whose rows the log holds in full since some change of the window: nothing is missing.
         told: set[bytes] = set()
         found = dict(rows)
         for change in self.changes:
@@ -128,10 +131,10 @@ def merged(row: Values, newer: Values) -> Values:
 
 
 def unseen(decoded: Mapping[int, int], snapshot: Snapshot, low_lsn: int) -> list[int]:
-    """Return the transactions that the stream told before the low mark, and the SELECT did not see.
+    """Return the transactions decoded before the low watermark that the SELECT did not see.
 
-    A commit is decoded when its record is flushed, and visible a moment later; where it waits for a
-    synchronous standby, much later. A row of such a transaction would be read as it was before it.
+    A commit is decoded when its record is flushed, and visible a moment later, or much later where
+    it waits for a synchronous standby. A row of such a transaction would be read as it was before.
     """
     return [xid for xid, lsn in decoded.items() if lsn < low_lsn and not snapshot.sees(xid)]
 
@@ -153,7 +156,7 @@ def row_bytes(values: Iterable[bytes | None]) -> bytes:
 
 
 def row_values(row: bytes, at: int, columns: int) -> list[bytes | None]:
-    """Return the values of a row that a binary COPY wrote; its first column stands at `at`."""
+    """Return the values of a row that a binary COPY wrote; its first column starts at `at`."""
     values: list[bytes | None] = []
     for _ in range(columns):
         size = int.from_bytes(row[at : at + 4], "big", signed=True)

@@ -1,12 +1,13 @@
-"""What of a live snapshot must not be in its record: values of hidden columns. Pure.
+"""What of an incremental snapshot must not be in its record: values of hidden columns. Pure.
 
 Positions in a table are key values, and a condition quotes values of the columns that it names.
-Where such a column is hidden they stay in this process's memory. The next session of the process
-reads the table again from its start, or the same keys again; another process does not know them,
-so a snapshot of given keys, or with a condition, ends there with the request to run it again.
+Where such a column is hidden they stay only in this process's memory. The next session of the
+process reads the table again from its start, or the same keys again; another process does not know
+them, so a snapshot of given keys, or with a condition, ends there with the request to run it again.
 
-What is hidden is certain once a chunk is published, because only then has the stream agreed with
-the catalog on the table's columns. Until then everything is withheld of a table that hides any.
+What is hidden is certain only once a chunk is published, because only then has the stream agreed
+with the catalog on the table's columns. Until then everything is withheld of a table that has
+hidden columns.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NOTHING: Final = Withheld(keys=False, where=False)
 def before_publishing(config: Config, record: LiveRecord) -> Withheld:
     """Return what is withheld until a chunk is published."""
     selection = config.selection.of((record.schema, record.table))
-    # A partition is hidden as its table says, and which that is, is not known yet.
+    # A partition hides what its root table hides, and which table that is, is not known yet.
     by_root = config.source.partitions == "leaf" and any(
         each.rule.mask or each.rule.exclude or each.rule.columns for each in config.selection.rules
     )
@@ -64,7 +65,7 @@ def of_published(config: Config, chunk: Chunk, where: str | None) -> Withheld:
 
 def logged(record: LiveRecord, withheld: Withheld) -> LiveRecord:
     """Return the record as the log may have it."""
-    if withheld.keys:  # another session reads from the start, where all rows are wanted
+    if withheld.keys:  # another session reads from the start
         record = replace(
             record, last=None, to=None, swept=False, again=(),
             withheld=record.withheld or record.keys,
@@ -75,7 +76,7 @@ def logged(record: LiveRecord, withheld: Withheld) -> LiveRecord:
 
 
 def restored(record: LiveRecord, given: LiveRecord | None) -> LiveRecord | None:
-    """Return what the log has of a snapshot, with what it was given; None where that is lost."""
+    """Return the log's record of a snapshot with what is withheld; None where that is lost."""
     if not record.withheld:
         return record
     if given is None:
