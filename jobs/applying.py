@@ -101,7 +101,7 @@ class Applying:
             yield table
 
     def write_table(self, table: Table) -> None:
-        """Write a table of a cut that was begun."""
+        """Write a table of a cut that was started."""
         for changes in (*table.first, table.changes):
             self._sink.write(changes)
 
