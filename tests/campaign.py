@@ -1,9 +1,9 @@
 """Every attack at length, one after another: `make campaign`, or `python -m tests.campaign --help`.
 
-Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load,
-snapshots hurt while they are taken. Each run draws a new seed, unless `--seed` names one. Each
-attack prints its figures as one line of JSON; `--write FILE` keeps them all, with what repeats
-them. Ends with an exit code other than 0 as soon as one of them finds something.
+Simulated schedules, fuzzed inputs, the model on every major of Postgres, faults under load, faults
+during snapshots. Each run draws a new seed, unless `--seed` names one. Each attack prints its
+figures as one line of JSON; `--write FILE` keeps them all, with what repeats them. Ends with an
+exit code other than 0 as soon as one of them finds something.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, Final
 import orjson
 
 ROOT: Final = Path(__file__).parents[1]
-# How many of the fuzzed inputs go to each target: the readers of the stream's bytes get most.
+# The share of the fuzzed inputs for each target: the readers of the stream's bytes get most.
 _SHARES: Final = {"decode": 0.56, "sequence": 0.03, "rows": 0.06, "records": 0.3, "names": 0.05}
 _PARTS: Final = ("simulation", "fuzz", "model", "faults", "snapshot", "followers")
 
 
 class FoundError(Exception):
-    """An attack has found something; its output says what."""
+    """An attack has found something; its output shows what."""
 
 
 def _run(*command: str, **env: str) -> str:
@@ -99,7 +99,7 @@ def faults(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def snapshot(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Take initial snapshots and live ones, so many of each."""
+    """Take `snapshots` initial snapshots, and as many incremental ones."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "snapshots.jsonl"
         env = {
@@ -134,7 +134,7 @@ def _rounds(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def followers(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Hurt followers and their stores, in so many rounds; read the mirrors so often."""
+    """Run rounds of faults in followers and their stores, and reads of the mirrors."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "followers.json"
         env = {

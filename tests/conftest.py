@@ -16,7 +16,7 @@ pytest.register_assert_rewrite(*pytest_plugins)
 
 @pytest.fixture(autouse=True)
 def _logging_stays_on() -> Iterator[None]:
-    """Let the test fail that turns logging off for all that run after it, in whatever order."""
+    """Fail a test that turns logging off for all tests after it, in any order."""
     yield
     level = logging.root.manager.disable
     logging.disable(logging.NOTSET)

@@ -1,7 +1,7 @@
 """Cases that a capture of Postgres must pass: from SQL to a reader of the topics, on every major.
 
-One file a kind of case, one test a case, named by what it claims; docs/GUARANTEES.md, "Cases", has
-the list. What is elsewhere, because it was there before or hurts servers:
+One file per kind of case, one test per case, named by what it claims; docs/GUARANTEES.md, "Cases",
+has the list. Elsewhere, because they are older or need faults in servers:
 
 Temporal, numbers, text, structured: every type under every option, tests/integration/test_values*.
 Identity: keys of a configuration that no longer fit, tests/integration/test_keys.py.
@@ -13,5 +13,5 @@ test_large_transaction.py; 100,000 subtransactions, tests/integration/test_subtr
 deaths at every failpoint, tests/faults/test_failpoints.py and campaign.py.
 Slot: nearly all, tests/integration/test_slot_*.py, test_source_watch.py and tests/faults.
 
-Not here: snapshots, followers, and PostGIS, whose binaries none of our servers brings.
+Not here: snapshots, followers, and PostGIS, whose binaries none of our servers has.
 """

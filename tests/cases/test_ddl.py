@@ -1,7 +1,7 @@
 """CASES "DDL in mid-stream": each event by the schema of its own LSN, also for a daemon that lags.
 
-Whatever is tested with the daemon running is tested with it away as well: then the catalog that it
-could look at is younger than every row that it reads.
+What is tested with the daemon running is also tested with it stopped: then the catalog that it
+could read is newer than every row that it reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rows(events: list[Event]) -> list[object]:
 
 Histories = dict[str, list[Event]]
 
-# What is done to a table {0}, and to whatever comes of it.
+# What is done to a table {0}, and to the tables that result.
 _SCRIPTS: Final = {
     "columns": (
         "CREATE TABLE {0} (id int PRIMARY KEY, a text)",
@@ -90,7 +90,7 @@ def how(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def histories(case: Case, how: str) -> Histories:
-    """Return the events of every script, written while the daemon ran or while it was away."""
+    """Return the events of every script, written while the daemon ran or while it was stopped."""
     with daemon(case, how):
         for name, statements in _SCRIPTS.items():
             case.run(*(each.format(f"{name}_{how}") for each in statements))
@@ -143,7 +143,7 @@ def test_a_primary_key_that_changes_keys_each_row_by_its_time(
     case: Case, histories: Histories, how: str
 ) -> None:
     events = histories["keys"]
-    # Of a key's columns the stream tells which, not in what order; the catalog tells that.
+    # The stream has which columns a key has, not their order; the catalog has that.
     assert [event.key for event in events] == [
         {"a": 1},
         {"c": 6, "b": 5},

@@ -1,6 +1,6 @@
-"""CASES as followers meet them: keys of odd types, rows that change places, names, lost columns.
+"""CASES for followers: keys of odd types, rows that exchange keys, names, dropped columns.
 
-Followers come late, so that one batch has many table versions; each store is read as its own
+Followers start late, so that one batch has many table versions; each store is read as its own
 readers would, and must hold what the database holds.
 """
 
@@ -62,12 +62,12 @@ _VERSIONS = (
     "UPDATE versions SET c = 8 WHERE id = 1",
     "ALTER TABLE versions DROP c, ADD d text",
     "ALTER TABLE versions RENAME a TO e",
-    # Two rows take each other's places.
+    # Two rows exchange their keys.
     "UPDATE versions SET id = -id WHERE id < 3; UPDATE versions SET id = 3 + id WHERE id < 0",
     "UPDATE versions SET e = 'e' || id, d = ''",
 )
-# Names that run together: `"a.b".c` and `a."b.c"`, `a."t:a"` and the key `a:1` of `a.t`. A table as
-# stores name it, its alias, and the key of its row.
+# Names that collide without escaping: `"a.b".c` and `a."b.c"`, `a."t:a"` and the key `a:1` of
+# `a.t`. A table as stores name it, its alias, and the key of its row.
 _NAMES = (
     ('"a.b".c', "a_x2eb.c", "1"),
     ('a."b.c"', "a.b_x2ec", "1"),
@@ -84,7 +84,7 @@ def test_keys_versions_and_names_of_any_kind(
     opensearch_url: str,
     tmp_path: Path,
 ) -> None:
-    """Keys change, columns are gone by the end of the batch that brings them, names are alike."""
+    """Keys change, columns are dropped in the batch that brings them, names are alike."""
     lake = str(tmp_path / "lake")
     line = pipeline(
         "CREATE TYPE pair AS (a int, b text)",
@@ -111,7 +111,7 @@ def test_keys_versions_and_names_of_any_kind(
     reached = LSN.parse(line.query("SELECT pg_current_wal_insert_lsn()::text")[0])
     Followed(line, spark).follow("mirror", "cache", "search")
     config = line.config
-    # The proof knows of plain names only.
+    # The proof supports plain names only.
     plain = {
         name: msgspec.structs.replace(each, tables=("public.*",))
         for name, each in config.followers.items()

@@ -191,7 +191,7 @@ def test_an_index_that_is_no_key_is_not_taken_for_one(case: Case, index: str, re
         f"INSERT INTO {table} VALUES (1, NULL)",
     )
     assert event.key is None
-    with pytest.raises(psycopg.Error):  # nor does Postgres take it for an identity
+    with pytest.raises(psycopg.Error):  # nor does Postgres accept it as an identity
         case.run(f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX {table}_x")
 
 

@@ -75,7 +75,7 @@ def test_a_float_that_is_no_number_is_a_sentinel(case: Case, kind: str, value: s
 
 
 def test_a_real_is_not_widened(case: Case) -> None:
-    """The database's extra_float_digits would give 3.3 as 3.3, and 1.17549435e-38 as 1e-38."""
+    """The database's extra_float_digits would print 3.3 as 3.3, and 1.17549435e-38 as 1e-38."""
     [event] = case(
         "CREATE TABLE narrow (id int PRIMARY KEY, a real, b real, c real, d float8, e float8)",
         "INSERT INTO narrow VALUES (1, 3.3, 1.17549435e-38, 16777216, 0.1, 5e-324)",

@@ -1,6 +1,6 @@
-"""CASES "Slot, LSN, failures", as far as no test of tests/integration or tests/faults has it.
+"""CASES "Slot, LSN, failures" that no test of tests/integration or tests/faults covers.
 
-Those are many; docs/GUARANTEES.md, "Cases", says which.
+Those cover many; docs/GUARANTEES.md, "Cases", lists which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_a_slot_that_a_stranger_reads_is_waited_for_and_taken_over(case: Case) -
     assert len(case("INSERT INTO t VALUES (1, 'a')")) == 1
     assert line.daemon.wait_ready().term() == 0
     publication, slot = line.config.publication, line.config.slot
-    # Not as a context: it would commit, which a walsender that streams does not take.
+    # Not as a context: it would commit, which a walsender that streams does not accept.
     stranger = psycopg.connect(case.database.dsn, autocommit=True, replication="database")
     with closing(stranger):
         stranger.pgconn.send_query(
@@ -74,7 +74,7 @@ def test_a_slot_dropped_under_the_daemon_is_told_and_not_made_anew(new_case: New
         " WHERE slot_name = %s",
         line.config.slot,
     )
-    # Between its end and its return the daemon has no hold on the slot.
+    # Between its disconnect and its reconnect the daemon does not occupy the slot.
     wait_until(lambda: _drop(dropped), "the slot is never free", pause=0.005)
     line.ends(line.daemon, 78, "does not exist")
     assert (
@@ -99,7 +99,7 @@ def _drop(dropped: Case) -> bool:
 
 
 def test_text_that_cannot_be_converted_stops_or_goes_on_as_its_bytes(new_case: NewCase) -> None:
-    """Only a database of encoding SQL_ASCII can hold such text."""
+    """Only a database with encoding SQL_ASCII can hold such text."""
     anything = new_case(
         *TABLES, "UPDATE pg_database SET encoding = 0 WHERE datname = current_database()"
     )

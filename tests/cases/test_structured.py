@@ -23,7 +23,7 @@ TABLES = (
     "CREATE EXTENSION seg SCHEMA public",
 )
 
-# Type → what is written, and what must stand in the event.
+# Type → what is written, and what must be in the event.
 _SCALARS: dict[str, tuple[str, Any]] = {
     "boolean": ("t", True),
     "smallint": ("-5", -5),

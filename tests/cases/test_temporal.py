@@ -1,4 +1,4 @@
-"""CASES "Temporal": what was written is what stands in the event, and nothing overflows."""
+"""CASES "Temporal": what was written is what is in the event, and nothing overflows."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_any_name_of_table_and_columns_reaches_topic_key_and_row(case: Case, nam
 
 
 def escaped(name: str) -> str:
-    """Return a name as docs/EVENTS.md says that topics have it."""
+    """Return a name as topics have it by docs/EVENTS.md."""
     found = ""
     for i, letter in enumerate(name):
         hexes = name[i + 2 : i + 4]
@@ -192,7 +192,7 @@ def test_a_name_too_long_for_a_topic_is_refused_beforehand(new_case: NewCase) ->
 
 
 def test_a_table_of_very_many_columns_is_captured(case: Case) -> None:
-    """1,600 is the most; as integers they still fit a page."""
+    """1,600 is the most; as integers they still fit on a page."""
     columns = [f"c{i}" for i in range(1600)]
     [event] = case(
         f"CREATE TABLE wide ({', '.join(f'{name} int' for name in columns)}, PRIMARY KEY (c0))",

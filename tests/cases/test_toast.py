@@ -1,4 +1,4 @@
-"""CASES "TOAST": what Postgres did not send is marked and never null; what it sent is whole."""
+"""CASES "TOAST": what Postgres did not send is marked and never null; what it sent is complete."""
 
 from __future__ import annotations
 

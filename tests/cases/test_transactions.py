@@ -1,4 +1,4 @@
-"""CASES "Transactions, order, restart": commit order, whole, once, whatever is killed."""
+"""CASES "Transactions, order, restart": commit order, complete, once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_killed_in_the_middle_of_a_transaction_it_goes_on_where_it_was(
 
 
 def test_a_transaction_that_begins_where_the_one_before_ended_is_not_skipped(empty: Case) -> None:
-    """Nothing lies between two commits on a quiet server: an end LSN is the next one's first."""
+    """There is nothing between two commits on a quiet server: an end LSN is the next first."""
     events = empty("INSERT INTO t VALUES (0, 'x')")
     with empty.away():
         empty.run(*[f"INSERT INTO t VALUES ({i}, 'x')" for i in range(1, 4)])
@@ -172,7 +172,7 @@ def test_killed_again_and_again_under_load_key_set_and_last_values_are_the_sourc
             number = 0
             while not done.is_set():
                 number += 1
-                # A key comes again after 90, a row is gone after 150: no two come to be one.
+                # A key recurs after 90 steps, a row is deleted after 150: no two rows become one.
                 key = number * 7 % 90
                 connection.execute(
                     f"INSERT INTO t VALUES ({key}, '{number}') ON CONFLICT (id)"
@@ -224,7 +224,7 @@ def test_a_logical_message_keeps_its_place_among_the_rows(empty: Case) -> None:
         else (base64.b64decode(each.value["message"]["content"]), each.source["ordinal"])
         for each in events
     ]
-    # One outside transactions stands where it was written: before the commit of what was open.
+    # One outside transactions is where it was written: before the commit of the open transaction.
     assert found == [(b"\0\xff", 0), 1, (b"in between", 2), 2, (b"all the same", 0)]
     assert [each.value["message"]["transactional"] for each in events if each.op == "m"] == [
         False,

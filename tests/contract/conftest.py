@@ -1,4 +1,4 @@
-"""`store` is each store in turn: those that have a plugin tests/fixtures/store_<name>.py."""
+"""`store` is each store in turn: those with a plugin tests/fixtures/store_<name>.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sink promises, whatever its store."""
+"""What every sink guarantees, with any store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written(sink: Sink, seq: int, *tables: Changes) -> None:
 
 
 def test_a_new_store_is_told_from_one_that_stands_at_a_frontier(store: StoreUnderTest) -> None:
-    """And the frontier comes back whole, in another process."""
+    """And another process reads the complete frontier back."""
     with opened(store) as (sink, standing):
         assert standing is None
         assert apply(sink, 3, Changes((USERS,), [change(USERS, 3, row(USERS, 3, 1), 1)])) == 1
@@ -58,7 +58,7 @@ def test_a_new_store_is_told_from_one_that_stands_at_a_frontier(store: StoreUnde
 
 
 def test_rows_are_created_changed_and_deleted(sink: Sink, store: StoreUnderTest) -> None:
-    """With keys of one column and of several, nulls, text of any kind; and read back by key."""
+    """With keys of one and of several columns, nulls and any text; rows are readable by key."""
     odd = row(USERS, 2, 2, name='quote " back \\ nul\x01 é 😀', body=None, active=None, amount=None)
     line = row(LINES, 4, 7, 1)
     apply(
@@ -88,7 +88,7 @@ def test_rows_are_created_changed_and_deleted(sink: Sink, store: StoreUnderTest)
 
 
 def test_what_is_not_sent_keeps_its_stored_value(sink: Sink, store: StoreUnderTest) -> None:
-    """In a sink that takes rows so; others get them whole."""
+    """In a sink that takes such rows; others get complete ones."""
     if sink.whole_rows:
         pytest.skip("the follower fills its rows")
     first, second = row(USERS, 1, 1, body="kept"), row(USERS, 2, 1, body="kept")
@@ -102,7 +102,7 @@ def test_what_is_not_sent_keeps_its_stored_value(sink: Sink, store: StoreUnderTe
 
 
 def test_what_comes_twice_or_late_changes_nothing(sink: Sink, store: StoreUnderTest) -> None:
-    """Nor does it count as news: an older row, an older delete, a row behind its delete."""
+    """An older row, an older delete and a row older than its delete do not count as applied."""
     newest = Changes((USERS,), [change(USERS, 5, row(USERS, 5, 1), 1), change(USERS, 6, None, 2)])
     assert apply(sink, 6, newest) >= 1
     late = [
@@ -120,7 +120,7 @@ def test_what_comes_twice_or_late_changes_nothing(sink: Sink, store: StoreUnderT
 def test_a_truncate_takes_what_is_below_it_and_nothing_above(
     sink: Sink, store: StoreUnderTest
 ) -> None:
-    """Of its table alone; what was written in the same cut, behind it, stays."""
+    """Only in its own table; what the same cut wrote after the truncate stays."""
     old = [change(USERS, seq, row(USERS, seq, seq), seq) for seq in (1, 2, 3)]
     lines = Changes((LINES,), [change(LINES, 4, row(LINES, 4, 1, 1), 1, 1)])
     apply(sink, 4, Changes((USERS,), old), lines)
@@ -140,10 +140,10 @@ def test_a_truncate_takes_what_is_below_it_and_nothing_above(
 def test_a_cut_that_was_not_ended_is_known_and_can_be_written_again(
     store: StoreUnderTest,
 ) -> None:
-    """A writer that died in the middle leaves word how far its rows may reach."""
+    """A writer that died halfway leaves a record of how far its rows may reach."""
     with opened(store) as (sink, _):
         sink.begin(1, [USERS])
-    with opened(store) as (sink, standing):  # the first of all
+    with opened(store) as (sink, standing):  # the very first cut
         assert standing is not None
         assert (standing.applied.seq, standing.applied.place, standing.reached) == (0, 0, 1)
         apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
@@ -154,7 +154,7 @@ def test_a_cut_that_was_not_ended_is_known_and_can_be_written_again(
     with opened(store) as (sink, standing):
         assert standing is not None
         assert (standing.applied.seq, standing.reached) == (1, 3)
-        sink.begin(2, [USERS])  # the mark does not go back
+        sink.begin(2, [USERS])  # the recorded seq does not go back
     with opened(store) as (sink, standing):
         assert standing is not None
         assert standing.reached == 3
@@ -168,7 +168,7 @@ def test_a_cut_that_was_not_ended_is_known_and_can_be_written_again(
 def test_two_copies_repeat_each_other_and_the_frontier_never_goes_back(
     store: StoreUnderTest,
 ) -> None:
-    """One is late with a cut that the other has long written."""
+    """One is late with a cut that the other wrote long before."""
     cuts = [
         Changes((USERS,), [change(USERS, seq, row(USERS, seq, seq % 3), seq % 3)])
         for seq in range(1, 7)
@@ -187,7 +187,7 @@ def test_two_copies_repeat_each_other_and_the_frontier_never_goes_back(
 
 
 def test_changes_of_one_frontiers_rows_meet_no_others(store: StoreUnderTest) -> None:
-    """What became of a row between two frontiers is nothing for who stands between them."""
+    """A difference between two frontiers does not apply to a store that is between them."""
     with opened(store) as (one, _), opened(store) as (other, _):
         one.begin(3, [USERS], above=0)
         other.begin(3, [USERS], above=0)  # the same, by another copy
@@ -208,7 +208,7 @@ def test_changes_of_one_frontiers_rows_meet_no_others(store: StoreUnderTest) -> 
 
 
 def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:
-    """To whoever opens it and to whoever still writes; the copy that was replaced stays out."""
+    """Both `open` and a running writer raise it; the copy that was replaced stays locked out."""
     with opened(store) as (old, _):
         apply(old, 2, Changes((USERS,), [change(USERS, 2, row(USERS, 2, 1), 1)]))
         store.lose()
@@ -234,14 +234,14 @@ def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:
 
 
 def test_a_tables_versions_are_followed(sink: Sink, store: StoreUnderTest) -> None:
-    """Rows of an older version and of a newer one, in one cut; then back to fewer columns."""
+    """Rows of an older and of a newer version, in one cut; then back to fewer columns."""
     apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
     both = [change(USERS, 2, row(USERS, 2, 2), 2), change(WIDER, 3, row(WIDER, 3, 3), 3)]
     apply(sink, 3, Changes((USERS, WIDER), both))
     seen = store.rows("public.users")
     assert seen[key(USERS, 3)] == row(WIDER, 3, 3)
     for number in (1, 2):
-        # A store with columns has a null there, one without has nothing.
+        # A store with columns has a null there, one without has no value.
         found = seen[key(USERS, number)]
         assert {"age": None} | row(USERS, number, number) == {"age": None} | found
     narrower = USERS._replace(schema_id=5)
@@ -253,7 +253,7 @@ def test_a_tables_versions_are_followed(sink: Sink, store: StoreUnderTest) -> No
 def test_a_column_that_is_dropped_in_the_cut_that_brings_it(
     sink: Sink, store: StoreUnderTest
 ) -> None:
-    """What a follower meets that is new, or was away, when a column has come and gone."""
+    """As for a follower that is new, or was stopped while a column was added and dropped."""
     narrower = USERS._replace(schema_id=5, columns=USERS.columns[:2])
     short = {"id": 2, "name": "n2"}
     rows = [change(WIDER, 1, row(WIDER, 1, 1), 1), change(narrower, 2, short, 2)]
@@ -264,7 +264,7 @@ def test_a_column_that_is_dropped_in_the_cut_that_brings_it(
 
 
 def test_a_table_without_a_key_is_held_or_refused(sink: Sink, store: StoreUnderTest) -> None:
-    """Never half: rows are told apart by their values alone, and may be there twice."""
+    """Never in part: such rows differ only by their values, and may occur twice."""
     same = row(CLICKS, 1)
     cut = Changes(
         (CLICKS,),
@@ -301,13 +301,13 @@ def test_a_parallel_sink_writes_from_other_processes(store: StoreUnderTest) -> N
 
 
 def test_random_histories_end_as_the_model_whatever_is_repeated(store: StoreUnderTest) -> None:
-    """Cuts are repeated, torn off and written by new processes."""
+    """Cuts are repeated, interrupted and written by new processes."""
     for seed in range(store.rounds):
         _play(store, Random(seed), 10_000 * seed)
 
 
 def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
-    """Go on in the store with one random history, whose seqs begin behind `first`."""
+    """Continue in the store with one random history, whose seqs start after `first`."""
     tables = {version.name: version for version in (USERS, LINES)}
     model = {name: store.rows(name) if first else {} for name in tables}
     seq, done = first, list[tuple[int, list[Changes]]]()
@@ -342,7 +342,7 @@ def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
 def _changes(
     chance: Random, version: Version, seq: int, many: int, model: dict[bytes, Row], *, whole: bool
 ) -> Changes:
-    """Return changes of distinct keys, and do the same to the model."""
+    """Return changes of distinct keys, and apply them to the model."""
     truncated = None
     if chance.random() < 0.1:
         seq += 1

@@ -1,4 +1,4 @@
-"""What sinks promise of stores that hold several generations, whatever the store."""
+"""What sinks guarantee for stores that hold several generations, with any store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def seqs(sink: Generations, version: Version) -> dict[bytes, int]:
 def test_a_generation_is_built_aside_and_readers_see_it_from_its_switch_on(
     several: Generations, store: StoreUnderTest
 ) -> None:
-    """And the follower of the one before notices, and goes on in the new one."""
+    """And the previous generation's follower notices, and continues in the new one."""
     assert several.current() == 1
     apply(several, 5, users(5, 1, 2), lines(4, 7))
     aside = several.at(2)
@@ -108,7 +108,7 @@ def test_the_one_before_stays_until_it_is_dropped(
 def test_some_tables_are_built_aside_and_the_others_shared(
     several: Generations, store: StoreUnderTest, *, ahead: bool
 ) -> None:
-    """The next cut has to reach what any table has: before, the store is at no frontier."""
+    """The next cut must reach what any table has: before that, the store is at no frontier."""
     apply(several, 5, users(5, 1, 2), lines(4, 7))
     if ahead:
         apply(several, 6, users(6, 2))

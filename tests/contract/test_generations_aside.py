@@ -1,4 +1,4 @@
-"""What is built aside harms nothing that readers see, whoever dies or comes back meanwhile."""
+"""A shadow build changes nothing that readers see, even if a process dies or resumes meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.test_generations import lines, put, users
 from tests.contract.under_test import LINES, USERS, StoreUnderTest, apply, key, row
 
 USERS_ALONE: Final = frozenset({"public.users"})
-# What a switch does to a store, one after another: where it may be killed in between.
+# The steps of a switch in a store, in order: it may be killed before each of them.
 STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
     "DeltaSink": (
         (lake, "copied"),
@@ -30,7 +30,7 @@ STEPS: Final[dict[str, tuple[tuple[Any, str], ...]]] = {
 
 
 class KilledError(Exception):
-    """The process that switches ends here."""
+    """The switching process ends here."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def several(sink: Sink) -> Generations:
 def test_a_table_built_aside_leaves_the_others_at_the_frontier_that_readers_see(
     several: Generations, store: StoreUnderTest
 ) -> None:
-    """It may be far ahead of them: they are not its to write."""
+    """It may be far ahead of them: it must not write the other tables."""
     apply(several, 5, users(5, 1), lines(4, 7))
     aside = several.at(2, USERS_ALONE)
     aside.open()
@@ -63,7 +63,7 @@ def test_a_table_built_aside_leaves_the_others_at_the_frontier_that_readers_see(
 def test_what_was_begun_for_some_tables_is_not_gone_on_with_for_others(
     several: Generations,
 ) -> None:
-    """Or those would be missing what came before, and take readers' rows away at the switch."""
+    """Otherwise those would miss earlier changes, and readers would lose rows at the switch."""
     apply(several, 5, users(5, 1), lines(4, 7))
     for number, begun, other in (
         (2, USERS_ALONE, None),
@@ -84,7 +84,7 @@ def test_what_was_begun_for_some_tables_is_not_gone_on_with_for_others(
 def test_a_switch_that_is_killed_before_any_of_its_steps_takes_nothing_away(
     several: Generations, store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The follower goes on at the old generation or at the new one; the next switch ends it."""
+    """The follower continues at the old or the new generation; the next switch completes it."""
     steps = STEPS.get(type(several).__name__)
     if steps is None:
         pytest.skip("killed elsewhere, or in one step")
@@ -129,7 +129,7 @@ def test_a_switch_that_is_killed_before_any_of_its_steps_takes_nothing_away(
 
 
 def _limit(patched: pytest.MonkeyPatch, steps: tuple[tuple[Any, str], ...], most: int) -> None:
-    """Let the process be killed before its next step when it has taken so many."""
+    """Kill the process after `most` steps, before the next one."""
     left = most
 
     def limit(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A cut that is written in parts ends as if it came at once."""
+"""A cut that is written in parts has the same result as one written at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.under_test import (
 
 
 def told(sink: Sink, seq: int, number: int) -> Change:
-    """Return an update that says nothing of `body`; whole where the sink wants that."""
+    """Return an update without a value for `body`; complete if the sink needs that."""
     at, update = key(USERS, number), row(USERS, seq, number, body=None)
     if not sink.whole_rows:
         return change(USERS, seq, update, number, unchanged=("body",))
@@ -27,7 +27,7 @@ def told(sink: Sink, seq: int, number: int) -> Change:
 
 
 def test_a_key_in_two_writes_of_one_cut(sink: Sink, store: StoreUnderTest) -> None:
-    """A large cut is written in pieces: a later one goes on from what earlier ones have left."""
+    """A large cut is written in pieces: a later one applies to the result of earlier ones."""
 
     def users(seq: int, *numbers: int) -> Changes:
         return Changes((USERS,), [change(USERS, seq + n, row(USERS, seq + n, n), n)
@@ -36,7 +36,7 @@ def test_a_key_in_two_writes_of_one_cut(sink: Sink, store: StoreUnderTest) -> No
     apply(sink, 3, users(0, 1, 2, 3))
     sink.begin(20, [USERS])
     sink.write(users(4, 1, 4, 5))
-    # A value that this cut tells, and one that only the store has.
+    # A value that this cut contains, and one that only the store has.
     sink.write(Changes((USERS,), [told(sink, 11, 1), told(sink, 12, 2)]))
     gone = [change(USERS, 15, None, 5), change(USERS, 16, None, 3)]
     sink.write(Changes((USERS,), [*users(10, 4).changes, told(sink, 17, 1), *gone]))

@@ -1,4 +1,4 @@
-"""What the suite asks of a store's plugin, and the tables and changes that it uses."""
+"""What the suite needs from a store's plugin, and the tables and changes that it uses."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ STARTED_AT_US: Final = 1_767_323_045_123_456
 
 
 class StoreUnderTest(Protocol):
-    """An empty store of its own for each test, which outlives the sinks made for it."""
+    """A separate empty store for each test, which outlives the sinks created for it."""
 
-    rounds: int  # random histories that fit into a few seconds
+    rounds: int  # how many random histories take a few seconds
     keyless: bool  # whether it takes tables without a key; else `begin` refuses them by name
 
     def sink(self) -> Sink:
-        """Return a new sink on the store, as another process would make it."""
+        """Return a new sink on the store, as another process would create it."""
         ...
 
     def rows(self, table: str) -> dict[bytes, Row]:
         """Return what a reader of the store sees of `schema.table`, by key, in the log's form.
 
-        As anybody reads the store, not through the sink. Rows of a table without a key may have
+        Read directly from the store, not through the sink. Rows of a table without a key may have
         any keys.
         """
         ...
 
     def lose(self) -> None:
-        """Take the data away behind the sinks' backs, as a flush or a deleted index does."""
+        """Delete the data without the sinks' knowledge, as a flush or a deleted index does."""
         ...
 
 
@@ -71,7 +71,7 @@ LINES: Final = Version(
     VALUES,
 )
 CLICKS: Final = Version(3, "public", "clicks", "shop.public.clicks", (), (_ID, *_REST), VALUES)
-# The first table, with a column more.
+# The first table, with one more column.
 WIDER: Final = USERS._replace(schema_id=4, columns=(*USERS.columns, _column("age", "int4", 23)))
 
 
@@ -88,7 +88,7 @@ def change(
     before: Row | None = None,
     op: str = "u",
 ) -> Change:
-    """Return a change; `row` is whole, what is `unchanged` gets the placeholder."""
+    """Return a change; `row` is complete, its `unchanged` columns get the placeholder."""
     told = row and {
         name: "__debezium_unavailable_value" if name in unchanged else value
         for name, value in row.items()
@@ -107,7 +107,7 @@ def change(
 
 
 def row(version: Version, seq: int, *key_values: int, **values: object) -> Row:
-    """Return a row of the table, told apart by the seq that wrote it."""
+    """Return a row of the table; its values identify the seq that wrote it."""
     whole: Row = dict(zip(version.key, key_values, strict=True)) if key_values else {"id": seq}
     whole |= {
         "name": f"n{seq}",
@@ -136,7 +136,7 @@ def applied(seq: int, *, generation: int = 1) -> Applied:
 
 
 def apply(sink: Sink, seq: int, *tables: Changes) -> int:
-    """Write one cut as a follower does; return how many changes were news."""
+    """Write one cut as a follower does; return how many changes were applied."""
     sink.begin(seq, [version for changes in tables for version in changes.versions])
     news = sum(sink.write(changes) for changes in tables)
     sink.commit(applied(seq))

@@ -1,6 +1,6 @@
-"""The Compose file: what it publishes, as whom it runs, and that both Composes read it.
+"""The Compose file: what it publishes, as which user it runs, and that both Composes read it.
 
-`make up` is tried by hand: it builds images of more than a gigabyte.
+`make up` is tested by hand: it builds images of more than a gigabyte.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_the_pipeline_of_the_containers_is_a_configuration() -> None:
 
 @pytest.mark.parametrize("command", [("docker-compose",), ("docker", "compose")])
 def test_compose_reads_the_file(command: tuple[str, ...]) -> None:
-    """Whichever of the two is installed."""
+    """By those of the two that are installed."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]} here")
     if subprocess.run([*command, "version"], capture_output=True, check=False).returncode:

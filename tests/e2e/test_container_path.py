@@ -1,4 +1,4 @@
-"""The whole path on containers: the images that everybody pulls, the commands that users type."""
+"""The full path on containers: the public images, the commands that users type."""
 
 from __future__ import annotations
 

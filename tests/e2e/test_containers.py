@@ -1,6 +1,6 @@
 """The same servers as containers: what a user's own Compose file or CI would start.
 
-Runs whenever a container engine answers, whatever else the session takes its servers from.
+Runs if a container engine answers, even where the session has its servers from elsewhere.
 """
 
 from __future__ import annotations

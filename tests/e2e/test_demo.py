@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def demo(home: Path, *options: str, followers: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Run the demo in `home`; whatever becomes of it, nothing of it is left."""
+    """Run the demo in `home`; however it ends, nothing of it is left."""
     chosen = "--followers" if followers else "--no-followers"
     argv = [sys.executable, "-m", "cdc.cli.main", "demo", "--home", str(home), chosen, *options]
     with subprocess.Popen(
@@ -91,7 +91,7 @@ def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: 
 
 
 def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None:
-    """Eight tables, every event counted, every server gone, the folder cleared."""
+    """Eight tables, every event counted, every server stopped, the folder cleared."""
     result = outcome(tmp_path / "demo", "--for", "6s", "--seed", "7")
     assert result["tables"] == 8
     assert result["initial"] == OLD_ROWS
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_with_the_proof(tmp_path: Path) -> None:
 
 
 def test_a_killed_demo_takes_everything_with_it(tmp_path: Path) -> None:
-    """Servers, daemon and generator; and the next demo in the folder runs as if nothing was."""
+    """Servers, daemon and generator; and the next demo in the folder runs as the first one did."""
     home = tmp_path / "demo"
     with demo(home) as child:
         read_until(child, "changes in the log")

@@ -1,7 +1,7 @@
-"""The proof reads database and log on its own, whoever wrote them.
+"""The proof reads database and log independently of what wrote them.
 
-Here the log is written by hand, as docs/EVENTS.md says, so it is the contract that is tested and
-not the daemon: every type's JSON stands here as a literal.
+Here the log is written by hand, by docs/EVENTS.md, so the contract is tested and not the daemon:
+every type's JSON is here as a literal.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def row(writer: Writer) -> dict[str, Any]:
 
 
 def test_every_type_is_read_as_the_contract_says(writer: Writer, row: dict[str, Any]) -> None:
-    """By the proof's own path from Postgres to JSON; generated columns are not in the log."""
+    """By the proof's own code from Postgres to JSON; generated columns are not in the log."""
     writer.publish({"id": 1}, row, 1)
     writer.cut(LSN(0x200), 1)
     proof = converge(writer.config, wait_seconds=20)
@@ -167,7 +167,7 @@ def test_a_wrong_value_a_second_copy_and_a_lost_row_are_found(
 
 
 def test_rows_that_went_past_the_log_are_told_by_name(writer: Writer, row: dict[str, Any]) -> None:
-    """Copied straight into Delta Lake: they are not missing, and the rest is proved."""
+    """Copied directly into Delta Lake: they are not missing, and the rest is proved."""
     writer.database.execute("INSERT INTO t (id) VALUES (2), (3)")
     writer.publish({"id": 1}, row, 1)
     writer.cut(LSN(0x200), 1)
@@ -178,7 +178,7 @@ def test_rows_that_went_past_the_log_are_told_by_name(writer: Writer, row: dict[
 
 
 def test_a_log_that_stays_behind_is_a_finding(writer: Writer, row: dict[str, Any]) -> None:
-    """Nobody confirms: the proof waits as long as it was told to, and says where things stand."""
+    """Nothing is confirmed: the proof waits for `wait_seconds`, and reports how far the log is."""
     writer.publish({"id": 1}, row, 1)
     proof = prove(writer.config, wait_seconds=1)
     assert any("the log did not reach" in each for each in proof.findings)

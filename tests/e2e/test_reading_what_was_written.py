@@ -1,4 +1,4 @@
-"""Who has committed waits for the follower, and then finds it in the store: every time."""
+"""A client that has committed waits for the follower, and then finds its change in the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 ROUNDS = int(os.environ.get("LOCKSTEP_WAITS", "25"))
-# Spark starts in the meantime, on a machine that does much else.
+# Spark starts in the meantime, on a busy machine.
 _LONG_SECONDS = 300.0
 
 
@@ -54,7 +54,7 @@ def test_what_was_waited_for_is_there(
             applied = client.wait(token, ["cache"], timeout=_LONG_SECONDS)
             assert applied["cache"].lsn >= token.lsn
             assert redis_client.get(place) == b'{"id":1,"n":%d}' % n
-        # On an idle database the canaries come out of it, and its frontier moves on.
+        # On an idle database the follower reports canaries, and its frontier advances.
         first = client.applied()["cache"]
         wait_until(lambda: (client.applied()["cache"].canary_at_us or 0) > 0, "no canary")
         wait_until(lambda: client.applied()["cache"].lsn > first.lsn, "the frontier stays")

@@ -1,8 +1,8 @@
-"""A campaign: faults at random moments over every boundary, under load, and one account in the end.
+"""A campaign: random faults on every boundary, under load, and one comparison at the end.
 
-Two daemons run behind proxies to Postgres and Kafka. A fault may come while the one before is still
-being recovered from: two times in three it waits for nothing. What the seed gives is the load, the
-kinds of fault and the pauses; the moments are the machine's.
+Two daemons reach Postgres and Kafka through proxies. A fault may come before recovery from the
+previous one has ended: two times in three the campaign does not wait for that. The seed determines
+the load, the kinds of faults and the pauses; the exact moments depend on the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.fixtures.proxy import Proxy
 
 _BATCH: Final = {"max_events": 200, "max_wait_ms": 30}
-# To notice a peer that is gone within seconds, not within a minute.
+# To notice a dead peer within seconds, not within a minute.
 _WAL_SENDER_TIMEOUT: Final = "3s"
 _KAFKA: Final = {
     "socket.timeout.ms": 3_000,
@@ -38,11 +38,11 @@ _KAFKA: Final = {
 }
 _STEPS_PER_SECOND: Final = 150.0
 _PAUSE_SECONDS: Final = (0.02, 0.35)
-_TOLD: Final = 100  # faults to a line
+_TOLD: Final = 100  # faults per line of progress
 
 
 class Campaign:
-    """Faults until `run` has counted to `faults`; then `report` holds log against source."""
+    """`run` injects faults until there were `faults`; `report` compares the log with the source."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Campaign:
     def _between(
         self, stack: LocalStack, new_proxy: Callable[[str, int], Proxy]
     ) -> dict[str, Proxy]:
-        """Give the daemons' connections a way of their own, also those that the broker names."""
+        """Route the daemons' connections through proxies, also those to advertised listeners."""
         postgres = stack["postgres"].port
         assert postgres is not None
         return {
@@ -108,7 +108,7 @@ class Campaign:
         return self.counts.total() + self._crew.died.total()
 
     def _one(self) -> None:
-        """Do one thing and, now and then, wait until the pipeline has come to itself."""
+        """Inject one fault and, at times, wait until the pipeline has recovered."""
         time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
         told = self.total // _TOLD
         kind = self._next()(self._ward)
@@ -120,7 +120,7 @@ class Campaign:
             self._tell(self.line())
 
     def _next(self) -> Callable[[Ward], str]:
-        """Return the next fault: each once, where there are enough, then by their weights."""
+        """Return the next fault: each of them once, where there are enough, then by weight."""
         if self._first:
             return self._first.pop()
         return self._chance.choices([f for _, f in FAULTS], [weight for weight, _ in FAULTS])[0]
@@ -134,7 +134,7 @@ class Campaign:
         return self.counts + self._crew.died
 
     def report(self) -> dict[str, Any]:
-        """Hold the log against the source; return what the campaign has shown."""
+        """Compare the log with the source; return the campaign's figures."""
         proof = self.witness.check()
         difference = self.witness.difference()
         return {
@@ -151,7 +151,7 @@ class Campaign:
 
 
 def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> Proxy:
-    """Give the broker a listener that it names by a proxy's port, and return that proxy."""
+    """Add a listener that the broker advertises with a proxy's port, and return that proxy."""
     from cdc.local import ports  # noqa: PLC0415 - only a campaign needs one
 
     kafka = stack["kafka"]

@@ -1,8 +1,8 @@
-"""Two daemons at any time: one works, one stands by, and whoever dies is followed by another.
+"""Two daemons at any time: one works, one is the standby, and each that dies is replaced.
 
-Every other new one carries a failpoint, at which it kills itself when it comes there: each of them
-in turn. A daemon that ends in any other way than by SIGKILL has found something that a person must
-see to, which is a failure of the campaign.
+Every other new daemon carries a failpoint, at which it kills itself: each failpoint in turn. A
+daemon that ends in any other way than by SIGKILL has found an error that a person must handle,
+which is a failure of the campaign.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import Daemon, PipelineUnderTest
 
 _SIZE: Final = 2
-# The how manieth time it dies there: some at once, some after a while.
+# At which hit of the failpoint it dies: at once, or after a while.
 _COUNTS: Final = (1, 2, 5, 20)
 _RECOVERY_SECONDS: Final = 180.0
 _MOVED_EVENTS: Final = 5
 
 
 class Crew:
-    """The daemons of one pipeline; `look` follows up on those that died."""
+    """The daemons of one pipeline; `look` replaces those that died."""
 
     def __init__(self, pipeline: PipelineUnderTest, config: Path, chance: random.Random) -> None:
         self._pipeline = pipeline
@@ -43,7 +43,7 @@ class Crew:
         self.failpoints = False
 
     def look(self) -> None:
-        """Count those that died at their failpoints, and start others in their place."""
+        """Count those that died at their failpoints, and start replacements."""
         for daemon in list(self._alive):
             code = daemon.process.poll()
             if code is None:
@@ -72,7 +72,7 @@ class Crew:
 
     @property
     def working(self) -> Daemon:
-        """The one that streams, or where none does the first that may."""
+        """The one that streams; where none does, the first that is alive."""
         self.look()
         streaming = [each for each in self._alive if each.state == "streaming"]
         return (streaming or self._alive)[0]
@@ -88,7 +88,7 @@ class Crew:
         self._places.pop(id(daemon), None)
 
     def recovered(self) -> None:
-        """Wait until one that lives has published something new."""
+        """Wait until a daemon that is alive has published new events."""
         seen: dict[int, float] = {}
 
         def moved() -> bool:
@@ -102,7 +102,7 @@ class Crew:
         wait_until(moved, "nothing flows again", _RECOVERY_SECONDS, pause=0.1)
 
     def settle(self) -> None:
-        """Go on without failpoints: all that carry one are followed by some that do not."""
+        """Continue without failpoints: each daemon that carries one is replaced."""
         self.failpoints = False
         for daemon in list(self._alive):
             if self._places.pop(id(daemon), None):

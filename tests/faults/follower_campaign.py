@@ -1,8 +1,8 @@
-"""Rounds of injuries to followers under load: after each, every store equals the database.
+"""Rounds of faults in followers under load: after each, every store equals the database.
 
-One world for all rounds; what the seed of a round gives is its load, its injuries and the pauses
-between them. While a round lasts, Redis and OpenSearch are read all the time, and behind it the
-mirrors at random frontiers of any round: each state must be one that the database had.
+All rounds share one world. The seed of a round determines its load, its faults and the pauses
+between them. During a round Redis and OpenSearch are read all the time; after it, the mirrors are
+read at random frontiers of any round. Each state must be one that the database had.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FollowerCampaign:
         self._frontiers: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
-        """Fill the tables, and wait until every store holds them, of every type."""
+        """Fill the tables, and wait until every store has all rows and all types."""
         with self._world.line.database.connect() as connection:
             follower_types.fill(connection)
             FollowerLoad(self._world.line.database.dsn, 0).begin_with(connection)
@@ -54,7 +54,7 @@ class FollowerCampaign:
         assert not wrong, "\n".join(wrong)
 
     def round(self, seed: int, injuries: Sequence[str] = ()) -> None:
-        """Hurt under load, heal, compare; `injuries` by name instead of the seed's own."""
+        """Inject faults under load, repair, compare; `injuries` replaces the seed's choice."""
         began = time.monotonic()
         world = self._world
         world.chance = random.Random(f"{seed}/injuries")
@@ -86,7 +86,7 @@ class FollowerCampaign:
         assert not self.wrong, "\n".join(self.wrong)
 
     def read_mirrors(self, count: int) -> None:
-        """Read the mirrors at so many random frontiers."""
+        """Read the mirrors at `count` random frontiers."""
         rows = self._world.delta.frontiers()
         for _ in range(count):
             reading = self._world.delta.at(self._world.chance.choice(rows))

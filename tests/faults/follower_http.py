@@ -1,7 +1,7 @@
 """A proxy for OpenSearch that refuses some requests, or some items of a bulk: 429, 503.
 
-What it refuses may have been done all the same: nobody can tell. It knows HTTP as far as that:
-requests are forwarded whole, one connection for each.
+A refused request may have been carried out all the same: the client cannot know. No more of HTTP is
+supported than this needs: each request is forwarded complete, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
-        """Say nothing: clients are killed here."""
+        """Log nothing: clients are killed here."""
 
 
 class HttpProxy:
@@ -37,7 +37,7 @@ class HttpProxy:
         self.target = port
         self.share = 0.0  # of requests that are refused
         self.status = 503
-        self.items = False  # whether it refuses items of a bulk instead of the whole
+        self.items = False  # whether it refuses items of a bulk instead of all of it
         self.refused = 0
         self.chance = random.Random(f"{seed}/http")
         self._server = _Server(self)
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SECONDS
 
     def log_message(self, *_: Any) -> None:  # noqa: ANN401 - as the base class
-        """Say nothing."""
+        """Log nothing."""
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, said if whole else self._some(said), kind)
 
     def _some(self, said: bytes) -> bytes:
-        """Say of some of a bulk's items that they were refused."""
+        """Report some of a bulk's items as refused."""
         proxy = self.server.proxy
         try:
             told = orjson.loads(said)

@@ -1,7 +1,7 @@
-"""What is done to followers and their stores, each a function of the world that names what it did.
+"""Faults in followers and their stores: functions of the world that return what they did.
 
-None of them waits for recovery: the campaign does, now and then. Whatever is only for a while is
-over when the function returns.
+None of them waits for recovery: the campaign does that at times. A temporary fault is over when the
+function returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc import failpoints
 if TYPE_CHECKING:
     from tests.faults.follower_world import World
 
-# As parts of their processes' command lines.
+# Parts of the command lines by which processes are found.
 _DRIVER: Final = "follow.py"
 _JAVA: Final = "java"
 _WORKER: Final = "pyspark.daemon"
@@ -27,7 +27,7 @@ _A_WHILE: Final = (1.0, 6.0)
 
 
 def _kill(*words: str) -> Callable[[World], str]:
-    """Kill all of the followers, or those of their processes that have these words."""
+    """Kill all processes of one copy, or those whose command line has these words."""
 
     def injury(world: World) -> str:
         copy = world.chance.choice(world.copies)
@@ -48,7 +48,7 @@ def one_worker(world: World) -> str:
 
 
 def at_a_failpoint(world: World) -> str:
-    """Let a copy run into one of the places where it kills itself, and take the place of it."""
+    """Replace all copies by one with a failpoint, and wait for it to kill itself there."""
     name = world.chance.choice(failpoints.FOLLOWER_NAMES)
     for copy in list(world.copies):
         world.drop(copy)
@@ -72,7 +72,7 @@ def no_checkpoint(world: World) -> str:
 
 
 def two_copies(world: World) -> str:
-    """Run a second copy beside the first for a while, then kill one of the two."""
+    """Run a second copy alongside the first for a while, then kill one of the two."""
     if len(world.copies) < 2:
         world.follow()
     time.sleep(world.chance.uniform(10, 30))
@@ -83,7 +83,7 @@ def two_copies(world: World) -> str:
 
 
 def frozen_copy(world: World) -> str:
-    """Freeze a copy in whatever it does, let another follow, and thaw it: it writes what is old."""
+    """Freeze a copy at any point, run another one, and thaw the first: its writes are stale."""
     copy = world.chance.choice(world.copies)
     copy.signal(signal.SIGSTOP)
     other = world.follow()
@@ -117,7 +117,7 @@ def daemon_killed(world: World) -> str:
 
 
 def _refused(status: int, *, items: bool = False) -> Callable[[World], str]:
-    """Let OpenSearch refuse some of what it is asked for, for a while."""
+    """Have OpenSearch refuse some requests, or some items of bulks, for a while."""
 
     def injury(world: World) -> str:
         world.http.status, world.http.items = status, items

@@ -1,11 +1,11 @@
-"""A workload whose every committed state proves itself, for whoever reads it in whatever store.
+"""A workload whose every committed state can be verified by itself, in any store.
 
-One writer, transactions over several tables: money moves between `accounts` and `savings`; an order
-comes and goes with its lines; `events` are emptied; keys change, also back and forth; rows keep
-TOAST values that Postgres does not send. At the end of each transaction the row of `clock` is
-given the transaction's number and a digest of all rows of all tables. So any state that a reader
-sees is either one that the database had, or its digest tells: a row that is missing, old, twice,
-torn or left over is found, whichever it is.
+One writer, transactions over several tables: money moves between `accounts` and `savings`; orders
+are inserted and deleted with their lines; `events` is truncated; keys change, also back and forth;
+rows keep TOAST values that Postgres does not send. Each transaction ends by writing its number and
+a digest of all rows of all tables into the row of `clock`. So any state that a reader sees is one
+that the database had, or does not match its digest: a row that is missing, old, duplicated, torn or
+left over is found.
 
 The digest is an XOR of the rows' hashes, kept up to date by a model in memory. After a lost
 connection the model is read from the database.
@@ -39,7 +39,7 @@ class Model:
         self.n = 0
 
     def put(self, table: str, row: Row) -> None:
-        """Write a row whole, in the place of the one of its key."""
+        """Write a complete row, in place of the one with its key."""
         self.drop(table, self.key(table, row))
         self.rows[table][self.key(table, row)] = row
         self.digest ^= row_hash(table, row)
@@ -63,7 +63,7 @@ class Model:
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any]) -> Model:
-        """Take the rows from the database."""
+        """Read the rows from the database."""
         model = cls()
         for table, row in database_rows(connection):
             if table == "clock":
@@ -74,7 +74,7 @@ class Model:
 
 
 def database_rows(connection: psycopg.Connection[Any]) -> Iterator[tuple[str, Row]]:
-    """Give every row of every table, the clock's too, in the one form that stores are read into."""
+    """Yield every row of every table, the clock's too, in the form that stores are read into."""
     for table, kinds in TABLES.items():
         columns = ", ".join(_asked(column, kind) for column, kind in kinds.items())
         for values in connection.execute(f"SELECT {columns} FROM {table}".encode()):
@@ -117,7 +117,7 @@ class FollowerLoad(Writing):
     # -- transactions ---------------------------------------------------------------------------
 
     def transaction(self) -> None:
-        """Do some things, and write down what all tables then hold."""
+        """Make some changes, and record the digest of all tables."""
         for _ in range(self._chance.choice((1, 1, 1, 2, 3, 6))):
             (deed,) = self._chance.choices(_DEEDS, _WEIGHTS)
             deed(self)
@@ -152,7 +152,7 @@ class FollowerLoad(Writing):
         self.model.put(table, row)
 
     def _change(self, table: str, row: Row, **changed: object) -> None:
-        """Update the columns named, and no others: a key's, too."""
+        """Update the named columns, key columns too, and no others."""
         sets = ", ".join(f"{name} = {_placed(TABLES[table][name])}" for name in changed)
         where, key = self._where(table, row)
         self._run_sql(f"UPDATE {table} SET {sets} WHERE {where}", *changed.values(), *key)
@@ -177,10 +177,10 @@ class FollowerLoad(Writing):
     def _long(self) -> str:
         return self._chance.randbytes(self._chance.choice((10, 1_300, 2_500))).hex()
 
-    # -- deeds ----------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------
 
     def _move_money(self) -> None:
-        """Move from an account into a pot; long notes stay as they are."""
+        """Move money from an account into a pot; long notes do not change."""
         account = self._any("accounts")
         assert account is not None
         amount = Decimal(self._chance.randrange(1, 10_000)) / 100
@@ -269,7 +269,7 @@ class FollowerLoad(Writing):
         self._delete("orders", order)
 
     def _happen(self, count: int = 0) -> None:
-        """Write events, which are forgotten all at once."""
+        """Insert events, which `_forget` truncates."""
         for _ in range(count or self._chance.randrange(1, 4)):
             number = self._chance.randrange(100_000)
             if (number,) not in self.model.rows["events"]:
@@ -280,7 +280,7 @@ class FollowerLoad(Writing):
         self._happen(_BULK)
 
     def _forget(self) -> None:
-        """Empty the events, and write some again in the same transaction."""
+        """Truncate the events, and at times insert some again in the same transaction."""
         self._run_sql("TRUNCATE events")
         self.model.clear("events")
         if self._chance.random() < 0.5:
@@ -304,7 +304,7 @@ class FollowerLoad(Writing):
                 self._change("blobs", blob, n=blob["n"] + 1)
 
     def _undone(self) -> None:
-        """Change much, and take it back: of a subtransaction that was rolled back nothing comes."""
+        """Change many rows in a subtransaction and roll it back: nothing of it is published."""
         self._run_sql("SAVEPOINT before")
         self._run_sql("UPDATE accounts SET balance = 0, n = -1")
         self._run_sql("DELETE FROM lines")

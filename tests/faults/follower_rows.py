@@ -1,7 +1,7 @@
-"""The follower load's tables, one form for their rows wherever they are read, and what must hold.
+"""The follower load's tables, a common form for their rows in any store, and what must hold.
 
 In that form a number is its text with its scale, a time microseconds since 1970, bytes are
-hexadecimal, a document is its canonical text; everything else is itself.
+hexadecimal, a document is its canonical text; everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def canonical_json(value: Any) -> str:  # noqa: ANN401 - a document, or its text
 
 
 def plain(table: str, row: Row) -> Row:
-    """Return a row that was read as a store has it in the one form."""
+    """Return a row, as read from a store, in the common form."""
     return {column: _plain(row.get(column), kind) for column, kind in TABLES[table].items()}
 
 
@@ -104,7 +104,7 @@ def _plain(value: Any, kind: str) -> Any:  # noqa: ANN401 - any store's
 
 
 def findings(state: State) -> list[str]:
-    """Return what is wrong with a state; nothing where the database can have had it."""
+    """Return what is wrong with a state; empty where the database can have had it."""
     clock = state["clock"]
     if not clock:
         return [f"{name} has rows, and there is no clock" for name, rows in state.items() if rows]

@@ -1,7 +1,7 @@
-"""Read what followers have stored, as docs/FOLLOWERS.md tells any reader to: state by state.
+"""Read what followers have stored, as docs/FOLLOWERS.md describes it for readers: state by state.
 
-A reading is a frontier with all rows of the load's tables at it, in the one form of
-`follower_rows`; or None where the store says that it stands at no frontier just now.
+A reading is a frontier with all rows of the load's tables at it, in the common form of
+`follower_rows`; or None where the store shows that it is at no frontier at the moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.faults.follower_rows import TABLES, State, plain
 
 _PAGE: Final = 10_000
 _SECONDS: Final = 30.0
-# Everything under the tables' keys at one moment, with what the follower says of itself.
+# All keys of the tables at one moment, with the follower's record.
 _SNAPSHOT: Final = """
 local keys = redis.call('KEYS', ARGV[1])
 local values = {}
@@ -42,14 +42,14 @@ def _empty() -> State:
 
 
 class Redis:
-    """A follower's keys, whole rows under their default names."""
+    """A follower's keys: complete rows under their default names."""
 
     def __init__(self, url: str, prefix: str, follower: str) -> None:
         self.client: Any = redis.Redis.from_url(url, socket_timeout=_SECONDS, retry=None)
         self._prefix, self._main = prefix, f"{prefix}:cdc:{follower}"
 
     def read(self) -> Reading | None:
-        """Return the state of this moment; None while it is none, or the server is away."""
+        """Return the current state; None where it is at no frontier, or the server is down."""
         try:
             pattern = f"{self._prefix}:public.*"
             fields, keys, values = self.client.eval(_SNAPSHOT, 1, self._main, pattern)
@@ -66,7 +66,7 @@ class Redis:
 
 
 class OpenSearch:
-    """A follower's documents, behind the default aliases."""
+    """A follower's documents, by the default aliases."""
 
     def __init__(self, url: str, prefix: str, follower: str) -> None:
         self.url = url
@@ -75,7 +75,7 @@ class OpenSearch:
         self._http = requests.Session()
 
     def read(self) -> Reading | None:
-        """Return the state of now, if the same frontier stands before and after the search."""
+        """Return the current state, if the frontier is the same before and after the search."""
         try:
             before = self._applied()
             if before is None:
@@ -106,7 +106,7 @@ class OpenSearch:
         answer.raise_for_status()
         state = _empty()
         for table, found in zip(TABLES, orjson.loads(answer.content)["responses"], strict=True):
-            if "hits" not in found:  # an index that is gone: no state
+            if "hits" not in found:  # the index is deleted: no state
                 return None
             assert found["hits"]["total"]["value"] < _PAGE, "more documents than one page"
             rows = (hit["_source"] for hit in found["hits"]["hits"])
@@ -115,7 +115,7 @@ class OpenSearch:
 
 
 class Delta:
-    """A follower's mirrors, at any of the frontiers that they stood at."""
+    """A follower's mirrors, at any of the frontiers that they have reached."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -158,5 +158,5 @@ class Delta:
         return self._tables[name]
 
     def forget(self) -> None:
-        """Open all anew: somebody has replaced them."""
+        """Open all tables again: they may have been replaced."""
         self._tables.clear()

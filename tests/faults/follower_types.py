@@ -1,9 +1,9 @@
 """Every type that a column can have, with values of every kind, through the whole pipeline.
 
-One wide table: a column of each type, built in, an extension's or made by users, and one of arrays
+One wide table: a column of each type (built in, an extension's or user-defined), and one of arrays
 of it. Redis and OpenSearch must hold the log's JSON (docs/EVENTS.md, "Values"); a mirror the types
 of docs/DELTA.md, with Postgres' own text in `_exact` exactly where a value does not fit. Both are
-held against what Postgres itself says.
+compared with Postgres' own output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VALUES: Final = (
     | {f"{SCHEMA}.{name}": texts for name, (_, _, texts) in MADE.items()}
 )
 _KINDS: Final = tuple(_VALUES)
-# The oracle's SQL takes elements of these one by one, and so knows one dimension only.
+# The oracle's SQL reads elements of these one by one, and so supports one dimension only.
 _ONE_DIMENSION: Final = re.compile(r"bpchar|char\(|bytea|date|inet|time")
 _NATURAL: Final = {
     "boolean": "boolean",
@@ -62,7 +62,7 @@ _MORE_ROWS: Final = 6
 
 
 def make(connection: psycopg.Connection[Any]) -> None:
-    """Make the table, and the types that no server brings."""
+    """Create the table, and the types that are not built in."""
     connection.execute(b'CREATE SCHEMA other CREATE TABLE "odd.Table" (id int)')
     connection.execute(b"CREATE TYPE other.\"Odd\" AS ENUM ('x')")
     connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
@@ -135,7 +135,7 @@ def texts(config: Config) -> dict[int, dict[str, tuple[str | None, bool]]]:
 
 
 def wrong_json(name: str, stored: dict[int, dict[str, Any]], config: Config) -> list[str]:
-    """Return what a store's rows have otherwise than the log's form."""
+    """Return where a store's rows differ from the log's form."""
     expected = rows(config, mirrored=False)
     found = [] if stored.keys() == expected.keys() else [f"{name}: other keys"]
     return found + [
@@ -156,7 +156,7 @@ def _kind(column: str) -> str:
 
 
 def wrong_mirror(root: Path, config: Config) -> list[str]:
-    """Return what the mirror has otherwise than docs/DELTA.md says: types, values, texts."""
+    """Return where the mirror differs from docs/DELTA.md: types, values, texts."""
     table = DeltaTable(str(root / f"{SCHEMA}.every"))
     found = list(_wrong_types(table))
     expected, own = rows(config, mirrored=True), texts(config)
@@ -170,7 +170,7 @@ def wrong_mirror(root: Path, config: Config) -> list[str]:
             log = expected[number][column]
             kind = _base(_KINDS[int(column[1:])])
             if column[0] == "a" and _KINDS[int(column[1:])] not in VALUES:
-                # Of an array the log tells no more than its name, which anybody may have given.
+                # For such an array the log has only the type's name, which a user may have chosen.
                 right = value == text and column not in exact
             elif odd or _unfit(kind, log):
                 right = value is None and exact.get(column) == text
@@ -197,12 +197,12 @@ def _wrong_types(table: DeltaTable) -> Iterator[str]:
 
 
 def _base(kind: str) -> str:
-    """Return what a domain is a domain of; any other type as it is."""
+    """Return a domain's base type; any other type as it is."""
     return _DOMAINS.get(kind) or kind
 
 
 def _unfit(kind: str, value: Any) -> bool:  # noqa: ANN401 - any type's
-    """Return whether a value, or an element of it, is none of its natural type's."""
+    """Return whether a value, or an element of it, does not fit its natural type."""
     if isinstance(value, list):
         return any(_unfit(kind, each) for each in value)
     if kind.startswith(("date", "timestamp")) and "range" not in kind:

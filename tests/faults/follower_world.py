@@ -1,8 +1,8 @@
-"""A database, a log and three stores, with a daemon and followers that may be hurt in any way.
+"""A database, a log and three stores, with a daemon and followers in which to inject faults.
 
-Followers are `cdc follow` as a process of its own, in a session of its own: what is in it by which
-name is found by looking. Watchers read Redis and OpenSearch all the time, as clients would, and
-hold every state that they see against its own digest.
+Followers are one `cdc follow` in a session of its own: its processes are found by that session and
+their command lines. Watchers read Redis and OpenSearch all the time, as clients would, and check
+every state that they see against its own digest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONVERGE_SECONDS: Final = 600.0
 _STOP_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _SHOWN_CHARACTERS: Final = 4_000
-# Restarting these would only repeat them.
+# Exit codes that a restart would only repeat.
 _FINAL: Final = {64, 70, 77, 78, 2}
 
 
@@ -87,7 +87,7 @@ class Follow:
         return found
 
     def signal(self, number: signal.Signals, *words: str) -> int:
-        """Send a signal to all of it, or to those of its processes; return to how many."""
+        """Send a signal to all its processes, or to those with these words; return to how many."""
         members = self.members(*words)
         for each in members:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -95,7 +95,7 @@ class Follow:
         return len(members)
 
     def kill(self) -> None:
-        """Leave nothing of it."""
+        """Kill all its processes."""
         while self.signal(signal.SIGKILL):
             time.sleep(0.05)
         self.process.wait()
@@ -111,7 +111,7 @@ class Follow:
 
 
 class Watch(threading.Thread):
-    """Reads a store over and over; `wrong` is what no state of the database looks like."""
+    """Reads a store over and over; `wrong` lists what no state of the database explains."""
 
     def __init__(self, name: str, read: Callable[[], Reading | None]) -> None:
         super().__init__(name=f"watch {name}", daemon=True)
@@ -138,7 +138,7 @@ class Watch(threading.Thread):
 
 
 class World:
-    """Everything of one campaign; `close` leaves nothing running."""
+    """All parts of one campaign; `close` leaves nothing running."""
 
     def __init__(self, new: NewPipeline, stack: LocalStack, folder: Path, seed: int) -> None:
         self.chance = random.Random(f"{seed}/followers")
@@ -181,7 +181,7 @@ class World:
         return self.line.daemon
 
     def begin(self) -> None:
-        """Start what follows, and the watchers."""
+        """Start the daemon, the followers and the watchers."""
         self.line.start()
         self.follow()
         for watch in self.watches:
@@ -198,7 +198,7 @@ class World:
         return copy
 
     def look(self) -> None:
-        """Start again what has ended; fail where it has ended for good."""
+        """Restart what has ended; fail where a restart would not help."""
         if self.daemon.process.poll() is not None:
             self.line.start()
         for copy in [each for each in self.copies if not each.running]:
@@ -210,13 +210,13 @@ class World:
             self.follow()
 
     def drop(self, copy: Follow) -> None:
-        """Leave nothing of a copy, its scratch neither."""
+        """Kill a copy and delete its scratch folder."""
         copy.kill()
         self.copies.remove(copy)
         shutil.rmtree(copy.scratch, ignore_errors=True)
 
     def mend(self) -> None:
-        """Heal everything, and go on with one copy without failpoints."""
+        """Repair everything, and continue with one copy without failpoints."""
         self.http.heal()
         self.stack.up(["postgres", "kafka", "redis", "opensearch"])
         for copy in list(self.copies):
@@ -236,7 +236,7 @@ class World:
         return state
 
     def converged(self) -> dict[str, list[str]]:
-        """Wait until each store holds what the database holds; return by store how they differ."""
+        """Wait until each store has the newest transaction; return by store how they differ."""
         source = self.source()
         (clock,) = source["clock"]
         stores: dict[str, Callable[[], Reading | None]] = {
@@ -265,7 +265,7 @@ class World:
         return told
 
     def wrong_types(self) -> list[str]:
-        """Return what stores have otherwise than documented of the table of all types."""
+        """Return where stores differ from what is documented, in the table of all types."""
         config, name = self.line.config, f"{follower_types.SCHEMA}.every"
         client, prefix = self.redis.client, config.prefix
         cached = [orjson.loads(client.get(each)) for each in client.keys(f"{prefix}:{name}:*")]
@@ -279,7 +279,7 @@ class World:
         ]
 
     def wrong(self) -> Iterator[str]:
-        """Give what watchers have seen that no state of the database looks like."""
+        """Yield what watchers have seen that no state of the database explains."""
         for watch in self.watches:
             yield from watch.wrong
 

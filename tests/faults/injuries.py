@@ -1,7 +1,7 @@
-"""What a campaign does to a pipeline: one function a kind of fault, over every boundary.
+"""What a campaign does to a pipeline: one function per kind of fault, on every boundary.
 
-Each does its harm and heals what would not heal by itself; whether anything is lost is not its to
-say. A fault names its kind, and the campaign counts by it.
+Each injects its fault and repairs what would not recover by itself; it does not check whether
+anything is lost. It returns its kind, by which the campaign counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Ward:
-    """Everything that can be hurt."""
+    """Everything that faults are injected into."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Ward:
 
 
 def kill_daemon(ward: Ward) -> str:
-    """Kill the one that works, or now and then the standby."""
+    """Kill the working daemon, or at times the standby."""
     works = ward.chance.random() < 0.85
     daemon = ward.crew.working if works else ward.crew.waiting
     ward.crew.forgive(daemon)
@@ -57,7 +57,7 @@ def kill_daemon(ward: Ward) -> str:
 
 
 def freeze_daemon(ward: Ward) -> str:
-    """Stop the one that works; half the time somebody takes over, and it wakes as a zombie."""
+    """Stop the working daemon; half the time the standby takes over, and it wakes as a zombie."""
     daemon = ward.crew.working
     daemon.freeze()
     try:
@@ -105,7 +105,7 @@ def kill_server(name: str) -> Callable[[Ward], str]:
 
 
 def restart_postgres(ward: Ward) -> str:
-    """Stop it in the ways of pg_ctl; a fast stop waits for walsenders to be caught up."""
+    """Stop it in pg_ctl's fast or immediate mode; fast waits for walsenders to catch up."""
     how = ward.chance.choice((signal.SIGINT, signal.SIGQUIT))
     process = ward.stack["postgres"].state.process
     process.signal(how)
@@ -154,7 +154,7 @@ def refuse(to: str) -> Callable[[Ward], str]:
 
 
 def silence(to: str) -> Callable[[Ward], str]:
-    """Let bytes go nowhere for a while; then on their way, or the connection is reset."""
+    """Hold all bytes back for a while; then deliver them, or reset the connection."""
 
     def harm(ward: Ward) -> str:
         proxy = ward.proxies[to]
@@ -183,7 +183,7 @@ def slow(to: str) -> Callable[[Ward], str]:
     return harm
 
 
-# With how often each is done; a dead broker is let in again only when its session has lapsed.
+# With their weights; a killed broker is admitted again only after its session has expired.
 FAULTS: Final[tuple[tuple[int, Callable[[Ward], str]], ...]] = (
     (30, kill_daemon),
     (8, freeze_daemon),
@@ -202,5 +202,5 @@ FAULTS: Final[tuple[tuple[int, Callable[[Ward], str]], ...]] = (
     (4, slow("postgres")),
     (4, slow("kafka")),
 )
-# After these it takes seconds before anything can go on.
+# Recovery from these takes seconds.
 HEAVY: Final = frozenset({"kafka killed"})

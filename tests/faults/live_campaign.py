@@ -1,8 +1,8 @@
-"""Tables read again in the stream, under constant writes and kills; then the same account.
+"""Incremental snapshots under constant writes and kills; then the same account.
 
-A round begins as an initial snapshot's, that nobody hurts, or with a log that knows nothing of the
-rows there are. Then every table with a key is asked for by `cdc snapshot`, some of them twice, and
-while the daemons read, they and their servers are hurt, the snapshots paused and gone on with.
+A round starts with an initial snapshot without faults, or with a log that has none of the existing
+rows. Then `cdc snapshot` requests every table with a key, some of them twice. While the daemons
+read them, faults hit daemons and servers, and the snapshots are paused and resumed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class LiveRound(Round):
 
     def __init__(self, *given: Any, seed: int, **more: Any) -> None:  # noqa: ANN401 - the base class's
         super().__init__(*given, seed=seed, **more)
-        self._older = self._chance.random() < 0.4  # than the log
+        self._older = self._chance.random() < 0.4  # rows, than the log
         settings = self.pipeline.settings
         settings["snapshot"] = {"mode": "never" if self._older else "initial", "runner": "local"}
         if self._older:
-            # Without a key its rows can't be read again, and the log would never know them.
+            # Without a key its rows can't be read again, and the log would never have them.
             settings["source"] = {**settings["source"], "exclude": ["public.lines"]}
         self.pipeline.write("lockstep.yaml")
         self.asked = 0
@@ -47,7 +47,7 @@ class LiveRound(Round):
         crew.points = (*failpoints.NAMES, *failpoints.LIVE_NAMES)
         crew.failpoints = True
         for _ in range(_INJURIES):
-            # Asked for again where it is done, and left alone where it is being read.
+            # A table that is done is requested again; one that is being read is left alone.
             self._ask(*chance.sample(_TABLES, chance.randint(4, len(_TABLES))))
             self._injure()
         self._ask(*_TABLES)
@@ -61,7 +61,7 @@ class LiveRound(Round):
         def taken() -> bool:
             return self.cdc("snapshot", "start", *names).returncode == 0
 
-        # Postgres or Kafka may be away for a moment.
+        # Postgres or Kafka may be down for a moment.
         wait_until(taken, "nobody can ask for a snapshot", _DONE_SECONDS, pause=0.5)
         self.asked += len(names)
 
@@ -70,7 +70,7 @@ class LiveRound(Round):
         return done.returncode == 0 or "no live snapshot" in done.stdout + done.stderr
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return what `cdc snapshot list` tells; nothing where a server is away."""
+        """Return what `cdc snapshot list` shows; nothing where a server is down."""
         done = self.cdc("snapshot", "list", "--json")
         found: list[dict[str, Any]] = orjson.loads(done.stdout) if done.returncode == 0 else []
         return found
@@ -91,7 +91,7 @@ class LiveRound(Round):
         self._crew.look()
 
     def pause(self) -> str:
-        """Let all of them rest for a moment, and perhaps be forgotten so until the end."""
+        """Pause all of them, for a moment or at times until the end of the round."""
         self.cdc("snapshot", "pause")
         if self._chance.random() < 0.7:
             time.sleep(self._chance.uniform(0.0, 0.5))

@@ -1,16 +1,16 @@
-"""Hold a log with a snapshot in it against the source: what must be true whatever was killed.
+"""Check a log with a snapshot in it against the source: what must be true whatever was killed.
 
-It knows docs/EVENTS.md and reads the topics as plainly as a consumer can; it shares nothing with
-the code that copies. Beside the final state, which `converge` compares:
+It relies on docs/EVENTS.md and reads the topics as a plain consumer does; it shares nothing with
+the code that copies. In addition to the final state, which `converge` compares:
 
-- no `seq` twice; of the stream none is missing; every generation's lie below the next one's, and
-  all below the stream's;
-- of a key, `seq` ascends in the order of its partition;
-- the changes behind the consistent point are exactly those that Postgres tells, in order;
-- a row's version `n` goes on from its snapshot row by one with every update: so a change that is
-  both in the snapshot and in the stream shows, and so does one that is in neither;
-- a row that is read again in the stream is as the changes before it have left it, and never one
-  that they deleted.
+- no `seq` occurs twice; none of the stream's is missing; every generation's are below the next
+  one's, and all below the stream's;
+- the `seq` of a key ascends in the order of its partition;
+- the changes after the consistent point are exactly those that Postgres reports, in order;
+- a row's version `n` continues from its snapshot row, by one with every update: so a change that is
+  both in the snapshot and in the stream is found, and so is one that is in neither;
+- a row that is read again in the stream is as the changes before it left it, and never one that
+  they deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Account(NamedTuple):
     snapshot_rows: int
     gone: int  # keys of an older generation that were deleted
     changes: int
-    read_again: int  # rows of live snapshots
+    read_again: int  # rows of incremental snapshots
     findings: list[str]
 
 
@@ -73,7 +73,7 @@ def take(pipeline: PipelineUnderTest) -> Account:
 
 
 def _initial(event: dict[str, Any]) -> bool:
-    """Whether the initial snapshot made it: before the first change that commits behind."""
+    """Whether the initial snapshot wrote it: before the first change that commits after."""
     source = event["source"]
     return bool(source["snapshot"] == "true" and source["ordinal"] == 0)
 
@@ -94,7 +94,7 @@ def _seqs(by_point: dict[LSN, list[int]], streamed: list[int], findings: list[st
 
 
 def _partitions(records: list[Record], findings: list[str]) -> None:
-    """Hold order against order: a reader of one partition has nothing but offsets."""
+    """Compare offset order with seq order: a reader of one partition has only offsets."""
     newest: dict[tuple[str, bytes], int] = {}
     homes: dict[tuple[str, bytes], int] = {}
     for record in records:
@@ -110,9 +110,9 @@ def _partitions(records: list[Record], findings: list[str]) -> None:
 
 
 class _Rows:
-    """Every row's `n`, followed by seq, through changed keys.
+    """Every row's `n`, tracked by seq, across key changes.
 
-    A log that is not `whole` begins with tables that have rows which it does not know.
+    A log that is not `whole` starts with tables whose existing rows it does not have.
     """
 
     def __init__(self, *, whole: bool) -> None:

@@ -1,8 +1,8 @@
 """An initial snapshot under constant writes, with kills at random points; then the account.
 
-One round: tables that are full, writers whose transactions overlap everything, `cdc setup`, daemons
-that take the snapshot, and a few injuries while they do. What the seed gives is load, settings,
-kinds of injury and pauses; the moments are the machine's.
+One round: filled tables, writers whose transactions overlap everything, `cdc setup`, daemons that
+take the snapshot, and a few faults meanwhile. The seed determines load, settings, kinds of faults
+and pauses; the exact moments depend on the machine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SNAPSHOT_SECONDS: Final = 240.0
 _BATCH: Final[dict[str, object]] = {"max_events": 200, "max_wait_ms": 30}
 _STEPS_PER_SECOND: Final = 120.0
 _PAUSE_SECONDS: Final = (0.0, 2.5)
-# Where a process of the snapshot kills itself, and the how manieth time it comes there. A task does
-# so again in each process that is started in its place, so only where it has got on by then.
+# At which hit of its failpoint a process of the snapshot kills itself. A task does so again in each
+# process that replaces it, so only at a hit by which it has made progress.
 _COUNTS: Final = (2, 3, 7)
 _POINTS: Final = (*failpoints.COORDINATOR_NAMES, "before_range_commit", "after_range_commit")
 
 
 class SnapshotCrew(Crew):
-    """A worker and a standby, whose failpoints are the snapshot's."""
+    """A daemon that works and a standby, with the snapshot's failpoints."""
 
     points: tuple[str, ...] = _POINTS
 
@@ -64,7 +64,7 @@ class SnapshotCrew(Crew):
         return daemon
 
     def spare_workers(self) -> None:
-        """Let none go on whose workers kill themselves again and again."""
+        """Replace daemons whose workers kill themselves again and again."""
         for daemon in list(self._alive):
             if "range" in self._places.get(id(daemon), ""):
                 self.forgive(daemon)
@@ -72,7 +72,7 @@ class SnapshotCrew(Crew):
         self.look()
 
     def children(self) -> list[psutil.Process]:
-        """Return every process below the daemons: whatever copies."""
+        """Return all descendant processes of the daemons: those that copy."""
         found = []
         for daemon in self._alive:
             with suppress(psutil.Error):
@@ -81,7 +81,7 @@ class SnapshotCrew(Crew):
 
     @property
     def working(self) -> Daemon:
-        """The one that takes the snapshot, or else that streams."""
+        """The daemon that takes the snapshot; else the one that streams."""
         self.look()
         taking = [each for each in self._alive if each.state == "snapshotting"]
         return taking[0] if taking else super().working
@@ -108,7 +108,7 @@ class Round:
         self._stack = stack
         self._began = time.monotonic()
         self.kinds: Counter[str] = Counter()
-        # In three rounds of four nobody truncates what is being copied: each makes it begin anew.
+        # Three rounds of four have no truncates: each of them restarts the snapshot.
         self._truncates = chance.choice((0, 0, 0, 2))
         self.pipeline = PipelineUnderTest(
             database,
@@ -130,7 +130,7 @@ class Round:
         self._injuries = chance.choice((0, 1, 1, 2, 2, 3, 4))
 
     def run(self) -> None:
-        """Set up, copy and injure under load, until the daemon has streamed for a while."""
+        """Set up, copy and inject faults under load, until the daemon has streamed for a while."""
         with self._written() as load:
             wait_until(lambda: load.commits > 20, "no load")
             self.witness = Witness(self.pipeline)
@@ -148,13 +148,13 @@ class Round:
         self._crew.points = failpoints.COORDINATOR_NAMES
         self._crew.spare_workers()
         wait_until(self._streams, "the snapshot does not end", _SNAPSHOT_SECONDS, pause=0.2)
-        # A hand-over that has just happened is hurt too.
+        # At times a fault comes just after the hand-over too.
         if self._chance.random() < 0.4:
             self._injure()
 
     @contextmanager
     def _written(self) -> Iterator[Load]:
-        """Have everything written to, all the time."""
+        """Write to all tables, all the time."""
         dsn, seed = self.pipeline.database.dsn, self._seed
         with ExitStack() as closing:
             load = Load(dsn, seed, steps_per_second=_STEPS_PER_SECOND, truncates=0.0)
@@ -191,7 +191,7 @@ class Round:
 
     def _injure(self) -> None:
         if self._chance.random() < 0.8:
-            # While rows are copied; otherwise at any moment, also before and behind.
+            # While rows are copied; otherwise at any moment, also before and after.
             at_work = lambda: self._crew.children() or self._streams()  # noqa: E731
             wait_until(at_work, "nobody takes the snapshot", _SNAPSHOT_SECONDS)
         time.sleep(self._chance.uniform(*_PAUSE_SECONDS))
@@ -200,7 +200,7 @@ class Round:
         self._crew.look()
 
     def kill_worker(self) -> str:
-        """Kill one of the processes that copy, or all at once; the daemon where none does."""
+        """Kill one of the processes that copy, or all at once; the daemon where there are none."""
         children = self._crew.children()
         if not children:
             return self.kill_daemon()
@@ -211,7 +211,7 @@ class Round:
         return "worker killed" if len(chosen) == 1 else "all workers killed"
 
     def freeze_worker(self) -> str:
-        """Stop one for a while: long enough for another to be started in its place, or not."""
+        """Stop one for a while: long enough for a replacement to be started, or not."""
         children = self._crew.children()
         if not children:
             return self.kill_daemon()
@@ -229,7 +229,7 @@ class Round:
         return "daemon killed"
 
     def freeze_daemon(self) -> str:
-        """Stop it with its workers going on, and its connections ended: another takes over."""
+        """Stop it while its workers continue; mostly end its walsender: another takes over."""
         daemon = self._crew.working
         daemon.freeze()
         try:
@@ -253,7 +253,7 @@ class Round:
         return "kafka killed"
 
     def terminate_exporter(self) -> str:
-        """End the connection that keeps the exported snapshot."""
+        """End the connection that holds the exported snapshot."""
         self._terminate("pid IN (SELECT active_pid FROM pg_replication_slots WHERE temporary)")
         return "export ended"
 
@@ -273,7 +273,7 @@ class Round:
     # -- the account ----------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Hold the log against the source; fail on what is wrong, return what was shown."""
+        """Compare the log with the source; fail on what is wrong, return the figures."""
         proof = converge(self.pipeline.config)
         account = snapshot_account.take(self.pipeline)
         since = max(account.point, self._first_lsn)

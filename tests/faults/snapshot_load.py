@@ -1,8 +1,8 @@
-"""What a snapshot meets: tables of every shape, filled, and writers who never let go of them.
+"""The load of a snapshot: filled tables of every shape, and writers that never stop.
 
 `Load` writes to its own tables; this adds others (many pages, partitions, large rows, none at all),
-rows that were there before, and writers whose transactions are open for seconds, so that one is
-across any consistent point: some of their rows belong to the snapshot's past, some to its future.
+rows that exist before, and writers whose transactions are open for seconds, so that one spans any
+consistent point: some of their rows belong to the snapshot's past, some to its future.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS: Final = (
     "CREATE TABLE parts (id int, day int, n int NOT NULL, note text, PRIMARY KEY (id, day))"
     " PARTITION BY RANGE (day)"
 )
-# Of some rows out of line, so that an update of another column does not send it.
+# Out of line in some rows, so that an update of another column does not send it.
 _BIG: Final = "CASE WHEN i % 3 < 2 THEN repeat(md5(i::text), 90) END"
 
 TABLES: Final = (
@@ -55,7 +55,7 @@ FILL: Final = (
     "INSERT INTO lines SELECT i % 50, 1, 'l', NULL FROM generate_series(1, 500) i",
 )
 
-# {k} a key that is likely to be there, {o} another.
+# {k} is a key that is likely to exist, {o} another.
 _WRITES: Final = (
     "UPDATE many SET n = n + 1 WHERE id = {k}",
     "UPDATE many SET n = n + 1, a = a || 'x' WHERE id BETWEEN {k} AND {k} + 5",
@@ -63,7 +63,7 @@ _WRITES: Final = (
     "DELETE FROM many WHERE id = {k}",
     "INSERT INTO many VALUES ({k}, 1, 'again', now()) ON CONFLICT DO NOTHING",
     "INSERT INTO many VALUES ({o} + 200000, 1, 'new', now()) ON CONFLICT DO NOTHING",
-    # From one partition into another: a delete and an insert to Postgres.
+    # From one partition into another: a delete and an insert for Postgres.
     "UPDATE parts SET n = n + 1, day = (day + 10) % 50 WHERE id = {k} % 1500",
     "UPDATE parts SET n = n + 1, note = 'q' WHERE id = {k} % 1500",
     "DELETE FROM parts WHERE id = {k} % 1500",
@@ -85,12 +85,12 @@ _EMPTY: Final = "INSERT INTO void VALUES ({k}, 1) ON CONFLICT DO NOTHING"
 
 
 class Hands(Writing):
-    """A writer with transactions of its own length, until `stop`; `truncates` some tables too."""
+    """A writer with transactions of a given length, until `stop`; `truncates` some tables too."""
 
     def __init__(
         self, dsn: str, seed: str, *, open_seconds: tuple[float, float], truncates: int = 0
     ) -> None:
-        """Have transactions open for so long, at least and at most; truncate so many times."""
+        """`open_seconds` is how long transactions are open, at least and at most."""
         super().__init__(f"hands {seed}")
         self._dsn = dsn
         self._chance = random.Random(seed)

@@ -1,6 +1,6 @@
 """Random faults: a few in every test run, a thousand and more with `make campaign`.
 
-LOCKSTEP_KILLS says how many, LOCKSTEP_SEED repeats a campaign, LOCKSTEP_RESULT names a file for its
+LOCKSTEP_KILLS sets how many, LOCKSTEP_SEED repeats a campaign, LOCKSTEP_RESULT names a file for its
 figures.
 """
 

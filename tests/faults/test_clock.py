@@ -1,7 +1,7 @@
-"""The wall clock jumps by an hour, forward and back: no order, no timeout and no lag minds.
+"""The wall clock jumps by an hour, forward and back: order, timeouts and lag are not affected.
 
-The daemon's Python gets a clock whose offset a file holds. librdkafka keeps its own, and stamps
-records with it; nothing of ours reads those stamps but the age of frontier records.
+The daemon's Python gets a clock with an offset from a file. librdkafka keeps its own clock, and
+sets record timestamps by it; we read those only for the age of frontier records.
 """
 
 from __future__ import annotations

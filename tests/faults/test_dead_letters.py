@@ -1,4 +1,4 @@
-"""Rows too large for their topics: in their place, whole beside it, both or neither, in bounds."""
+"""Rows too large for their topics: pointer and dead letter, both or neither, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fixtures.witness import data_records, records_of
 
 _DOCS = "CREATE TABLE docs (id int PRIMARY KEY, name text, body text)"
 _MB = 1 << 20
-# Text that compresses little, of so many bytes.
+# Text of {0} bytes that compresses little.
 _RANDOM = (
     "(SELECT left(string_agg(md5(i::text || random()::text), ''), {0})"
     " FROM generate_series(1, {0} / 32 + 1) i)"
@@ -63,7 +63,7 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
     line.database.execute(
         insert(1, 100),
         f"INSERT INTO docs VALUES (2, 'n2', repeat(md5('x'), {50 * _MB // 32}))",
-        # The large value is not sent with this one: what stands in the letter goes on to hold.
+        # Postgres does not send the large value with this: the one in the dead letter stays valid.
         "UPDATE docs SET name = 'other' WHERE id = 2",
         insert(3, 100),
         "UPDATE docs SET body = body || 'x', id = 4 WHERE id = 2",
@@ -109,7 +109,7 @@ def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline)
         f"INSERT INTO blobs VALUES (1, convert_to(repeat(md5('x'), {100 * _MB // 32}), 'UTF8'))"
     )
     arrived(line, 1)
-    # In the stream it is text of 200 MB, in the event of 133 MB.
+    # In the stream it is text of 200 MB, in the event text of 133 MB.
     assert daemon.peak_rss_mb < 900
     [head] = letters_topic.heads(line.config)
     assert head.bytes > 133_000_000
@@ -117,7 +117,7 @@ def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline)
 
 
 def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
-    """The topic's own limit counts, also where it is far below what the producer could send."""
+    """The topic's own limit applies, also where it is far below what the producer could send."""
     line = pipeline(_DOCS, log={"kafka": {"batch.size": 200_000}})
     topic = names.data_topic(line.config.prefix, "public", "docs")
     most = 300_000
@@ -141,7 +141,7 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
 def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_remedy(
     pipeline: NewPipeline,
 ) -> None:
-    """Else a batch of small rows would be refused, at some time or other."""
+    """Otherwise a batch of small rows would be refused, sooner or later."""
     line = pipeline(_DOCS)
     set_limit(line, names.data_topic(line.config.prefix, "public", "docs"), 300_000)
     daemon = line.start().wait_ready()
@@ -189,7 +189,7 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
         ("full_", "c"), ("full_", "u"), ("full_", "d"), ("keyless", "c"), ("keyless", "d"),
         ("named", "c"), ("named", "u"),
     }  # fmt: skip
-    # The same long key stands in every record of its row, the tombstone too.
+    # The same long key is in every record of its row, the tombstone too.
     keys = [r.key for r in data_records(line) if r.topic.endswith(".named")]
     assert sorted(map(keys.count, set(keys))) == [1, 2, 3, 3]
     assert all(len(key or b"") < 100 for key in keys)
@@ -200,7 +200,7 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
 
 @pytest.mark.parametrize("streaming", ["on", "off"])
 def test_a_large_transaction_of_large_rows(streaming: str, pipeline: NewPipeline) -> None:
-    """Above logical_decoding_work_mem: streamed before the commit, and cut in between."""
+    """Above logical_decoding_work_mem: streamed before the commit, and split in between."""
     batch = {"max_bytes": 16 * _MB, "max_events": 5}
     line = pipeline(_DOCS, batch=batch, source={"streaming": streaming})
     line.database.execute(

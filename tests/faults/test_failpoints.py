@@ -1,4 +1,4 @@
-"""The daemon dies between every two stages, and nothing is lost, twice, or out of order."""
+"""The daemon dies between every two stages, and nothing is lost, duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
 
-# The how manieth time it dies there: at the start the first, else when something went before.
+# At which hit it dies: at start-up the first, otherwise one after some work.
 _COUNTS = {"after_slot": 1, "after_fence": 1, "before_frontier": 3}
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
 
 
 def _wait_for_death(daemon: Daemon, load: Load) -> None:
-    """Write and rest in turn until the daemon dies: a frontier may need a moment of rest."""
+    """Write and pause in turn until the daemon dies: a frontier may need a pause."""
     turns = iter(range(10_000))
 
     def dead() -> bool:
@@ -50,7 +50,7 @@ def test_killed_there_it_loses_nothing(name: str, direct: str, pipeline: NewPipe
 
 
 def test_crash_after_crash_at_every_place_loses_nothing(pipeline: NewPipeline) -> None:
-    """Every place, in random order, each at the first chance: it dies recovering from a death."""
+    """Every failpoint, in random order, at its first hit: it dies while recovering from a crash."""
     line = pipeline(*TABLES, batch=_SMALL)
     witness = Witness(line)
     names = list(failpoints.NAMES)

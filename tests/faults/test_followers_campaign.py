@@ -1,8 +1,8 @@
-"""Followers hurt at random: a round in every test run, fifty with `make campaign`.
+"""Random faults in followers: a round in every test run, fifty with `make campaign`.
 
-LOCKSTEP_FOLLOWERS says how many rounds, LOCKSTEP_SEED the first one's seed, LOCKSTEP_READS how
-often the mirrors are read at a random frontier in the end, LOCKSTEP_INJURIES names injuries to be
-done instead of the seed's own, LOCKSTEP_RESULT a file for the figures.
+LOCKSTEP_FOLLOWERS sets how many rounds, LOCKSTEP_SEED the first one's seed, LOCKSTEP_READS how
+often the mirrors are read at a random frontier in the end, LOCKSTEP_INJURIES names faults to inject
+instead of the seed's choice, LOCKSTEP_RESULT names a file for the figures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.fixtures.seeds import first_seed
 _ROUNDS = int(os.environ.get("LOCKSTEP_FOLLOWERS", "1"))
 _READS = int(os.environ.get("LOCKSTEP_READS", "50"))
 _SEED = first_seed("LOCKSTEP_FOLLOWERS")
-# A test run does these three; a campaign what the seed gives.
+# A test run uses these three; a campaign uses the seed's choice.
 _SAMPLE = "" if "LOCKSTEP_FOLLOWERS" in os.environ else "503,flush,driver"
 _INJURIES = tuple(filter(None, os.environ.get("LOCKSTEP_INJURIES", _SAMPLE).split(",")))
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
@@ -47,7 +47,7 @@ def world(
 def test_every_state_is_the_databases_and_every_injury_heals(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No half transaction in any store, and no difference in the end."""
+    """No partial transaction in any store, and no difference in the end."""
     print(f"followers: LOCKSTEP_SEED={_SEED} LOCKSTEP_FOLLOWERS={_ROUNDS}")  # noqa: T201 - on failure
 
     def tell(line: str) -> None:

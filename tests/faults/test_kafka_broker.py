@@ -1,4 +1,4 @@
-"""One broker that is slow, silent, throttled, forgetful or strict: named, waited for, survived."""
+"""One broker that is slow, silent or throttled, forgets ids or denies rights: nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOUND_SECONDS = 240.0
 
 
 def begin(line: PipelineUnderTest, **log: object) -> tuple[Daemon, Witness]:
-    """Set the pipeline up and start its daemon, with such settings of the log."""
+    """Set the pipeline up and start its daemon, with these settings of `log`."""
     line.database.execute(*TABLES)
     line.set_up()
     changed = {f"log__{name}": value for name, value in log.items()}
@@ -60,11 +60,11 @@ def test_a_bad_line_to_the_broker_loses_nothing(
 def test_a_half_open_connection_to_the_broker_is_left(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
-    """No reset ever comes. Not ready after a quarter of a minute, then found and left."""
+    """No reset ever comes. Not ready after a quarter of a minute, then detected and closed."""
     daemon, witness = begin(guarded_line, bootstrap_servers=guarded_broker.proxied)
     with Load(guarded_line.database.dsn, seed=42, steps_per_second=100):
         moves(daemon)
-        # Left to itself the daemon may find another way before it has been stuck for so long.
+        # Otherwise the daemon may reconnect before it has been stuck for that long.
         guarded_broker.proxy.refusing = True
         guarded_broker.proxy.freeze()
         wait_until(lambda: daemon.health()["status"] == 503, "still ready")
@@ -99,7 +99,7 @@ def test_a_quota_makes_it_slow_and_holds_memory_down(
 def test_another_producer_with_our_id_fences_once_and_the_daemon_starts_over(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
-    """The slot says who writes; an error that says fenced is no proof of a second writer."""
+    """The slot decides who writes; a fencing error does not prove that there is a second writer."""
     daemon, witness = begin(guarded_line)
     config = guarded_line.config
     with Load(guarded_line.database.dsn, seed=43):
@@ -123,7 +123,7 @@ def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
     daemon, witness = begin(guarded_line, kafka={"transaction.timeout.ms": 3_000})
     with Load(guarded_line.database.dsn, seed=44):
         moves(daemon)
-        # While the broker is stopped a transaction of the daemon's is open for sure.
+        # While the broker is stopped, a transaction of the daemon is certain to be open.
         os.kill(guarded_broker.pid, signal.SIGSTOP)
         try:
             time.sleep(1.0)
@@ -140,7 +140,7 @@ def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
 def test_a_transactional_id_that_the_broker_forgot_is_taken_anew(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
-    """INVALID_PRODUCER_ID_MAPPING, by default after seven days of rest."""
+    """INVALID_PRODUCER_ID_MAPPING, by default after seven idle days."""
     daemon, witness = begin(guarded_line)
     with Load(guarded_line.database.dsn, seed=45) as load:
         moves(daemon)

@@ -1,7 +1,7 @@
-"""Three brokers that are killed, restarted, frozen and starved of copies: it costs time only.
+"""Three brokers that are killed, restarted, frozen or left with few replicas: it costs time only.
 
-One load runs through all of it, and at the end the log is held against Postgres' own account of
-every change. LOCKSTEP_ROUNDS says how many faults (`make cluster`: 40), LOCKSTEP_SEED repeats their
+One load runs through all of it, and at the end the log is compared with Postgres' own account of
+every change. LOCKSTEP_ROUNDS sets how many faults (`make cluster`: 40), LOCKSTEP_SEED repeats their
 order.
 """
 
@@ -32,12 +32,12 @@ from tests.fixtures.witness import Witness
 _BATCH = {"max_events": 500, "max_wait_ms": 50}
 _LIMIT_MB = 150
 _SEED: Final = first_seed("LOCKSTEP_ROUNDS")
-# A broker that is cut off for so long has lost its session and what it led.
+# A broker that is cut off for this long has lost its session and its leaderships.
 _AWAY_SECONDS: Final = 3.0
 
 
 def moves(daemon: Daemon, events: int = 30, seconds: float = 90.0) -> float:
-    """Wait until so many further events are published; return the seconds."""
+    """Wait until `events` further events are published; return the seconds."""
     seen = daemon.metric("lockstep_events_total")
 
     def moved() -> bool:
@@ -67,7 +67,7 @@ class Ground:
         return names.resume_topic(self.line.config.prefix)
 
     def killed(self, node: int) -> None:
-        """Kill a node; the others carry on before it is back."""
+        """Kill a node; start it again after the others have carried on."""
         self.cluster.kill(node)
         self.moves()
         self.cluster.start([node])
@@ -93,7 +93,7 @@ def rolling_restart(ground: Ground) -> None:
 
 
 def leader_cut_off(ground: Ground) -> None:
-    """It does not answer, and does not know that it leads no longer."""
+    """It does not answer, and does not know that it is no longer the leader."""
     node = ground.cluster.leader(ground.users)
     ground.cluster.freeze(node)
     try:
@@ -104,7 +104,7 @@ def leader_cut_off(ground: Ground) -> None:
 
 
 def too_few_copies(ground: Ground) -> None:
-    """Nothing may be acknowledged that fewer brokers hold than min.insync.replicas says."""
+    """No record may be acknowledged that fewer than min.insync.replicas brokers hold."""
     cluster, topic = ground.cluster, ground.users
     setting(cluster, topic, "min.insync.replicas", "3")
     node = next(n for n in (1, 2, 3) if n != cluster.leader(topic))
@@ -125,7 +125,7 @@ def all_dead(ground: Ground) -> None:
 
 
 def disk_full(ground: Ground) -> None:
-    """No file of the broker's may grow: it gives its only disk up, and itself with it."""
+    """No file of the broker can grow: it takes its only disk offline, and ends."""
     cluster = ground.cluster
     node = cluster.leader(ground.users)
     resource.prlimit(cluster[node].pid, resource.RLIMIT_FSIZE, (1, 1))
@@ -134,7 +134,7 @@ def disk_full(ground: Ground) -> None:
     cluster.start([node])
 
 
-# The first few are the sample that every test run takes.
+# The first few are the sample that every test run uses.
 FAULTS: Final[tuple[Callable[[Ground], None], ...]] = (
     coordinator_killed,
     all_dead,
@@ -178,7 +178,7 @@ def test_brokers_may_fail_one_after_another_and_all_at_once(
             began = time.monotonic()
             fault(ground)
             ground.moves()
-            # The next one must not meet two copies out of three: that would be no single fault.
+            # The next fault must not find two replicas out of three: that would be a double fault.
             kafka_cluster.wait_in_sync(line.config.prefix)
             took[fault.__name__] = round(time.monotonic() - began)
     proof = witness.check()

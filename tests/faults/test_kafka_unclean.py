@@ -1,7 +1,7 @@
-"""A broker that missed acknowledged records is made leader: what is lost is named, with offsets.
+"""A broker that missed acknowledged records becomes leader: the loss is reported with offsets.
 
-The loss is real: a partition with two copies and one of them needed, its follower dead while the
-leader alone acknowledges, and then the leader dead and the follower back.
+The loss is real: a partition with two replicas, one of them needed; its follower is dead while the
+leader alone acknowledges, then the leader dies and the follower comes back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fixtures.servers import Database, fresh_topic_prefix
 
 _CONFIG = 78
 _PARTITIONS = 2
-# Two looks; before, two of three nodes must find together again on a machine that does much else.
+# Two checks; before them, two of three nodes must form a quorum again on a busy machine.
 _FOUND_SECONDS = 240.0
 _UNSAFE = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
 
@@ -31,7 +31,7 @@ Unsafe = Callable[..., PipelineUnderTest]
 
 @pytest.fixture
 def unsafe(kafka_cluster: KafkaCluster, database: Database, tmp_path: Path) -> Iterator[Unsafe]:
-    """Make a pipeline of which one topic has copies on the nodes 1 (its leader) and 2 alone."""
+    """Make a pipeline with one topic whose replicas are on nodes 1 (its leader) and 2 only."""
     made: list[PipelineUnderTest] = []
     bootstrap = kafka_cluster.bootstrap
     with fresh_topic_prefix(bootstrap) as prefix:
@@ -58,13 +58,13 @@ def unsafe(kafka_cluster: KafkaCluster, database: Database, tmp_path: Path) -> I
 
 
 def insert(line: PipelineUnderTest, first: int, last: int) -> None:
-    """Insert rows and wait until the daemon says that the log has them: seq counts rows here."""
+    """Insert rows and wait until the daemon reports them in the log: seq counts rows here."""
     line.database.execute(f"INSERT INTO users SELECT i, 1 FROM generate_series({first}, {last}) i")
     wait_until(lambda: line.daemon.metric("lockstep_seq") == last, "the rows do not arrive")
 
 
 def lose(cluster: KafkaCluster, line: PipelineUnderTest, topic: str, *, running: bool) -> int:
-    """Have the second half of what is acknowledged lost; return the end of partition 0 before."""
+    """Lose the second half of the acknowledged rows; return the end of partition 0 before that."""
     line.start().wait_ready()
     insert(line, 1, 50)
     cluster.kill(2)
@@ -80,7 +80,7 @@ def lose(cluster: KafkaCluster, line: PipelineUnderTest, topic: str, *, running:
 
 
 def end(line: PipelineUnderTest, topic: str) -> int:
-    """Return partition 0's end; who leads it, brokers learn one after another."""
+    """Return partition 0's end; retry, as brokers learn its leader one after another."""
     found: list[int] = []
 
     def asked() -> bool:
@@ -122,13 +122,13 @@ def test_a_resume_record_that_is_lost_is_named(
     kafka_cluster: KafkaCluster,
     unsafe: Unsafe,
 ) -> None:
-    """Stopped, the slot is ahead of what is left; running, the daemon knows what it had written."""
+    """Stopped, the slot is ahead of what is left; running, the daemon knows what it has written."""
     topic = names.resume_topic(unsafe.prefix)  # type: ignore[attr-defined]
     line = unsafe(topic, 1, **{"cleanup.policy": "compact"})
     lose(kafka_cluster, line, topic, running=running)
     gap = f'slot "{line.config.slot}" is at'
     if running:
-        # Its producer may find out first, that its numbers no longer fit, and start over.
+        # Its producer may notice first that its sequence numbers no longer fit, and start over.
         said = line.ends(line.daemon, _CONFIG, seconds=_FOUND_SECONDS)
         assert f"topic {topic}, partition 0, ends at offset" in said or gap in said.replace(
             "\\", ""

@@ -1,4 +1,4 @@
-"""Rows of hundreds of megabytes: through, in bounded memory, with feedback in time."""
+"""Rows of hundreds of megabytes: published, in bounded memory, with feedback in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_u
 
 _MB = 1 << 20
 _BLOBS = "CREATE TABLE blobs (id int PRIMARY KEY, data bytea, note text)"
-# What the daemon is without any row, and what may wait in the producer.
+# The daemon without any row, and what may wait in the producer.
 _BASE_MB = 250
 # `wal_sender_timeout` is a minute by default; feedback is due every ten seconds.
 _FEEDBACK_SECONDS = 10.0
@@ -47,23 +47,23 @@ def said(daemon: Daemon, event: str) -> int:
 def test_a_row_of_random_bytes_larger_than_the_queue_goes_through(
     streaming: str, pipeline: NewPipeline
 ) -> None:
-    """The daemon reconnected at the same LSN for ever: the letter did not fit its own queue."""
+    """A dead letter larger than the producer's queue is sent in pieces, not retried for ever."""
     size = 250 * _MB
     line = pipeline(_BLOBS, source={"streaming": streaming})
-    # Postgres' own default: a walsender that encodes such a row says nothing for some seconds.
+    # Postgres' own default: a walsender that encodes such a row sends nothing for some seconds.
     line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '60s'")
     daemon = line.start().wait_ready()
     insert_random(line, 1, size)
     longest = arrives(line, daemon, 1, 600)
     assert longest < _FEEDBACK_SECONDS + 5
     assert said(daemon, "starting over") == 0
-    # Postgres sends two characters a byte.
+    # Postgres sends two characters per byte.
     assert daemon.peak_rss_mb < _BASE_MB + 3 * 2 * size / _MB
     [head] = letters_topic.heads(line.config)
     assert head.bytes > size * 4 / 3
     insert_random(line, 2, 1_000)
     arrives(line, daemon, 2, 120)
-    # Byte for byte what Postgres holds, by the letter.
+    # The dead letter has byte for byte what Postgres has.
     event = json.loads(letters_topic.event(line.config, head.id))
     sha256 = line.query("SELECT encode(sha256(data), 'hex') FROM blobs WHERE id = 1")[0]
     assert hashlib.sha256(b64decode(event["after"]["data"])).hexdigest() == sha256

@@ -1,4 +1,4 @@
-"""A source transaction far larger than a batch: cut, killed in the middle, and whole in the end."""
+"""A source transaction far larger than a batch: split, killed in its middle, complete after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
     pipeline: NewPipeline,
 ) -> None:
     line = pipeline(_TABLE, batch=_BATCH)
-    # Keepalives come, and want an answer, while a restarted walsender decodes all of it again.
+    # Keepalives arrive, and require a reply, while a restarted walsender decodes all of it again.
     line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '600ms'")
     daemon = line.start("after_commit:12").wait_ready()
     line.database.execute(
@@ -39,8 +39,8 @@ def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
     wait_until(lambda: line.resume()[1].seq == _ROWS + 2, "it does not arrive", pause=0.3)
     peak_mb = daemon.peak_rss_mb
     assert converge(line.config).events == _ROWS + 2
-    # The whole transaction lies between two frontiers, in however many Kafka transactions; an idle
-    # slot may have had a frontier before all of them.
+    # The complete transaction is between two frontiers, in any number of Kafka transactions; an
+    # idle slot may have had a frontier before all of them.
     assert {0, 1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in reader.read_frontiers(line.config)}
     assert peak_mb <= _LIMIT_MB
 

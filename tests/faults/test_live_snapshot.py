@@ -1,4 +1,4 @@
-"""A live snapshot while the daemon dies at every step of a chunk, or commits hang unseen."""
+"""Incremental snapshots while the daemon dies at any step of a chunk, or commits stay invisible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import Load
 from tests.integration.test_live_snapshot import begin, found, wait_state
 
-# TOAST that an update does not send, and rows that the log never saw but by a snapshot.
+# TOAST that an update does not send, and rows that the log has only from a snapshot.
 _TABLES = (
     "CREATE TABLE users (id bigint PRIMARY KEY, n int NOT NULL, name text, big text)",
     "ALTER TABLE users ALTER big SET STORAGE EXTERNAL",
@@ -37,7 +37,7 @@ def _begun(pipeline: NewPipeline) -> PipelineUnderTest:
 
 
 def test_killed_at_every_step_of_a_chunk_it_goes_on(pipeline: NewPipeline) -> None:
-    """Before and behind each mark, and around the commit that carries rows and progress."""
+    """Before and after each watermark, and around the commit that carries rows and progress."""
     line = _begun(pipeline)
     (number,) = snapshots.start(line.config, ["public.users"])
     places = [*failpoints.LIVE_NAMES, "before_commit", "after_flush", "after_commit"]
@@ -58,7 +58,7 @@ def test_killed_at_every_step_of_a_chunk_it_goes_on(pipeline: NewPipeline) -> No
 def test_a_commit_in_the_log_that_no_select_sees_yet_is_waited_for(
     killable_pipeline: NewPipeline,
 ) -> None:
-    """Synchronous replication to a standby that is not there: flushed, decoded, and not visible."""
+    """Synchronous replication to a missing standby: flushed, decoded, and not visible."""
     line = _begun(killable_pipeline)
     line.start().wait_ready()
     with line.database.connect() as admin:

@@ -1,4 +1,4 @@
-"""The network between Postgres and the daemon: cut, silent, slow, in crumbs."""
+"""The network between Postgres and the daemon: cut, silent, slow, fragmented."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.fixtures.witness import Witness
 
 NewProxy = Callable[[str, int], Proxy]
 
-# A walsender whose peer is silent for so long gives up; the daemon learns of it from nobody.
+# After this long without a reply a walsender gives up; nothing reports that to the daemon.
 _WAL_SENDER_TIMEOUT_SECONDS = 5
-# To notice a dead peer: a few times the server's own patience.
+# To notice a dead peer: a few times the server's own timeout.
 _NOTICE_SECONDS = 120.0
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
 
@@ -38,7 +38,7 @@ class Behind:
         )
 
     def moves(self, events: int = 50, seconds: float = 120.0) -> float:
-        """Wait until so many further events are published; return the seconds."""
+        """Wait until `events` further events are published; return the seconds."""
         seen = self.daemon.metric("lockstep_events_total")
         return wait_until(
             lambda: self.daemon.metric("lockstep_events_total") >= seen + events,
@@ -47,7 +47,7 @@ class Behind:
         )
 
     def reconnects(self, times: int) -> None:
-        """Wait until it has left so many connections."""
+        """Wait until it has reconnected `times` times."""
         wait_until(
             lambda: self.daemon.metric("lockstep_reconnects_total") >= times, "it does not notice"
         )
@@ -85,7 +85,7 @@ def test_a_network_that_is_away_is_waited_for(behind: Behind) -> None:
 
 
 def test_a_half_open_connection_is_noticed_and_left(behind: Behind) -> None:
-    """The peer is gone without a word: no reset ever comes, so silence itself must tell."""
+    """The peer disappears and no reset ever comes: only the silence shows it."""
     behind.daemon.wait_ready()
     with Load(behind.pipeline.database.dsn, seed=3, steps_per_second=200):
         behind.moves()

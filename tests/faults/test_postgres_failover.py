@@ -1,7 +1,7 @@
-"""The primary dies and its standby takes over: the daemon goes on, or says exactly why it may not.
+"""The primary dies and its standby takes over: the daemon goes on, or reports exactly why not.
 
-Real primaries and real standbys. What decides is whether the new primary has all that the log
-holds, and whether the slot came along.
+Real primaries and real standbys. Two things decide: whether the new primary has all that the log
+has, and whether it has the slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fixtures.standby import DATABASE, STANDBY_SLOT, NewPair, majors
 
 _CONFIG = 78
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
-# The worker that copies slots sleeps up to half a minute when nothing changes.
+# The slot sync worker sleeps up to half a minute when nothing changes.
 _SYNC_SECONDS = 120.0
 _SYNCED = "SELECT synced AND NOT temporary FROM pg_replication_slots"
 
@@ -37,7 +37,7 @@ def publish(line: PipelineUnderTest, key: int) -> None:
 
 
 def about_failover(line: PipelineUnderTest) -> list[Finding]:
-    """Return what the doctor says of the slot on the standbys."""
+    """Return what the doctor reports about the slot on the standbys."""
     checks = ("failover", "standby", "synchronized_standby_slots", "walsender")
     return [each for each in examine(line.config) if each.check.startswith(checks)]
 
@@ -62,10 +62,10 @@ def test_promoted_with_the_slot_synced_it_goes_on_and_loses_nothing(
     assert converge(line.config).events > 100
     assert daemon.metric("lockstep_timeline") == 2
     assert "following a promotion" in daemon.log
-    # Killed and started anew, it finds the timeline in the log.
+    # Killed and restarted, it finds the timeline in the log.
     daemon.kill()
     line.start().wait_ready()
-    # The former primary comes back, as a careless operator's script may have it.
+    # The former primary starts again, as a careless operator's script may start it.
     pair.primary.start("postgres")
     former = psycopg.conninfo.make_conninfo(pair.primary_dsn, dbname=DATABASE)
     line.daemon.kill()
@@ -76,7 +76,7 @@ def test_promoted_with_the_slot_synced_it_goes_on_and_loses_nothing(
 
 @pytest.mark.parametrize("major", majors(17, 18))
 def test_what_the_standby_does_not_have_is_not_published(major: int, new_pair: NewPair) -> None:
-    """With synchronized_standby_slots the log never runs ahead: so it need not be refused."""
+    """With synchronized_standby_slots the log is never ahead, so it is not refused."""
     pair, line = new_pair(major, _USERS)
     pair.set(synchronized_standby_slots=STANDBY_SLOT)
     daemon = line.start().wait_ready()
@@ -99,7 +99,7 @@ def test_what_the_standby_does_not_have_is_not_published(major: int, new_pair: N
 
 @pytest.mark.parametrize("major", majors(17, 18))
 def test_a_log_ahead_of_the_new_primary_is_refused(major: int, new_pair: NewPair) -> None:
-    """It holds a row that, as far as the new primary knows, was never written."""
+    """It has a row that, for the new primary, was never written."""
     pair, line = new_pair(major, _USERS)
     daemon = line.start().wait_ready()
     publish(line, 1)
@@ -119,7 +119,7 @@ def test_a_log_ahead_of_the_new_primary_is_refused(major: int, new_pair: NewPair
 def test_a_promotion_without_the_slot_is_refused_with_the_remedy(
     major: int, new_pair: NewPair
 ) -> None:
-    """Before 17 there is no other; from 17 on, where source.failover is false."""
+    """Before 17 every promotion is one; from 17 on, one where source.failover is false."""
     pair, line = new_pair(
         major, _USERS, syncs=False, **({"failover": False} if major >= 17 else {})
     )
@@ -139,7 +139,7 @@ def test_a_promotion_without_the_slot_is_refused_with_the_remedy(
 def test_the_doctor_says_what_a_promotion_would_find_missing_and_what_it_says_mends_it(
     major: int, new_pair: NewPair
 ) -> None:
-    """A slot from before, a standby that copies nothing, and a log that may run ahead."""
+    """An older slot, a standby that synchronizes no slots, and a log that may run ahead."""
     pair, line = new_pair(major, _USERS, syncs=False, failover=False)
     (finding,) = (each for each in about_failover(line) if each.severity is not Severity.OK)
     assert finding.fix.startswith("cdc slot alter --failover")
@@ -161,7 +161,7 @@ def test_the_doctor_says_what_a_promotion_would_find_missing_and_what_it_says_me
 
 @pytest.mark.parametrize("major", majors(15, 16, 17, 18))
 def test_a_server_set_back_by_a_copy_of_its_files_is_refused(major: int, new_pair: NewPair) -> None:
-    """Same system, same timeline, and a slot that is in order: only the WAL's end tells."""
+    """Same system, same timeline, and a valid slot: only the end of the WAL shows it."""
     pair, line = new_pair(major, _USERS, standby=False)
     data = pair.primary.home.data / f"postgres-{major}"
     daemon = line.start().wait_ready()
@@ -186,7 +186,7 @@ def test_a_server_set_back_by_a_copy_of_its_files_is_refused(major: int, new_pai
 def test_a_restored_server_whose_wal_has_passed_the_logs_end_is_refused(
     major: int, new_pair: NewPair, *, wrote: bool
 ) -> None:
-    """Its WAL ends after the log by now: only what the slot sends again tells."""
+    """Its WAL now ends after the log: only what the slot sends again shows it."""
     pair, line = new_pair(major, _USERS, standby=False)
     data = pair.primary.home.data / f"postgres-{major}"
     daemon = line.start().wait_ready()
@@ -207,6 +207,6 @@ def test_a_restored_server_whose_wal_has_passed_the_logs_end_is_refused(
         line.database.execute("INSERT INTO users VALUES (100, 1)")
     line.database.execute("CREATE TABLE passes (id int)", "SELECT pg_switch_wal()")
     end_lsn = line.resume()[1].end_lsn
-    for _ in range(2):  # the evidence is not confirmed away
+    for _ in range(2):  # the first refusal confirms nothing
         line.refused(_CONFIG, "this server has another history", str(end_lsn))
     assert LSN.parse(line.slot()) < end_lsn

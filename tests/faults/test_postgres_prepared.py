@@ -1,6 +1,6 @@
 """Two-phase commit: a prepared transaction is in the log once it is decided, and as it was decided.
 
-Whoever dies between PREPARE and the decision.
+Also where the daemon or Postgres dies between PREPARE and the decision.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def test_prepared_it_is_published_once_when_committed_and_never_when_rolled_back
         prepare(line, gid, key)
     line.database.execute("INSERT INTO users VALUES (4, 1)")
     wait_until(lambda: line.resume()[1].seq == 1, "what was not prepared does not arrive")
-    # What was confirmed lies behind all three PREPAREs.
+    # The confirmed position is after all three PREPAREs.
     kill_both(pair, line)
     line.database.execute("COMMIT PREPARED 'kept'", "ROLLBACK PREPARED 'dropped'")
     wait_until(lambda: line.resume()[1].seq == 2, "the decided one does not arrive")
     kill_both(pair, line)
-    # The daemon is away at the decision.
+    # The daemon is down at the decision.
     line.daemon.kill()
     line.database.execute("COMMIT PREPARED 'kept too'", "INSERT INTO users VALUES (5, 1)")
     daemon = line.start().wait_ready()

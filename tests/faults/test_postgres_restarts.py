@@ -1,6 +1,6 @@
-"""Postgres goes down in each of its ways, ends our connections, locks us out: it costs time only.
+"""Postgres shuts down in each mode, ends our connections, locks us out: it costs time only.
 
-The shutdowns by `fast` are in test_servers_away, kills of the postmaster also in the campaign.
+Fast shutdowns are in test_servers_away, kills of the postmaster also in the campaign.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.integration.test_slot_gaps import write_rules
 _BATCH = {"max_events": 300, "max_wait_ms": 50}
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 _CONFIG, _PERMISSION = 78, 77
-# One round of a daemon that is refused: it asks every ten seconds.
+# One round of a daemon that is refused: it retries every ten seconds.
 _SLOW_SECONDS = 120.0
 
 
@@ -57,7 +57,7 @@ def a_backend(stack: LocalStack) -> int:
 def test_however_postgres_goes_down_nothing_is_lost(
     how: str, killable_stack: LocalStack, killable_pipeline: NewPipeline
 ) -> None:
-    """A smart shutdown, here, waits for the load until a fast one follows it."""
+    """Here a smart shutdown waits for the load, until a fast one follows."""
     line = killable_pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
     daemon = line.start().wait_ready()
@@ -75,7 +75,7 @@ def test_however_postgres_goes_down_nothing_is_lost(
             process = postgres.state.process
             process.signal({"smart": signal.SIGTERM, "immediate": signal.SIGQUIT}[how])
             if how == "smart":
-                time.sleep(1.0)  # it admits nobody, and waits for those who are in
+                time.sleep(1.0)  # it admits no new client, and waits for the connected ones
                 process.signal(signal.SIGINT)
             assert process.wait(20), "the daemon holds the shutdown up"
             killable_stack.start("postgres")
@@ -107,7 +107,7 @@ def test_connections_that_an_operator_ends_are_made_anew(pipeline: NewPipeline) 
 
 @pytest.mark.slow
 def test_a_daemon_paused_beyond_the_walsenders_patience_goes_on(pipeline: NewPipeline) -> None:
-    """The walsender has given up, and WAL was written meanwhile."""
+    """The walsender has timed out, and WAL was written meanwhile."""
     line = pipeline(*TABLES, batch=_BATCH)
     line.database.execute(f"ALTER DATABASE {line.database.name} SET wal_sender_timeout = '2s'")
     witness = Witness(line)
@@ -135,7 +135,7 @@ def test_a_daemon_paused_beyond_the_walsenders_patience_goes_on(pipeline: NewPip
 def test_a_server_that_would_lose_the_slot_does_not_start_and_is_waited_for(
     setting: str, value: str, words: str, major: int, new_pair: NewPair
 ) -> None:
-    """Postgres refuses a configuration without room for its slots; put back, all goes on."""
+    """Postgres refuses a configuration without room for its slots; once restored, all goes on."""
     pair, line = new_pair(major, _USERS, standby=False)
     daemon = line.start().wait_ready()
     publish(line, 1)
@@ -151,17 +151,17 @@ def test_a_server_that_would_lose_the_slot_does_not_start_and_is_waited_for(
     converge(line.config)
 
 
-# --- locked out, and let in again ---
+# --- locked out, and admitted again ---
 
 
 @pytest.fixture
 def role(pipeline: NewPipeline, tmp_path: Path) -> Role:
-    """A role that is not a superuser, whose rights a test takes away."""
+    """A role that is not a superuser, whose rights a test revokes."""
     return Role(pipeline(_USERS), tmp_path)
 
 
 class Role:
-    """The pipeline's daemon as a role of its own; `line` stays the superuser's."""
+    """The pipeline's daemon, connected as this role; `line` connects as the superuser."""
 
     def __init__(self, line: PipelineUnderTest, folder: Path) -> None:
         self.line = line
@@ -191,7 +191,7 @@ class Role:
 
 @pytest.mark.slow
 def test_a_role_that_lost_replication_is_told_and_tried_again_seldom(role: Role) -> None:
-    """It worked before, so whoever took the right may give it back: alert, do not hammer, go on."""
+    """It worked before, so the right may be granted again: alert, retry seldom, go on."""
     line = role.line
     try:
         daemon = role.start().wait_ready()
@@ -215,7 +215,7 @@ def test_a_role_that_lost_replication_is_told_and_tried_again_seldom(role: Role)
 
 
 def test_connections_that_ran_out_are_waited_for(role: Role) -> None:
-    """SQLSTATE 53300, of a role's limit here; max_wal_senders and max_connections are the same."""
+    """SQLSTATE 53300, here by a role's limit; max_wal_senders and max_connections give the same."""
     line = role.line
     try:
         line.database.execute(f"ALTER ROLE {role.name} CONNECTION LIMIT 0")

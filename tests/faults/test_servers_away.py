@@ -20,8 +20,8 @@ from tests.fixtures.load import TABLES, Load
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.witness import Witness
 
-# More than the walsender's patience, which must be more than a busy machine lets a process wait;
-# LOCKSTEP_OUTAGE_SECONDS=20 and more also outlasts a stop's grace.
+# More than the walsender's timeout, which must be more than a busy machine makes a process wait;
+# LOCKSTEP_OUTAGE_SECONDS=20 and more also exceeds the grace period of a stop.
 _OUTAGE_SECONDS = float(os.environ.get("LOCKSTEP_OUTAGE_SECONDS", "8"))
 _WAL_SENDER_TIMEOUT = "5s"
 # A stop that hangs takes as long as the daemon lives; a fast one takes a second or two.
@@ -157,7 +157,7 @@ def test_a_fast_shutdown_of_postgres_is_not_held_up_and_its_return_is_noticed(
 def test_an_idle_daemon_does_not_hold_a_fast_shutdown_up(
     killable_stack: LocalStack, killable_pipeline: NewPipeline
 ) -> None:
-    """Also when the last WAL was nothing to publish: a walsender waits until all is confirmed."""
+    """Also when the last WAL has nothing to publish: a walsender waits until all is confirmed."""
     line = killable_pipeline(*TABLES)
     daemon = line.start().wait_ready()
     line.database.execute("INSERT INTO aside.unpublished SELECT i, i FROM generate_series(1,999) i")
@@ -171,7 +171,7 @@ def test_an_idle_daemon_does_not_hold_a_fast_shutdown_up(
 def test_a_shutdown_of_postgres_while_the_broker_hangs_loses_nothing(
     killable_stack: LocalStack, killable_pipeline: NewPipeline
 ) -> None:
-    """Nothing can be confirmed: the shutdown may wait, but not be told what is not so."""
+    """Nothing can be confirmed: the shutdown may wait, but no false LSN may be confirmed."""
     line = killable_pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
     daemon = line.start().wait_ready()
@@ -182,7 +182,7 @@ def test_a_shutdown_of_postgres_while_the_broker_hangs_loses_nothing(
             wait_until(lambda: load.commits > seen + 30, "no load")
             stopping = threading.Thread(target=killable_stack.stop, args=("postgres",))
             stopping.start()
-            time.sleep(1.0)  # for the daemon to do wrong in
+            time.sleep(1.0)  # time for the daemon to do wrong
         stopping.join()
         killable_stack.start("postgres")
         _moves(daemon)
@@ -197,7 +197,7 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
         _moves(daemon)
         assert daemon.term() == 0
         _, position = line.resume()
-        # What is in the log is confirmed, so nothing of it will be sent again; its frontier stands.
+        # All that is in the log is confirmed, so none of it is sent again; its frontier is written.
         assert LSN.parse(line.slot()) == position.end_lsn
         assert position.pending == (), position
         line.start().wait_ready()
@@ -208,7 +208,7 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
 def test_told_to_stop_inside_a_source_transaction_it_reads_on_to_an_end_that_is_near(
     rows: int, pipeline: NewPipeline, new_proxy: Callable[[str, int], Proxy]
 ) -> None:
-    """No frontier stands inside one; a large one is cut there, and the next start goes on."""
+    """No frontier is inside one; a large one is split there, and the next start continues it."""
     whole = rows < _BATCH["max_events"]
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY, n int, note text)", batch=_BATCH)
     witness = Witness(line)

@@ -1,8 +1,7 @@
-"""Snapshots under constant writes, hurt at random: one of each kind in every test run, or many.
+"""Snapshots under constant writes, with random faults: one of each kind in every run, or many.
 
-LOCKSTEP_SNAPSHOTS says how many, LOCKSTEP_SEED where they begin, LOCKSTEP_RUNNER who copies
-(`local`, or `spark`), LOCKSTEP_RESULT names a file for their figures; `make campaign` runs
-fifty.
+LOCKSTEP_SNAPSHOTS sets how many, LOCKSTEP_SEED the first seed, LOCKSTEP_RUNNER the runner (`local`,
+or `spark`), LOCKSTEP_RESULT names a file for their figures; `make campaign` runs fifty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What befalls an initial snapshot: kills between any two steps, rewrites, a zombie, a lost server.
+"""Faults in an initial snapshot: kills between any two steps, rewrites, a zombie, a lost server.
 
-Writers are at work all the while, and in the end the folded log equals the database.
+Writers run all the time, and in the end the folded log equals the database.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def _begun_after(line: PipelineUnderTest, generation: int) -> bool:
 
 
 def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPipeline) -> None:
-    """One kill after another on one pipeline, each somewhere else."""
+    """One kill after another on one pipeline, each at another point."""
     line = pipeline(*_FULL, source={"tables": ["public.*"]}, snapshot=_RANGES)
     with Load(line.database.dsn, seed=3, truncates=0) as load:
         wait_until(lambda: load.commits > 10, "nothing is written")
         for point in ("after_export", "after_plan"):
             line.start(point).wait_exit(_SECONDS)
         assert (state(line).stage, state(line).generation) == ("running", 1)
-        # Tasks that die again and again get on all the same, range by range.
+        # Tasks that die again and again still make progress, range by range.
         daemon = line.start("after_range_commit:4")
         wait_until(lambda: "copying again" in daemon.log, "no task was killed", _SECONDS)
         daemon.kill()
@@ -75,7 +75,7 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
         line.start("after_gone").wait_exit(_SECONDS)
         copied = state(line)
         assert (copied.stage, copied.generation) == ("running", 3)
-        # Nothing is missing but the end: no new generation is needed.
+        # Only the end is missing: no new generation is needed.
         line.start("before_handover").wait_exit(_SECONDS)
         line.start("after_handover").wait_exit(_SECONDS)
         assert (state(line).stage, state(line).generation) == ("done", 3)
@@ -86,8 +86,8 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
 
 
 def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> None:
-    """TRUNCATE, VACUUM FULL, another type, DROP: an old snapshot would see too few rows."""
-    # 27 s for each generation: a loaded machine still meets it while it copies.
+    """TRUNCATE, VACUUM FULL, a type change, DROP: an old snapshot would see too few rows."""
+    # 27 s for each generation: even on a loaded machine the rewrite comes while rows are copied.
     slow = {**_RANGES, "rows_per_second": 1500, "max_parallel": 1}
     line = pipeline(
         "CREATE TABLE big (id int PRIMARY KEY, v varchar(200))",
@@ -122,7 +122,7 @@ def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> N
 def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stream(
     pipeline: NewPipeline,
 ) -> None:
-    """Each time all would be copied anew, without end; the remedy it names is the way out."""
+    """Each time all would be copied again, without end; the remedy in the error solves that."""
     fill = "INSERT INTO queue SELECT i, 'v' FROM generate_series(1, 20000) i"
     line = pipeline(
         "CREATE TABLE big (id int PRIMARY KEY, v text)",
@@ -148,7 +148,7 @@ def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stre
 
 
 def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) -> None:
-    """Its export is ended from outside, another takes over; what thaws writes nothing more."""
+    """Its export is ended from outside, another takes over; the thawed one writes nothing more."""
     line = pipeline(
         *_FULL,
         source={"tables": ["public.*"]},
@@ -177,7 +177,7 @@ def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) ->
 def test_a_hand_over_that_hung_comes_too_late(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read that the snapshot is its own, and commits once another has taken over."""
+    """It has read that the snapshot is its own, and commits after another has taken over."""
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)",
                     snapshot=_RANGES)  # fmt: skip
     line.start("before_handover").wait_exit(_SECONDS)
@@ -219,7 +219,7 @@ def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
         wait_until(lambda: rows(daemon) > 500, "no rows", _SECONDS)
         killable_stack["postgres"].kill()
         killable_stack.start("postgres")
-        # By hand, so that rows of the first generation are surely gone.
+        # Explicitly, so that rows of the first generation are certain to be deleted.
         line.database.execute("DELETE FROM users WHERE id > 1000", "TRUNCATE lines")
         wait_until(lambda: state(line).generation > 1, "no new generation", _SECONDS)
         daemon.wait_ready(_SECONDS)
@@ -228,7 +228,7 @@ def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
 
 
 def test_what_would_hide_rows_stops_it_in_words(pipeline: NewPipeline) -> None:
-    """A role that may not read, and a policy."""
+    """A role without the right to read, and a row-level security policy."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i FROM generate_series(1, 20) i",

@@ -26,7 +26,7 @@ NewLine = Callable[..., tuple[Pair, PipelineUnderTest]]
 
 @pytest.fixture
 def new_line(kafka_server: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[NewLine]:
-    """Make a server and a pipeline of it that begins with a snapshot."""
+    """Make a server and a pipeline of it that starts with a snapshot."""
     with ExitStack() as open_things:
 
         def new(
@@ -80,7 +80,7 @@ def test_rows_come_from_the_standby_and_changes_from_the_primary(new_line: NewLi
 
 
 def test_a_slot_that_nears_its_limit_ends_the_snapshot_and_is_kept(new_line: NewLine) -> None:
-    """The snapshot makes room before Postgres gives the slot up."""
+    """The snapshot stops before Postgres invalidates the slot."""
     _, line = new_line(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
@@ -99,7 +99,7 @@ def test_a_slot_that_nears_its_limit_ends_the_snapshot_and_is_kept(new_line: New
 
 
 def _one_server_is_asked_for(pair: Pair, line: PipelineUnderTest) -> None:
-    """A second connection that comes to another server is told in words."""
+    """A second connection that reaches another server is reported in words."""
     other = psycopg.conninfo.make_conninfo(pair.primary_dsn, dbname=DATABASE)
     export = Export(line.config)
     try:

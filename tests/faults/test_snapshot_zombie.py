@@ -1,4 +1,4 @@
-"""A coordinator that hangs in its hand-over, is replaced, and wakes: it hands over no more."""
+"""A coordinator that hangs in its hand-over, is replaced, and wakes: it no longer hands over."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Alone:
 def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """It holds the daemon's writers when it falls asleep, before and after its last check."""
+    """It has the daemon's writers open when it hangs, before and after its last check."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL)",
         f"INSERT INTO t SELECT i, 1 FROM generate_series(1, {_ROWS}) i",
@@ -82,13 +82,13 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
         try:
             wait_until(lambda: asleep.is_set() or zombie.done(), "no hand-over", 120)
             assert asleep.is_set(), zombie.exception()
-            # Its export goes, as with a restart of the server, and what it has read is out of date.
+            # Its export ends, as at a restart of the server, and what it has read is out of date.
             line.query(
                 "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots"
                 " WHERE temporary AND slot_name LIKE %s",
                 f"{config.slot}%",
             )
-            # No range is missing, so its heir hands the same generation over, and streams.
+            # No range is missing, so its successor hands the same generation over, and streams.
             line.start().wait_ready(120)
             line.database.execute("UPDATE t SET n = n + 1", "DELETE FROM t WHERE id % 3 = 0")
             converge(config)
@@ -107,7 +107,7 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
 
 
 def test_a_state_written_beside_a_hand_over_does_not_take_it_back(pipeline: NewPipeline) -> None:
-    """Another coordinator wrote its own before the markers of the hand-over's had come."""
+    """Another coordinator wrote its own state before the hand-over's commit markers arrived."""
     line = pipeline(*_TABLE, snapshot=_INITIAL)
     line.start().wait_ready()
     assert line.daemon.term() == 0
@@ -129,7 +129,7 @@ def test_a_state_written_beside_a_hand_over_does_not_take_it_back(pipeline: NewP
 def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The state says `running` still, for a moment: that is no log without its first rows."""
+    """The state is still `running` for a moment: the log does not lack its first rows."""
     line = pipeline(*_TABLE, snapshot=_INITIAL)
     line.start("before_handover").wait_exit()
     config, known = line.config, topic.read(line.config)
@@ -139,7 +139,7 @@ def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
         handover.write(config, known.plan, known.plan.token)
         monkeypatch.setattr(due, "state", lambda _: known.state)
     else:
-        # Between its first look and its fence, and its own state stands above the hand-over's.
+        # Between its first read and its fencing, and its own state is after the hand-over's.
         def late(config: Config, tasks: int, fence: Any = initial._fence) -> None:  # noqa: ANN401
             monkeypatch.undo()
             fresh = topic.read(config)

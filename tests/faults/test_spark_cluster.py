@@ -1,6 +1,6 @@
 """Our jobs on a cluster: a standalone master and worker. An executor is killed meanwhile.
 
-Followers are submitted by the README's own lines, so that those are right.
+Followers are submitted by the README's own lines, which tests those too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.fixtures.daemon import NewPipeline, wait_until
 
 HOME: Final = Path(pyspark.__file__).parent
 SECRET: Final = "correct-horse-battery"
-ROWS: Final = 30_000  # more than the driver takes by itself
-# With an executor a core; of what is compressed nobody could tell that it holds no secret.
+ROWS: Final = 30_000  # more than the driver handles by itself
+# One executor per core. Not compressed, so that the event log can be searched for secrets.
 SETTINGS: Final = """\
 spark.executor.cores 1
 spark.executor.memory 512m
@@ -145,7 +145,7 @@ def documented(cluster: Cluster, config_file: Path) -> str:
 
 
 def follow(cluster: Cluster, config_file: Path, log: Path) -> None:
-    """Let all followers catch up on the cluster, by the documented lines."""
+    """Have all followers catch up on the cluster, by the documented lines."""
     folder = config_file.parent
     cdc = f"cdc() {{ '{sys.executable}' -m cdc.cli.main \"$@\"; }}"
     path = f"{HOME / 'bin'}{os.pathsep}{cluster.env['PATH']}"
@@ -171,7 +171,7 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """No row is doubled either, and nothing that Spark writes about all of it holds a secret."""
+    """No row is duplicated either, and no file that Spark writes meanwhile holds a secret."""
     made = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         f"INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, {ROWS}) i",
@@ -179,7 +179,7 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
             "mode": "initial",
             "range_bytes": 256 << 10,
             "max_parallel": 2,
-            "rows_per_second": 2_000,  # so that there is a middle to be killed in
+            "rows_per_second": 2_000,  # slow enough for a kill in its middle
         },
         followers={
             "mirror": {"delta": {"path": str(tmp_path / "lake")}},
@@ -222,7 +222,7 @@ def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_li
     assert {row["id"]: row["a"] for row in cached} == wanted
     (mirrored,) = read_as_of_arrow(str(tmp_path / "lake"), ["public.t"]).tables.values()
     assert dict(zip(*mirrored.select(["id", "a"]).to_pydict().values(), strict=True)) == wanted
-    # Executors have had a part in it: what was large was not for the driver alone.
+    # Executors took part: the driver did not handle large batches alone.
     apps = list(tmp_path.glob("eventlog_v2_app-*/events_*"))
     assert [b"SparkListenerTaskEnd" in app.read_bytes() for app in apps] == [True, True]
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path != config_file]

@@ -1,4 +1,4 @@
-"""Two daemons: one works, one waits and takes over; a zombie's writing is never seen."""
+"""Two daemons: one works, one waits and takes over; a zombie's records are never visible."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.fixtures.proxy import Proxy
 from tests.fixtures.witness import Witness, data_records, records_of
 
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
-# A standby asks twice a second; the rest is the start itself, on a busy machine.
+# A standby polls twice a second; the rest is the start itself, on a busy machine.
 _TAKEOVER_SECONDS = 60.0
-# The broker must see that a transaction of its own is fenced, or none was open.
+# The broker must notice that a transaction of the zombie is fenced, unless none was open.
 _ZOMBIE_SECONDS = 120.0
-# A timeout of one second, and the broker looks once a second.
+# A timeout of one second, and the broker checks once a second.
 _GIVEN_UP_SECONDS = 2.5
 # A commit that the broker knew of when the daemon froze has ended by then.
 _ENDING_SECONDS = 2.0
@@ -34,13 +34,13 @@ def _moves(daemon: Daemon, events: int = 30) -> None:
 
 
 def _release_slot(line: PipelineUnderTest) -> None:
-    """End the walsender of a daemon that is stopped, as its timeout would in the end."""
+    """End the walsender of a stopped daemon, as its timeout would in the end."""
     pid = line.slot("active_pid")
     assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
 
 
 def _held(line: PipelineUnderTest) -> dict[Place, int]:
-    """Return where in the data topics a transaction is open, and from which offset on."""
+    """Return the data partitions with an open transaction, with their last stable offsets."""
     admin = topics.admin(line.config)
     existing = topics.existing(admin, line.config.prefix)
     data = {name: count for name, count in existing.items() if line.is_data(name)}
@@ -49,9 +49,9 @@ def _held(line: PipelineUnderTest) -> dict[Place, int]:
 
 
 def _caught(line: PipelineUnderTest, zombie: Daemon) -> bool:
-    """Freeze it; return whether a transaction of its with records in the log is open for good.
+    """Freeze it; return whether its transaction, with records in the log, stays open.
 
-    Else it is thawed again.
+    Otherwise it is thawed again.
     """
     zombie.freeze()
     before = _held(line)
@@ -73,7 +73,7 @@ def test_a_standby_waits_and_never_fences_the_daemon_that_works(pipeline: NewPip
         second.wait_state("standby")
         assert second.health()["status"] == 200
         assert second.get("/livez")[0] == 200
-        for _ in range(5):  # as long as it stands by, the first one works undisturbed
+        for _ in range(5):  # while it is the standby, the first one works undisturbed
             _moves(first)
             assert (first.state, second.state) == ("streaming", "standby")
     assert first.metric("lockstep_reconnects_total") == 0
@@ -110,10 +110,10 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
     killable_pipeline: NewPipeline,
     new_proxy: Callable[[str, int], Proxy],
 ) -> None:
-    """Stopped in the middle of its work, replaced, and woken again: it may not even disturb."""
+    """Stopped in the middle of its work, replaced, and woken again: it must not even disturb."""
     line = killable_pipeline(*TABLES, batch=_SMALL)
     proxy = behind_kafka(killable_stack, new_proxy)
-    # Far from the broker some transaction is open at nearly every moment.
+    # With latency to the broker some transaction is open at nearly every moment.
     proxy.delay_seconds = 0.03
     far = line.write("far.yaml", log__bootstrap_servers=f"127.0.0.1:{proxy.port}")
     witness = Witness(line)
@@ -144,7 +144,7 @@ def test_what_a_zombie_was_writing_never_becomes_visible(
 
 
 def test_a_transaction_that_the_broker_gave_up_is_written_again(pipeline: NewPipeline) -> None:
-    """A pause longer than the transaction timeout, and nobody took over: the slot is still its."""
+    """A pause longer than the transaction timeout, without a takeover: it still has the slot."""
     line = pipeline(*TABLES, batch={"max_events": 500, "max_wait_ms": 50})
     witness = Witness(line)
     file = line.write("hasty.yaml", log__kafka={"transaction.timeout.ms": 1_000})

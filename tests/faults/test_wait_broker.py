@@ -1,4 +1,4 @@
-"""Waiting outlives the broker: nothing is told meanwhile, and the same client goes on after."""
+"""Waiting survives the broker: nothing is reported meanwhile, and the same client goes on after."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_a_client_outlives_the_broker(
         follower.apply(5)
         client.wait(LSN(5), timeout=120.0)
         killable_stack["kafka"].kill()
-        # Also what was known is not told: since then the store may have been built anew.
+        # What was known is not reported either: since then the store may have been rebuilt.
         for lsn in (5, 6):
             with pytest.raises((UnavailableError, BehindError)) as caught:
                 client.wait(LSN(lsn), timeout=0.5)
             assert caught.value.exit_code
-        # Who asks for the first time is told within the timeout: the token is looked at later.
+        # A first request fails within the timeout: the token is checked later.
         with Client(line.config) as late, pytest.raises(UnavailableError, match=r"cdc\.followers"):
             late.wait(Token(LSN(5), "1", "another"), timeout=0.5)
         killable_stack.start("kafka")

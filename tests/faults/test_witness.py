@@ -24,7 +24,7 @@ def _double(records: list[Record]) -> list[Record]:
 
 
 def _swap(records: list[Record]) -> list[Record]:
-    """Exchange the seq of two events of one table's different transactions."""
+    """Exchange the seqs of two events of one table, from different transactions."""
     one, other = records[10], records[60]
     a, b = one.event["source"]["seq"], other.event["source"]["seq"]
     return [

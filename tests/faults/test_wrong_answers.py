@@ -1,6 +1,6 @@
-"""A broker that answers wrongly for a moment costs time, and never a snapshot, a record or a gap.
+"""A broker that briefly answers wrongly costs time, loses no snapshot or record, causes no gap.
 
-The answers are those of a broker that has just started: it knows nothing of a topic that exists.
+The answers are those of a broker that has just started: it does not know a topic that exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROWS = "INSERT INTO users SELECT i, 0 FROM generate_series(1, 500) i"
 
 
 def through(line: PipelineUnderTest, broker: GuardedBroker, named: str, times: int) -> Liar:
-    """Lead the pipeline through a proxy that denies one of its topics so often."""
+    """Route the pipeline through a proxy that denies one of its topics `times` times."""
     liar = Liar(named, times)
     line.settings["log"]["bootstrap_servers"] = broker.proxied
     line.config_file = line.write("proxied.yaml")
@@ -43,7 +43,7 @@ def through(line: PipelineUnderTest, broker: GuardedBroker, named: str, times: i
 def test_an_unfinished_snapshot_is_not_skipped_for_one_wrong_answer(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
-    """Every row was in the log but not handed over: whoever streams now loses the account."""
+    """Every row is in the log but not handed over: streaming now would lose the count of rows."""
     line = guarded_line
     line.settings["snapshot"] = {"mode": "initial", "runner": "local"}
     line.config_file = line.write("lockstep.yaml")
@@ -146,7 +146,7 @@ def test_neither_a_resume_record_that_moves_back_nor_a_negative_count_is_written
 
 
 def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnderTest) -> None:
-    """A commit's markers reach one topic after the other: an open transaction in front, here."""
+    """Commit markers reach one topic after the other: here an open transaction comes before."""
     line = bare
     line.database.execute("INSERT INTO users VALUES (1, 'ada')")
     line.config_file = line.write("lockstep.yaml", snapshot={"mode": "initial", "runner": "local"})

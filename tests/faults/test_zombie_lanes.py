@@ -1,7 +1,7 @@
-"""A daemon stopped between its lanes' steps, replaced, and woken: nothing of it is seen twice.
+"""A daemon stopped between its lanes' steps, replaced, and woken: no event is visible twice.
 
-It stops itself at a failpoint, where others die: at `in_turn` one batch has been committed and the
-next is acknowledged whole, so two writers of the zombie's go on where the heir has fenced them.
+It stops itself at a failpoint instead of dying: at `in_turn` one batch has been committed and the
+next is fully acknowledged, so two writers of the zombie go on after the successor has fenced them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness, records_of
 
 _SMALL = {"max_events": 200, "max_wait_ms": 50}
-# A standby asks twice a second; the rest is the start itself, on a busy machine.
+# A standby polls twice a second; the rest is the start itself, on a busy machine.
 _TAKEOVER_SECONDS = 60.0
-# The broker must see that a transaction is of a fenced writer.
+# The broker must notice that a transaction is of a fenced writer.
 _ZOMBIE_SECONDS = 120.0
 _STOPS = """
 import os, signal, threading
@@ -47,7 +47,7 @@ def failpoints_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_zombie_with_both_lanes_on_their_way_commits_neither(
     failpoint: str, direct: str, pipeline: NewPipeline, failpoints_stop: None
 ) -> None:
-    """The heir writes nothing directly, and fences a zombie that does."""
+    """The successor writes nothing directly, and fences a zombie that does."""
     line = pipeline(*TABLES, batch=_SMALL, log={"direct": direct})
     witness = Witness(line)
     zombie = line.start(failpoint)

@@ -1,8 +1,8 @@
 """Search one target, or all, for an input that breaks it: `python -m tests.fuzz TARGET --runs N`.
 
 An input that breaks a target is written to `--artifacts` and ends the search with an exit code
-other than 0; so does one that takes longer than ten seconds or more than a gigabyte. The same seed
-and number of runs search alike. The last line of the output is a JSON object: target, runs,
+other than 0; so does one that takes more than ten seconds or more than a gigabyte. The same seed
+and number of runs give the same search. The last line of the output is a JSON object: target, runs,
 seconds, seed.
 """
 
@@ -19,13 +19,13 @@ from typing import Final
 import atheris
 import orjson
 
-# Before the targets are imported: what is imported in here counts as coverage.
+# Before the targets are imported: only modules imported in this block are measured for coverage.
 with atheris.instrument_imports(include=["cdc"]):
     from tests.fuzz import targets
 
 _TIMEOUT_SECONDS: Final = 10
 _RSS_MB: Final = 1_024
-# Long enough for a transaction of several tables, short enough to be quick.
+# Long enough for a transaction of several tables, short enough to be fast.
 _MAX_BYTES: Final = 4_096
 
 
@@ -40,7 +40,7 @@ def _search(name: str, runs: int, seed: int, artifacts: Path, corpus: str) -> No
         f"-timeout={_TIMEOUT_SECONDS}",
         f"-rss_limit_mb={_RSS_MB}",
         f"-max_len={_MAX_BYTES}",
-        "-len_control=0",  # the recordings are as long as inputs have to be
+        "-len_control=0",  # the recordings already have the length that inputs need
         f"-artifact_prefix={artifacts}/{name}-",
         "-verbosity=0",
     ]
@@ -55,7 +55,7 @@ def _in_child(name: str, runs: int, seed: int, artifacts: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
         child = os.fork()
         if child == 0:
-            tempfile.tempdir = folder  # the parent removes what it leaves
+            tempfile.tempdir = folder  # the parent removes its files
             corpus = tempfile.mkdtemp()
             _search(name, runs, seed, artifacts, corpus)
             os._exit(0)

@@ -1,8 +1,8 @@
-"""Rows of anything through the compiled encoders, held against the typed decoder and the contract.
+"""Arbitrary rows through the compiled encoders, compared with the typed decoder and the contract.
 
-An input is a table's number, a message's tag, and what follows the relation id. Where the typed
-decoder refuses it the compiled encoder must; where it reads a row that a server could send, the
-compiled encoder must give the very records that docs/EVENTS.md says.
+An input is a table's number, a message's tag, and what follows the relation id. If the typed
+decoder refuses it the compiled encoder must too; if it reads a row that a server could send, the
+compiled encoder must give exactly the records that docs/EVENTS.md specifies.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TABLES: Final = (
     _table(5, _DEFAULT, ("only",), only=25),
 )
 
-# What a server writes for a value of each type; any other text is nobody's to send.
+# What a server writes for a value of each type; it sends no other text.
 _INTEGER: Final = rb"-?(0|[1-9]\d{0,17})"
 _DAY: Final = rb"\d{4}-\d\d-\d\d"
 _HOUR: Final = rb"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{0,5}[1-9])?"
@@ -116,7 +116,7 @@ def _tuples(message: Insert | Update | Delete) -> Iterator[tuple[TupleData, bool
 
 
 def _is_sendable(message: Insert | Update | Delete, table: Described) -> bool:
-    """Return whether a server could send it: of an old row all is told, and of any row the key."""
+    """Return whether a server could send it: an old row is complete, and any row has the key."""
     columns = table.relation.columns
     for values, old in _tuples(message):
         if len(values) != len(columns):
@@ -158,7 +158,7 @@ def check(data: bytes) -> None:
         assert in_order(published) == reference.events(message, table, place)
 
 
-# -- to begin with: rows that a server could send --------------------------------------------------
+# -- seeds: rows that a server could send ----------------------------------------------------------
 
 _TEXTS: Final = {
     16: b"t",

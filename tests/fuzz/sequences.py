@@ -1,8 +1,8 @@
-"""Chunks of a replication stream, made of anything, through stream, spool, sequencer and encoders.
+"""Arbitrary chunks of a replication stream through stream, spool, sequencer and encoders.
 
-An input is what a chunk is: protocol messages one behind the other, the last of them perhaps not
-whole. It begins in the midst of a transaction in which some tables have been described; relation
-messages in it describe more. Whatever comes, a CDCError is raised or what was counted is right.
+An input is the content of a chunk: consecutive protocol messages, the last of them possibly
+incomplete. It starts inside a transaction in which some tables have been described; relation
+messages in it describe more. For any input, a CDCError is raised or the counts are right.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Walk:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.in_progress = InProgress(_spool())
-        # What the stream's own part of the walk looks at.
+        # What the stream's own part of the walk reads.
         ignore = lambda *_, **__: None  # noqa: E731 - feedback goes nowhere
         wire = SimpleNamespace(other=_refuse, send=ignore)
         self._stream: Any = SimpleNamespace(_wire=wire, _fatal=None, _feedback=ignore)
@@ -90,14 +90,14 @@ class _Walk:
 
 
 def check(data: bytes) -> None:
-    """Walk the chunk; where nothing was refused, events, messages and seq agree."""
+    """Walk the chunk; if nothing was refused, events, messages and seq agree."""
     session = Session(position(), KEYS)
     session.feed([begin(), *map(frame, TABLES)])
     walk = _Walk(session)
     try:
         walk.take(data + PADDING)
     except CDCError:
-        return  # the session ends, and all that it has not committed with it
+        return  # the session ends, and with it everything that it has not committed
     finally:
         walk.close()
     sequencer = session.sequencer
@@ -112,14 +112,14 @@ def check(data: bytes) -> None:
 
 
 def seeds() -> Iterator[bytes]:
-    """Yield recorded steps as chunks: behind an open transaction, and of their own."""
+    """Yield recorded steps as chunks: after an open transaction, and on their own."""
     end = frame(b"C" + bytes(1) + _ends() + bytes(8))
     for path in sorted(RECORDINGS.glob("1[57]-*.jsonl")):
         recording = load(path)
         whole_stream = b""
         for payloads in recording.payloads.values():
             chunk = b"".join(map(frame, payloads))
-            # The first would begin a transaction inside the open one.
+            # The first payload would begin a transaction inside the open one.
             yield b"".join(map(frame, payloads[1:]))
             yield end + chunk
             whole_stream += chunk

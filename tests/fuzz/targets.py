@@ -1,7 +1,7 @@
-"""What is fuzzed: a check of any bytes, and inputs to begin from.
+"""What is fuzzed: a check of any bytes, and inputs to start from.
 
-A check returns, or raises what is a bug: an exception that is no CDCError, or a broken promise
-about what was read.
+A check returns, or raises for a bug: an exception that is no CDCError, or a broken guarantee about
+what was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.property.pgoutput_writer import encode
 class Target(NamedTuple):
     check: Callable[[bytes], None]
     seeds: Callable[[], Iterator[bytes]]
-    sample: int  # so many inputs take two or three seconds
+    sample: int  # how many inputs take two or three seconds
 
 
 # -- cdc.decode.pgoutput: every flavour of the protocol --------------------------------------------
@@ -32,7 +32,7 @@ _IN_STREAM, _PARALLEL = 1, 2
 
 
 def _decode(data: bytes) -> None:
-    """Decode in the flavour that the first byte names; what was read is written the same again."""
+    """Decode in the flavour that the first byte names; encoding the result gives the same bytes."""
     flavour, payload = data[:1], data[1:]
     in_stream = bool(flavour and flavour[0] & _IN_STREAM)
     parallel = bool(flavour and flavour[0] & _PARALLEL)
@@ -42,7 +42,7 @@ def _decode(data: bytes) -> None:
         return
     again = encode(message)
     assert pgoutput.decode(again, in_stream=in_stream, parallel=parallel) == message
-    # What has two spellings: this schema's name, and a prefix that is not UTF-8.
+    # These have two spellings: this schema's name, and a prefix that is not UTF-8.
     escaped = isinstance(message, LogicalMessage) and "\\x" in message.prefix
     assert again == payload or escaped or b"pg_catalog\0" in payload
 
@@ -63,7 +63,7 @@ def _decode_seeds() -> Iterator[bytes]:
     yield from sorted({bytes([flavour]) + payload for flavour, payload in recorded()})
 
 
-# -- cdc.log.records: what stands in our own topics ------------------------------------------------
+# -- cdc.log.records: the records in our own topics ------------------------------------------------
 
 _RECORDS: Final[tuple[records.Record | FollowerRecord, ...]] = (
     records.ResumeIdentity(
@@ -104,14 +104,14 @@ def _records_seeds() -> Iterator[bytes]:
         yield bytes([number]) + records.encode(record)
 
 
-# -- cdc.log.names: names become topics and come back ----------------------------------------------
+# -- cdc.log.names: names become topics and are read back ------------------------------------------
 
-# Postgres' own limit on a name, in bytes, and some more.
+# Longer than Postgres' own limit on a name, in bytes.
 _NAME_BYTES: Final = 160
 
 
 def _names(data: bytes) -> None:
-    """Take the bytes for a schema's and a table's name, and for a topic that somebody else made."""
+    """Use the bytes as a schema's and a table's name, and as a topic of another program."""
     text = data[:_NAME_BYTES].decode("utf-8", "ignore").replace("\0", "")
     schema, _, table = text.partition("\n")
     assert names.unescape(names.escape(schema)) == schema
@@ -132,13 +132,13 @@ def _names_seeds() -> Iterator[bytes]:
     yield from (b"public\nusers", b"cdc\n_x41", unusual, b"_\n_x", b"a.b\nc", b"a._xFF_xC3_xA9")
 
 
-# -- a bug of our own, to see that the search finds one --------------------------------------------
+# -- a planted bug, to show that the search finds one ----------------------------------------------
 
 PLANTED: Final = "planted"
 
 
 def _planted(data: bytes) -> None:
-    """Break at a whole Commit; from its first byte to there the search goes field by field."""
+    """Fail at a complete Commit; from its first byte the search gets there field by field."""
     try:
         message = pgoutput.decode(data)
     except CDCError:

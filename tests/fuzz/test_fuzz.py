@@ -1,7 +1,7 @@
-"""A moment of fuzzing in every test run, and every input that has ever broken something.
+"""A short fuzzing run in every test run, and every input that has ever broken something.
 
 `make campaign` searches for long. An input that breaks a target goes into `crashers/TARGET/` with
-the repair, under a name that says what it did.
+the fix, under a name that describes its effect.
 """
 
 from __future__ import annotations

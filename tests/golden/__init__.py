@@ -1,1 +1,1 @@
-"""Keep the decoder to what real servers of each Postgres major sent."""
+"""Check the decoder against what real servers of each Postgres major sent."""

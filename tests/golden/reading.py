@@ -1,4 +1,4 @@
-"""Read recordings and the streams they were made from."""
+"""Read recordings and the streams they were recorded from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(path: Path) -> Recording:
 
 
 def decode_all(payloads: list[bytes], *, parallel: bool) -> list[Message]:
-    """Return the messages of `payloads`, which begin outside a stream block."""
+    """Return the messages of `payloads`, which start outside a stream block."""
     messages: list[Message] = []
     in_stream = False
     for payload in payloads:

@@ -1,10 +1,10 @@
 """Record what a real server sends: `python -m tests.golden.record --dsn DSN`.
 
 For a server started for this alone, with wal_level=logical, max_prepared_transactions above zero
-and autovacuum off (its catalog updates bring empty transactions on Postgres 14). Runs each scenario
+and autovacuum off (its catalog updates cause empty transactions on Postgres 14). Runs each scenario
 that the server's major has a protocol for and writes it to `MAJOR-SCENARIO.jsonl`: a header, then
-one line a step with its payloads in hexadecimal. Fails if a step brings other messages than the
-scenario says.
+one line per step with its payloads in hexadecimal. Fails if a step's messages differ from those in
+the scenario.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cdc.events import LSN
 from tests.golden.reading import RECORDINGS, decode_all
 from tests.golden.scenario import ORIGIN, PUBLICATION, SCENARIOS, SETUP, Scenario, Step
 
-# A step's own work takes milliseconds; what takes longer will not come.
+# A step's work takes milliseconds; after this time nothing more will arrive.
 STEP_TIMEOUT_S: Final = 20.0
 
-# Client encoding as the daemon asks for it; the least memory that Postgres allows, so that little
-# data makes it stream.
+# The daemon's client encoding; the least memory that Postgres allows, so that little data makes it
+# stream.
 STREAM_SETTINGS: Final = "-c client_encoding=UTF8 -c logical_decoding_work_mem=64kB"
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -69,11 +69,11 @@ class Stream:
         self._connection.close()
 
     def drain(self, upto: LSN) -> list[bytes]:
-        """Return the payloads up to the moment when the walsender has decoded all before `upto`."""
+        """Return the payloads until the walsender has decoded everything before `upto`."""
         payloads: list[bytes] = []
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while time.monotonic() < deadline:
-            # Asking for a reply brings a keepalive that says how far the walsender is.
+            # Asking for a reply brings a keepalive that reports how far the walsender is.
             self._pgconn.put_copy_data(struct.pack(">cQQQQB", b"r", 0, 0, 0, 0, 1))
             self._pgconn.flush()
             select.select([self._pgconn.socket], [], [], 0.05)
@@ -102,7 +102,7 @@ def run_step(step: Step, sessions: dict[str, Connection], stream: Stream) -> lis
             sessions[session].execute(rest)
         else:
             sessions["a"].execute(statement)
-    # Only WAL on disk is sent, and nothing else flushes that of an open transaction.
+    # Only WAL on disk is sent, and nothing else flushes the WAL of an open transaction.
     admin = sessions["admin"]
     admin.execute("CHECKPOINT")
     row = admin.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
@@ -120,9 +120,9 @@ def _drop_origin(dsn: str) -> None:
 
 
 def record(dsn: str, scenario: Scenario) -> list[dict[str, Any]]:
-    """Run `scenario` on the server at `dsn`, and return one entry a step."""
+    """Run `scenario` on the server at `dsn`, and return one entry per step."""
     with ExitStack() as stack:
-        # Origins are the whole server's, and outlive the database. Last, when no session holds it.
+        # Origins belong to the server, and outlive the database. Last, when no session uses it.
         stack.callback(_drop_origin, dsn)
         sessions: dict[str, Connection] = {}
         for name in ("a", "b", "c", "admin"):

@@ -1,8 +1,8 @@
-"""What the recordings hold: SQL in small steps, each with the messages that it must bring.
+"""The recorded scenarios: SQL in small steps, each with the messages that it must cause.
 
 A step ends when the stream has caught up with it, so an open transaction spans several steps.
-Statements run in session `a` unless they begin with `b: `. Only what is in `PUBLICATION` is
-captured: the table `filler` is there to push a transaction over `logical_decoding_work_mem`, which
+Statements run in session `a` unless they start with `b: `. Only the tables in `PUBLICATION` are
+captured: the table `filler` serves to push a transaction over `logical_decoding_work_mem`, which
 makes Postgres stream it, without filling the recordings.
 """
 
@@ -20,7 +20,7 @@ class Step(NamedTuple):
 class Scenario(NamedTuple):
     name: str
     min_major: int
-    options: dict[str, str]  # of START_REPLICATION, but the publication's name
+    options: dict[str, str]  # of START_REPLICATION, without the publication's name
     steps: tuple[Step, ...]
 
     @property

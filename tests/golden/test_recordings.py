@@ -81,7 +81,7 @@ def test_recorded_messages_cut_or_lengthened_are_refused(recording: Recording) -
     for step, messages in messages_of(recording):
         in_stream = False
         for payload, message in zip(recording.payloads[step], messages, strict=True):
-            # Cuts inside one long value are all alike.
+            # Cuts inside one long value are all equivalent.
             cuts = {*range(min(len(payload), 300)), len(payload) - 1}
             for broken in (*(payload[:cut] for cut in cuts), payload + b"\0"):
                 with pytest.raises(ProtocolError):

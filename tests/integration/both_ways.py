@@ -1,7 +1,7 @@
-"""The same rows twice: through the slot as their inserts, and by COPY as a snapshot reads them.
+"""Read the same rows twice: as inserts through the slot, and by COPY as a snapshot does.
 
-The slot is read by SQL and nothing goes to Kafka: the same output plugin, the same session settings
-and the same code make the records that the daemon and a snapshot's task would send.
+The slot is read by SQL and nothing is sent to Kafka. The same output plugin, session settings and
+code produce the records that the daemon and a snapshot's task would send.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ PUBLICATION = "lockstep_both"
 PAGES = plans.Pages(8_192, 2)  # so that most tables have several ranges
 TAKEN_AT_US = 1_767_323_045_123_456
 
-# What tells a row that was there from one that is inserted: when and where, and nothing else.
+# Source fields in which a snapshot's row and an insert differ: snapshot flag, times, position.
 _PLACE = {"snapshot", "ts_ms", "ts_us", "ts_ns", "txId", "commit_lsn", "lsn", "ordinal", "seq"}
 
 
 class Sent(NamedTuple):
-    """A record, without what tells the ways apart."""
+    """A record without the fields of `_PLACE`."""
 
     topic: str
     partition: int
     key: bytes | None
-    row: bytes  # everything in front of `source`
+    row: bytes  # everything before `source`
     source: dict[str, Any]
 
 
 class BothWays:
-    """A publication and a slot; `copied` and `streamed` give the rows since it was made."""
+    """A publication and a slot; `compare` compares a COPY's rows with the slot's inserts."""
 
     def __init__(
         self, dsn: str, rules: dict[str, TableRule] | None = None, publication: str = "ALL TABLES"
     ) -> None:
-        """`publication` is what stands behind FOR."""
+        """`publication` is what follows FOR in CREATE PUBLICATION."""
         source = Source(dsn=dsn, tables=("*.*",))
         log = Log(bootstrap_servers="localhost:1", partitions=PARTITIONS, prefix="shop")
         self.config = Config(pipeline=PIPELINE, source=source, log=log, tables=rules or {})
@@ -68,13 +68,13 @@ class BothWays:
         self.sql.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
 
     def write(self, *statements: str) -> None:
-        """Run statements as an application would, each in a transaction of its own."""
+        """Run statements as an application would, each in its own transaction."""
         with psycopg.connect(self.config.source.dsn, autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement.encode())
 
     def with_values(self, values: Values) -> Config:
-        """Read by these options from here on."""
+        """Use these value options from here on."""
         fields = {name: getattr(self.config, name) for name in self.config.__struct_fields__}
         self.config = Config(**fields | {"values": values})
         return self.config
@@ -98,7 +98,7 @@ class BothWays:
             inserted = _Streamed(self, versions)
             inserted.feed(inserts)
             known = {version.table for version in versions}
-            # Partitions are described beside the table that their rows are sent as.
+            # Partitions are described too, in addition to the table that their rows are sent as.
             otherwise = [v for v in inserted.new_versions if v.table in known]
             assert otherwise == []
             streamed = [_sent(*each, "c", "false") for each in inserted.waiting()]
@@ -109,7 +109,7 @@ class BothWays:
         return rows
 
     def copy_query(self, query: str) -> int:
-        """Return how many messages a COPY gives."""
+        """Return the number of messages of a COPY."""
         count = 0
         with Copying(self.sql, query) as copying:
             while chunk := copying.read():
@@ -123,7 +123,7 @@ class BothWays:
         return count
 
     def copied(self) -> tuple[list[SchemaRecord], list[Sent]]:
-        """Return the tables' versions, and every row that is there now."""
+        """Return the tables' versions, and every current row."""
         relations = Relations(self.config.prefix, [], 0)
         versions, sent = [], []
         with connect_for_rows(self.config) as rows, connect(self.config) as exporting:
@@ -156,7 +156,7 @@ class BothWays:
             with Copying(rows, range_query(heap, each)) as copying:
                 while chunk := copying.read():
                     copying.taken(chunk, reading.feed(chunk))
-            rows.execute("ROLLBACK TO copied")  # which takes the encoding back
+            rows.execute("ROLLBACK TO copied")  # which resets the encoding
             for partition in batch.waiting():
                 for message in partition.take():
                     value = message["value"]
@@ -181,7 +181,7 @@ class BothWays:
 
 
 class _Streamed(Session):
-    """The daemon's middle, with what the catalog and the configuration say beside the stream."""
+    """The daemon's stream processing, with descriptions from the catalog and configuration."""
 
     def __init__(self, both: BothWays, versions: list[SchemaRecord]) -> None:
         super().__init__(

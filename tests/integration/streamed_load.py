@@ -1,8 +1,8 @@
-"""Large transactions of every shape that Postgres streams, the same ones at each run.
+"""Large transactions of every shape that Postgres streams, the same in each run.
 
-With `logical_decoding_work_mem` at its least a few hundred rows make a transaction stream. `write`
-writes those that can be published from their stream, `write_doubtful` one that is read again
-(docs/adr/0014).
+With `logical_decoding_work_mem` at its minimum, a few hundred rows make Postgres stream a
+transaction. `write` writes those that can be published from their stream, `write_doubtful` one
+that is read again (docs/adr/0014).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psycopg
 
-# autovacuum: its invalidations make Postgres describe tables again at any moment.
+# autovacuum: its invalidations can make Postgres describe tables again at any moment.
 SETTINGS: Final = {
     "logical_decoding_work_mem": "64kB",
     "max_prepared_transactions": "10",
@@ -39,7 +39,7 @@ def _users(first: int, last: int, big: str = "NULL") -> str:
     return f"INSERT INTO users SELECT i, 1, 'u' || i, {big} FROM generate_series({first},{last}) i"
 
 
-# Rows and their undoing: a third of the iterations leaves nothing.
+# Rows and rollbacks: a third of the iterations is rolled back.
 _LOOP: Final = """
 DO $$ BEGIN
   INSERT INTO users VALUES (90000, 1, 'loop'); INSERT INTO pairs VALUES (0, 1, 'loop');
@@ -72,7 +72,7 @@ _SAVEPOINTS: Final = (
 _ROW_CHANGES: Final = (
     _users(30000, 30060, _BIG),
     "INSERT INTO whole SELECT i, 1, " + _BIG + " FROM generate_series(1, 60) i",
-    # Unchanged TOAST, in the rows' own transaction; changed keys; TOAST that comes and goes.
+    # Unchanged TOAST in the inserting transaction; changed keys; TOAST added and removed.
     "UPDATE users SET n = n + 1 WHERE id BETWEEN 30000 AND 30060",
     "UPDATE whole SET n = n + 1",
     "UPDATE users SET id = id + 5000 WHERE id BETWEEN 30000 AND 30030",
@@ -108,7 +108,7 @@ def _interleave(dsn: str) -> None:
                 first = number * 100_000 + turn * 1_000
                 session.execute(_users(first, first + 250).encode())
                 small.execute("INSERT INTO pairs VALUES (%s, 1, 's')", [first])
-                # Whoever writes it, it is of no transaction: it comes before all that is open.
+                # A non-transactional message belongs to no transaction: it precedes all open ones.
                 session.execute(
                     "SELECT pg_logical_emit_message(false, 'app', %s)", [f"{number}/{turn}"]
                 )
@@ -136,7 +136,7 @@ def _prepare(dsn: str) -> None:
 
 
 def write(dsn: str) -> None:
-    """Write everything in which nothing is in doubt."""
+    """Write the transactions that can be published from their stream."""
     _in_one(dsn, "INSERT INTO users VALUES (0, 1, 'first')")
     _interleave(dsn)
     _in_one(dsn, *_ROW_CHANGES)
@@ -159,5 +159,5 @@ _DOUBTFUL: Final = (
 
 
 def write_doubtful(dsn: str) -> None:
-    """Write one transaction of everything that makes it doubtful."""
+    """Write one transaction with everything that makes its stream doubtful."""
     _in_one(dsn, *_DOUBTFUL)

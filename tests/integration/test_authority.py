@@ -1,4 +1,4 @@
-"""A role without any grant, and what it can't do to a pipeline by writing messages into the WAL."""
+"""A role without grants can't affect a pipeline by writing messages into the WAL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _USERS = [{"schema": "public", "table": "users"}]
 
 @contextmanager
 def guest(line: PipelineUnderTest) -> Iterator[psycopg.Connection[Any]]:
-    """Give a connection of a role that may log in, and was granted nothing."""
+    """Yield a connection of a role that may log in and has no grants."""
     role = f"guest_{line.database.name}"
     line.database.execute(f"CREATE ROLE {role} LOGIN")
     try:
@@ -74,7 +74,7 @@ def events(line: PipelineUnderTest) -> list[dict[str, Any]]:
 
 
 def still_whole(line: PipelineUnderTest) -> None:
-    """The log equals the table, none of it was read again, and the daemon streams."""
+    """Check that the log equals the table, no row was read again, and the daemon streams."""
     converge(line.config)
     assert {event["op"] for event in events(line)} == {"c"}
     assert live_topic.read(line.config) == []
@@ -138,7 +138,7 @@ def test_a_forged_canary_reaches_nobody(pipeline: NewPipeline) -> None:
 
 
 def test_a_forged_record_of_the_ddl_audit_is_not_believed(pipeline: NewPipeline) -> None:
-    """With the audit off and on; by whatever way a stranger may try to have it signed."""
+    """With the audit off and on, and with every attempt of a stranger to get it signed."""
     line = running(pipeline)
     told = {
         "event": "ddl_command_end", "tag": "DROP TABLE", "objects": [], "object_count": 1,
@@ -177,7 +177,7 @@ def test_a_forged_record_of_the_ddl_audit_is_not_believed(pipeline: NewPipeline)
 
 
 def captured(line: PipelineUnderTest, prefix: str) -> bytes:
-    """Return the newest message of that prefix, as somebody sees it who may read the WAL."""
+    """Return the newest message of that prefix, as a role sees it that may read the WAL."""
     slot = f"seen_{line.database.name}"
     with line.database.connect() as connection:
         found = connection.execute(
@@ -197,7 +197,7 @@ def watch_wal(line: PipelineUnderTest) -> None:
 
 
 def test_a_captured_command_is_obeyed_once_and_a_changed_one_never(pipeline: NewPipeline) -> None:
-    """Sent again, also to the next daemon; with another body, prefix, pipeline or time."""
+    """Refused are a replay, also by the next daemon, and another body, prefix, pipeline or time."""
     line = running(pipeline)
     watch_wal(line)
     number = begin(line, "public.users", keys=[["1"]])
@@ -242,7 +242,7 @@ def test_a_captured_command_is_obeyed_once_and_a_changed_one_never(pipeline: New
 
 
 def test_marks_that_a_stranger_copies_change_no_snapshot(pipeline: NewPipeline) -> None:
-    """A low mark sent again would let older rows win over newer changes."""
+    """A low watermark sent again would make older rows overwrite newer changes."""
     line = running(pipeline)
     watch_wal(line)
     assert wait_state(line, begin(line, "public.users")).rows >= 0
@@ -260,7 +260,7 @@ def test_marks_that_a_stranger_copies_change_no_snapshot(pipeline: NewPipeline) 
 
 
 def test_bytes_of_any_kind_end_no_daemon(pipeline: NewPipeline) -> None:
-    """Under every prefix that is ours, and under one that is longer than any record."""
+    """Under each of our prefixes, and under one that is longer than any record."""
     line = running(pipeline)
     deep, huge = b"[" * 100_000, b"x" * 3_000_000
     with guest(line) as sql:
@@ -289,7 +289,7 @@ def test_a_prefix_that_is_not_utf8_ends_no_daemon(pipeline: NewPipeline, encodin
     dsn = make_conninfo(line.database.dsn, dbname=name)
     line.settings["pipeline"] = f"{line.settings['pipeline']}_{encoding.lower()}"
     line.settings["source"] = {**line.settings["source"], "dsn": dsn}
-    # What the server refuses to send at all, of any text in such a database, is refused still.
+    # By default the server refuses to send any text of such a database that is not UTF-8.
     line.settings["values"] = {"invalid.text.handling.mode": "base64"}
     line.config_file = line.write("lockstep.yaml")
     try:
@@ -335,7 +335,7 @@ def test_without_a_secret_commands_are_refused_on_both_sides(pipeline: NewPipeli
 
 
 def test_who_may_command_can_not_run_sql(pipeline: NewPipeline) -> None:
-    """By command, signal row and command line: a condition is compared columns, or refused."""
+    """By command, signal row and command line: a condition compares columns, or is refused."""
     line = pipeline(
         "CREATE TABLE users (id int PRIMARY KEY, name text, email text)",
         "INSERT INTO users SELECT i, 'u' || i, 'e' || i FROM generate_series(1, 50) i",

@@ -1,4 +1,4 @@
-"""A canary comes out of the log as an event, and moves the frontier of an idle database."""
+"""A canary becomes an event of the log, and moves the frontier of an idle database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_canary_is_an_event_with_a_seq_and_the_time_it_was_sent(pipeline: NewP
     line.start().wait_ready()
     began_us = time.time_ns() // 1_000
     before = reader.read_frontiers(line.config)
-    # More often than the source is looked at.
+    # More often than the source is polled.
     wait_until(lambda: len(canaries(line)) >= 5, "few canaries")
     events = canaries(line)
     seqs = [each["source"]["seq"] for each in events]
@@ -41,7 +41,7 @@ def test_a_canary_is_an_event_with_a_seq_and_the_time_it_was_sent(pipeline: NewP
 
 
 def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipeline) -> None:
-    """Also where transactions are read only, which no canary minds."""
+    """Also if transactions are read-only by default, which does not prevent canaries."""
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
     role = f"r_{line.database.name}"
     emit = "FUNCTION pg_logical_emit_message(boolean, text, text{})"
@@ -76,7 +76,7 @@ def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipe
 def test_a_follower_that_is_added_later_gets_canaries_from_the_daemon_that_runs(
     pipeline: NewPipeline,
 ) -> None:
-    """Its configuration had no followers when it began."""
+    """The daemon's configuration had no followers when it started."""
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
     assert not line.config.followers
     line.start().wait_ready()

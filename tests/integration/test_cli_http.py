@@ -68,7 +68,7 @@ def test_other_paths_name_the_right_ones(server: Server) -> None:
 def test_silent_clients_cannot_use_up_the_server(server: Server, health: Health) -> None:
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
     try:
-        # One more is closed at once instead of waiting for a thread.
+        # Another connection is closed at once instead of waiting for a thread.
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one_more:
             assert one_more.recv(1) == b""
     finally:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def path(tmp_path: Path, database: Database, kafka_server: KafkaServer, topic_prefix: str) -> Path:
-    """Write the configuration of a pipeline that nobody else has."""
+    """Write the configuration of a pipeline that only this test uses."""
     path = tmp_path / "lockstep.yaml"
     path.write_text(
         f"pipeline: {topic_prefix}\n"
@@ -326,7 +326,7 @@ def test_tail_prints_what_comes_from_now_on(
         command = [sys.executable, "-m", "cdc.cli.main", "tail", "-c", str(path), "--limit", "1"]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tail:
             assert tail.stdout is not None
-            # The event must come after the reader looked for the end; another each time is fine.
+            # The event must come after the reader got the end offset; a new one each time is fine.
             ids = iter(range(2, 1000))
             while tail.poll() is None:
                 database.execute(f"INSERT INTO users VALUES ({next(ids)}, 'after')")

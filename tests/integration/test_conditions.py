@@ -1,4 +1,4 @@
-"""A condition means to Postgres what it says: as parsed and written anew, and as it was given."""
+"""Postgres selects the same rows by a condition as given and by its parsed, rewritten form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells a mirror's rows apart: another key, and keys in files that others have written."""
+"""A mirror's keys: a changed key, and keys in files that other writers wrote."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.integration.test_delta_sink import APPLIERS, Lake, lines, users
 
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_another_key_is_refused_until_the_table_is_emptied(tmp_path: Path, applier: str) -> None:
-    """Rows of two keys never stand beside each other; a generation aside may have the new one."""
+    """Rows of two keys are never mixed; a shadow build may have the new key."""
     lake = Lake(tmp_path)
     named = USERS._replace(schema_id=9, key=("name",))
 
     def new(seq: int, name: str, number: int | None = None) -> Change:
-        """Return a change by the new key."""
+        """Return a change with the new key."""
         told = None if number is None else row(named, seq, name=name, id=number)
         return change(USERS, seq, told, 0)._replace(
             schema_id=9, key=json.dumps({"name": name}, separators=(",", ":")).encode()
@@ -82,7 +82,7 @@ def test_a_generation_brings_its_key_along(tmp_path: Path) -> None:
 
 
 def test_files_that_another_spark_has_written_anew_are_read(tmp_path: Path) -> None:
-    """As its own settings have it: INT96, which by default ends in 2262, without a time zone."""
+    """Its own settings write timestamps as INT96: no time zone, and as nanoseconds up to 2262."""
     lake = Lake(tmp_path)
     at = USERS.columns[1]._replace(name="at", type="timestamptz", type_id=1184)
     times = USERS._replace(key=("id", "at"), columns=(USERS.columns[0], at, *USERS.columns[2:]))
@@ -124,7 +124,7 @@ def test_files_that_another_spark_has_written_anew_are_read(tmp_path: Path) -> N
 def test_keys_are_looked_for_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, soft: bool
 ) -> None:
-    """In all files, and of more than one column; what is gone is not found."""
+    """In all files, and with keys of several columns; deleted rows are not found."""
     monkeypatch.setattr(delta_work, "_LOOKED_BYTES", 1)
     sink = Lake(tmp_path).sink(applier="delta-rs", soft=soft)
     for seq in (10, 20, 30):

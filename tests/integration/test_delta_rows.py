@@ -1,4 +1,4 @@
-"""Rows of the log into a mirror's Arrow: what direct mode makes of the same rows, to the value."""
+"""The log's rows as a mirror's Arrow rows: exactly the values that direct mode writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.test_values_types import fill
 from tests.integration.value_table import VALUES
 from tests.property.stream import Session, position
 
-# Each choice of each option once; the interval that cannot be undone is told apart below.
+# Each choice of each option once, except irreversible intervals (`numeric`).
 OPTIONS = (
     Values(),
     Values(
@@ -39,7 +39,7 @@ OPTIONS = (
         binary_handling_mode="base64-url-safe",
     ),
 )
-# These change nothing but times.
+# These change only times.
 TIMES = (
     Values(time_precision_mode="nanoseconds"),
     Values(time_precision_mode="connect"),
@@ -74,7 +74,7 @@ def version_of(record: SchemaRecord, values: Values) -> Version:
 def streamed(
     frames: list[bytes], values: Values
 ) -> tuple[list[SchemaRecord], dict[str, list[bytes]]]:
-    """Return the table versions, and by table what the log has in `after`, to the byte."""
+    """Return the table versions, and by table the exact bytes of `after` in the log."""
     session = Session(position(), {}, values=values)
     session.feed(frames)
     found: dict[str, list[bytes]] = {}
@@ -87,7 +87,7 @@ def streamed(
 
 
 def plain(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows by `id`, without what tells their place."""
+    """Return the rows by `id`, without our columns except `_exact`."""
     rows = table.drop_columns([name for name in OURS if name != "_exact"]).to_pylist()
     for row in rows:
         row["_exact"] = sorted(row["_exact"] or ())
@@ -126,7 +126,7 @@ def tables(decoded: Decoded) -> dict[str, str]:
 def test_a_row_of_the_log_is_what_direct_mode_makes_of_it(
     decoded: Decoded, database: Database, tables: dict[str, str]
 ) -> None:
-    """Of every type, and its arrays, under every option; and back to JSON and again."""
+    """For every type and its arrays, under every option; also converted to JSON and back."""
     frames = decoded.frames()
     versions, _ = streamed(frames, Values())
     direct = Mirror(decoded, database, versions)

@@ -1,4 +1,4 @@
-"""A lake under faults: killed between two commits, two writers, others' OPTIMIZE, old files."""
+"""A lake under faults: kills between commits, two writers, others' OPTIMIZE, old files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ APPLIERS = ("delta-rs", "vectors")
 
 
 class Lake:
-    """A folder of mirrors, and who writes them."""
+    """A folder of mirrors and their writers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Lake:
         return DeltaTable(self.path / f"public.{name}")
 
     def ids(self, name: str = "users", **when: Any) -> dict[int, int]:  # noqa: ANN401
-        """Return the seq of each row, by id, as of a frontier."""
+        """Return each row's seq by id, as of a frontier."""
         found = read_as_of_arrow(str(self.path), [f"public.{name}"], **when)
         rows = found.tables[f"public.{name}"].to_pylist()
         return {each["id"]: each["_seq"] for each in rows}
@@ -67,7 +67,7 @@ def lines(seq: int, *ids: int) -> Changes:
 def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, applier: str
 ) -> None:
-    """And the next writer, whose cut is another, ends up with each change once."""
+    """The next writer, whose cut differs, applies each change exactly once."""
     apply(lake.sink(applier=applier), 2, users(1, 1, 2), lines(2, 1))
     dying = lake.sink(applier=applier)
     monkeypatch.setattr(Frontiers, "commit", _die)
@@ -79,7 +79,7 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     standing = next_.open()
     assert standing is not None
     assert (standing.applied.seq, standing.reached) == (2, 4)
-    # What a longer cut takes from rows is theirs before it.
+    # A longer cut gets the rows as they were before the torn one.
     assert b'"n1"' in next_.rows(USERS, [key(USERS, 1)])[key(USERS, 1)]
     assert apply(next_, 5, users(3, 1), lines(4, 1), users(5, 2)) == 1
     assert (lake.ids(), lake.ids("lines")) == ({1: 3, 2: 5}, {1: 4})
@@ -87,7 +87,7 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
 
 
 def test_what_an_older_generation_left_is_in_no_frontier_of_the_new_one(lake: Lake) -> None:
-    """A mirror joins when the log has come to its first event, whatever stands there until then."""
+    """A mirror joins at its table's first event in the log, whatever it held until then."""
     old = lake.sink()
     apply(old, 50, users(10, 1), lines(50, 1, 2))
     old.anew(2)
@@ -110,7 +110,7 @@ def test_what_an_older_generation_left_is_in_no_frontier_of_the_new_one(lake: La
 def test_a_switch_in_the_midst_of_a_cut_shows_no_state_that_never_was(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    """A mirror that stays may be ahead of the frontier; or get there while the others are moved."""
+    """A mirror that is not rebuilt may be ahead of the frontier, or get ahead during the switch."""
     follower = lake.sink()
     apply(follower, 2, users(1, 1), lines(2, 1))
     aside = follower.at(2, frozenset({"public.users"}))
@@ -150,7 +150,7 @@ def _die(*_: object) -> None:
 
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier: str) -> None:
-    """It has its cut ready when the other has written two."""
+    """It commits its cut after the other copy has written two."""
     apply(lake.sink(applier=applier), 1, users(1, 1, 2))
     late, other = lake.sink(applier=applier), lake.sink(applier=applier)
     late.begin(2, [USERS])
@@ -160,7 +160,7 @@ def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier:
     late.commit(applied(2))
     assert lake.ids() == {1: 1, 2: 1}
     assert lake.ids(lsn=applied(2).lsn) == {1: 1, 2: 1, 3: 2}
-    # Half of a later cut is there already: a wider one has the other half.
+    # One half of a later cut is written before the other copy's cut, the other half after it.
     late.begin(6, [USERS])
     late.write(Changes((USERS,), [change(USERS, 6, row(USERS, 6, 3), 3)]))
     apply(other, 5, users(5, 1))
@@ -171,7 +171,7 @@ def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier:
 
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> None:
-    """Each with cuts of its own; whatever a reader sees at a frontier is the model's."""
+    """Each has its own cuts; what a reader sees at any frontier equals the model."""
     chance = Random(3)
     changes, states = list[Change](), {0: dict[int, int]()}
     for seq in range(1, 41):
@@ -211,7 +211,7 @@ def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> No
 def test_what_a_copy_writes_meanwhile_is_no_sign_of_a_loss(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins and ends a cut between the other's look at the frontiers and at the mirror."""
+    """The copy starts and ends a cut after this writer read the frontiers, before the mirror."""
     quick, slow = lake.sink(), lake.sink()
     apply(quick, 1, users(1, 1))
     begin = slow._frontiers.begin
@@ -239,7 +239,7 @@ def test_others_may_optimize_at_any_time(lake: Lake, applier: str) -> None:
 
 @pytest.mark.parametrize("applier", APPLIERS)
 def test_upkeep_leaves_every_frontier_that_is_kept(lake: Lake, applier: str) -> None:
-    """Small files become large ones, and what no frontier needs goes."""
+    """Small files are compacted, and files that no frontier needs are deleted."""
     sink = lake.sink(applier=applier, optimize_minutes=1e-9, vacuum_hours=1)
     for seq in range(1, 30):
         apply(sink, seq, users(seq, seq % 5), lines(seq, seq))
@@ -253,7 +253,7 @@ def test_upkeep_leaves_every_frontier_that_is_kept(lake: Lake, applier: str) -> 
 
 
 def test_what_direct_mode_wrote_is_taken_over(lake: Lake) -> None:
-    """Its rows stand at the consistent point; before they are whole, the follower waits."""
+    """Its rows are as of the consistent point; until they are complete, the follower waits."""
     rows = pa.table(
         {
             "id": pa.array([1, 2], pa.int64()),
@@ -320,7 +320,7 @@ def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
 def test_a_column_whose_name_changes_its_case_alone_is_the_same_one(
     lake: Lake, applier: str
 ) -> None:
-    """Delta has no other; rows that were written before keep what it held."""
+    """Delta's column names ignore case; rows written before keep the column's values."""
     columns = (
         each._replace(name="Name") if each.name == "name" else each for each in USERS.columns
     )
@@ -344,7 +344,7 @@ def test_a_column_whose_name_changes_its_case_alone_is_the_same_one(
 
 
 def test_a_fixed_mask_keeps_the_type_that_its_rows_told(lake: Lake) -> None:
-    """Deletes tell none; the mirror was written anew for them, and once more for the next row."""
+    """Deletes carry no type: neither they nor the next row may cause a rewrite of the mirror."""
 
     def masked(version: Version) -> Version:
         columns = (
@@ -364,7 +364,7 @@ def test_a_fixed_mask_keeps_the_type_that_its_rows_told(lake: Lake) -> None:
     assert lake.table().version() == before + 2
     found = read_as_of_arrow(str(lake.path), ["public.users"]).tables["public.users"]
     assert (str(found["amount"].type), found["amount"].to_pylist()) == ("int64", [0])
-    # Without a key the old row finds the stored one; beside it an insert has none.
+    # Without a key, a delete's old row finds the stored one; an insert next to it has none.
     apply(sink, 5, Changes((clicks,), [told(clicks, 5)]))
     old = row(clicks, 5, amount=0)
     news = [told(clicks, 6), change(clicks, 7, None, before=old)]

@@ -35,7 +35,7 @@ def test_all_appliers_leave_the_same_rows(
 
 
 def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path: Path) -> None:
-    """Also one with deletion vectors of our making, a checkpoint, and a history."""
+    """Also one with deletion vectors that we wrote, a checkpoint, and a history."""
     sink = opened(tmp_path, "vectors")
     for seq in range(1, 8):
         rows = [change(USERS, seq, row(USERS, seq, n), n) for n in range(1, 4)]
@@ -55,7 +55,7 @@ def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path
 
 
 def test_names_that_parquet_does_not_take_are_mapped(spark: SparkSession, tmp_path: Path) -> None:
-    """And a column that comes later is, too: Spark reads both."""
+    """So is a column that is added later: Spark reads both."""
     name = USERS.columns[1]._replace(name="a name, {odd}")
     version = USERS._replace(columns=(USERS.columns[0], name))
     wider = version._replace(schema_id=9, columns=(*version.columns, name._replace(name="b b")))
@@ -98,7 +98,7 @@ print("rows", table["public.users"].count())
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ours", "settings"])
 def test_a_process_of_its_own_reads_as_of_an_lsn(tmp_path: Path, how: str) -> None:
-    """By our session, and by one with nothing but what the commands print."""
+    """With our session, and with one that has only the settings that the commands print."""
     sink = opened(tmp_path, "vectors")
     for seq in range(1, 4):
         rows = [change(USERS, seq, row(USERS, seq, n), n) for n in range(1, 4)]
@@ -111,7 +111,7 @@ def test_a_process_of_its_own_reads_as_of_an_lsn(tmp_path: Path, how: str) -> No
 
     conf = json.loads(printed("conf", "--json"))
     conf |= {"spark.jars": printed("jars").strip(), "spark.ui.enabled": "false"}
-    # Less work for a busy machine; nothing of it decides what is read.
+    # Less work for a busy machine; this does not affect what is read.
     conf |= {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle.partitions": "1"}
     conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     given = [str(tmp_path / "vectors"), how, json.dumps(conf), str(applied(2).lsn)]

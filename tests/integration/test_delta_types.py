@@ -1,4 +1,4 @@
-"""Every type's values from a real server into a mirror's Arrow batches, and back: none is lost."""
+"""Every type's values from a real server into a mirror's Arrow batches and back, without loss."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ TAKEN_AT = 1_700_000_000_123_456
 
 
 class Mirror:
-    """What the data source gives of a table: read in this process, without Spark."""
+    """A table as the data source returns it, read in this process without Spark."""
 
     def __init__(
         self, decoded: Decoded, database: Database, versions: list[SchemaRecord] | None = None
     ) -> None:
-        """`versions` are of what the slot had before, if that was read already."""
+        """`versions` describe what the slot held before, if that was already read."""
         self.config = Config(
             pipeline="decoded",
             source=Source(dsn=database.dsn),
@@ -56,14 +56,14 @@ class Mirror:
         self.versions = {each.table: each for each in versions or decoded.schemas()}
 
     def table(self, name: str, pages_per_range: int = 1) -> Table:
-        """Return the table as a plan has it, cut into ranges."""
+        """Return the table as a plan has it, divided into ranges."""
         told, version = self.tables[name], self.versions[name]
         planned = _planned(told, version, pages_per_range)
         ranges = tuple(planned.ranges(0))
         return Table(version, {0: planned}, ranges, self.snapshot, 2, 0x16E9058, TAKEN_AT)
 
     def read(self, table: Table, masks: list[ColumnMask | None] | None = None) -> pa.Table:
-        """Return all of it."""
+        """Return all rows."""
         hidden = masks or [None] * len(table.version.columns)
         schema = spark_schema(self.config, table.version, hidden)
         reader = SnapshotReader(self.config, table, hidden, schema)
@@ -98,7 +98,7 @@ def _planned(told: Described, version: SchemaRecord, pages_per_range: int) -> Pl
 
 @pytest.fixture
 def mirror(decoded: Decoded, database: Database) -> Iterator[Callable[[], Mirror]]:
-    """Return what makes the mirror, once the test has written its rows."""
+    """Return a function that makes the mirror once the test has written its rows."""
     with ExitStack() as closing:
 
         def make() -> Mirror:
@@ -217,7 +217,7 @@ def test_types_are_natural_where_values_are_exact_and_text_where_not(
     assert first["u"] == "1.50"
     assert (second["d"], second["u"]) == (date(1, 1, 1), "NaN")
     assert second["t"] == datetime(1, 1, 1, tzinfo=UTC)
-    # Three currencies' fractions: the same units, another place of the point.
+    # Without fraction digits: the same units, with the decimal point in another place.
     yen = replace(source.config, values=replace(source.config.values, money_fraction_digits=0))
     source.config = yen
     assert source.read(source.table("n")).column("m").to_pylist()[0] == Decimal(-123411)

@@ -1,4 +1,4 @@
-"""What upkeep leaves: every frontier that is kept, and of all else no more than a bounded rest."""
+"""Upkeep keeps every retained frontier, and a bounded amount of everything else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def users(seq: int, *ids: int) -> Changes:
 
 
 class Aged:
-    """A lake whose clock is set: what stands there counts as older, for every one who asks."""
+    """A lake whose clock is set: what it holds counts as older wherever age is checked."""
 
     def __init__(self, path: Path, patched: pytest.MonkeyPatch) -> None:
         self.path, self.ahead = path, timedelta()
@@ -46,7 +46,7 @@ class Aged:
         return sink
 
     def older(self, hours: float) -> None:
-        """Let that much time pass: for rows' clock, and for the files of `_frontiers`."""
+        """Advance the time: the clock for rows, and the timestamps of `_frontiers` files."""
         self.ahead += timedelta(hours=hours)
         for each in (self.path / "_frontiers").rglob("*"):
             at = each.stat().st_mtime - hours * 3_600
@@ -67,9 +67,9 @@ def aged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Aged:
 def test_what_frontiers_are_in_stays_bounded(
     aged: Aged, monkeypatch: pytest.MonkeyPatch, *, restarts: bool
 ) -> None:
-    """Over many batches, however often the process ends, and with a tidy now and then or none."""
+    """Over many batches, with and without restarts, with an occasional `tidy` or none."""
     monkeypatch.setattr(delta_frontiers, "_MOST_FILES", 10)
-    # Removed files are timed by delta-rs, whose clock can't be set.
+    # delta-rs timestamps removed files, and its clock can't be set.
     monkeypatch.setattr(delta_frontiers, "_KEPT_HOURS", 0)
     at, log = aged.path / "_frontiers", aged.path / "_frontiers" / "_delta_log"
     frontiers, most = None, (0, 0)  # files and log files
@@ -82,7 +82,7 @@ def test_what_frontiers_are_in_stays_bounded(
         aged.older(0.1)
         if not restarts and seq % 40 == 0:
             frontiers.tidy(KEPT_HOURS)
-            assert min(_seqs(at)) == seq - 29  # the last one that is older, and what came since
+            assert min(_seqs(at)) == seq - 29  # the last one that is older, and all since
         files = len(list(at.glob("*.parquet"))), len(list(log.iterdir()))
         most = max(most[0], files[0]), max(most[1], files[1])
     assert most[0] <= 14
@@ -96,7 +96,7 @@ def _seqs(path: Path) -> list[int]:
 
 
 def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged: Aged) -> None:
-    """Not by the source's time: a follower that catches up with an old log writes that today."""
+    """The source's time does not count: a follower catching up with an old log writes now."""
     sink = aged.sink(vacuum_hours=KEPT_HOURS)
 
     def stand(seq: int) -> Applied:
@@ -124,7 +124,7 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
     with pytest.raises(GapError, match="does not have"):
         documents.cut(Standing(stand(4), 4))
     assert documents.cut(Standing(stand(5), 5)) is not None
-    # The newest is how things stand, whatever its age.
+    # The newest frontier is the current state, and kept at any age.
     aged.older(100)
     sink._tidy()
     assert aged.ids(7) == set(range(1, 8))
@@ -163,7 +163,7 @@ def test_an_old_generation_stays_whole_until_it_is_dropped(aged: Aged) -> None:
 def test_files_and_log_are_kept_as_long_as_is_told(
     aged: Aged, applier: str, hours: float, kept: int
 ) -> None:
-    """Less than an hour is not nothing; Delta's own 7 and 30 days do not bound it, nor zero."""
+    """Half an hour is not rounded to 0; Delta's own 7 and 30 days are no limits; 0 keeps all."""
     sink = aged.sink(vacuum_hours=hours, applier=applier)
     for seq in (1, 2, 3):
         apply(sink, seq, users(seq, 1, seq))
@@ -176,7 +176,7 @@ def test_files_and_log_are_kept_as_long_as_is_told(
         "deletedFileRetentionDuration": f"interval {kept} hours",
         "enableExpiredLogCleanup": "false",
     }
-    # Nothing that a reader would have to know came along.
+    # No other table feature was enabled that a reader would have to support.
     vectors = ["deletionVectors"] if applier == "vectors" else None
     assert table.protocol().reader_features == vectors
     sink.close()
@@ -185,7 +185,7 @@ def test_files_and_log_are_kept_as_long_as_is_told(
 def test_upkeep_comes_though_no_process_lives_so_long(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where `cdc follow --once` is run every few minutes; and once, not by each of them."""
+    """As with `cdc follow --once` every few minutes: due upkeep runs once, not in each process."""
     done = list[int]()
     tidy = DeltaSink._tidy
 
@@ -207,7 +207,7 @@ def test_upkeep_comes_though_no_process_lives_so_long(
 def test_checkpoints_come_however_many_commits_a_batch_is(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of deletion vectors are ours to make: a batch is a change, and then tidying up."""
+    """For deletion vectors we write them; a batch commits a change, and then the tidying up."""
     monkeypatch.setattr(delta_vectors, "_CHECKPOINT_EVERY", 5)
     sink = aged.sink(applier="vectors")
     for seq in range(1, 31):
@@ -227,7 +227,7 @@ def test_a_mirror_is_the_followers_however_much_others_have_done_to_it_since(age
         table.alter.set_table_properties({"delta.appendOnly": "false"})
     apply(aged.sink(), 2, users(2, 2))
     table.update_incremental()
-    for number in range(2):  # and now the log forgets ours
+    for number in range(2):  # and now the log no longer has our commits
         table.alter.set_table_properties({"delta.appendOnly": "false"})
         table.create_checkpoint()
         for each in (aged.path / "public.users" / "_delta_log").iterdir():
@@ -239,7 +239,7 @@ def test_a_mirror_is_the_followers_however_much_others_have_done_to_it_since(age
 
 
 def _config(path: Path) -> Config:
-    """Return a pipeline whose documents are made from the lake."""
+    """Return a pipeline whose documents are built from the lake."""
     return Config(
         pipeline="shop",
         source=Source(dsn="postgresql://nobody"),

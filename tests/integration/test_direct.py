@@ -1,4 +1,4 @@
-"""Transactions written directly, on real brokers: what readers see of them, and who fences whom."""
+"""Transactions written directly to real brokers: what readers see of them, and fencing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _READ_SECONDS = 60.0
 
 
 class Ground:
-    """Topics of a test's own, writers for them, and what a reader of the log sees."""
+    """Topics of one test, writers for them, and what a reader of the log sees."""
 
     def __init__(self, bootstrap: str, prefix: str, admin: Any, copies: int = 1) -> None:  # noqa: ANN401 - untyped
         self.bootstrap = bootstrap
@@ -71,7 +71,7 @@ class Ground:
         seconds: int = 60,
         name: str = NAME,
     ) -> DirectPublisher:
-        """Return a writer that nobody has opened."""
+        """Return a writer that is not open."""
         made = DirectPublisher(self.config(bootstrap, kafka), name, seconds)
         self._made.append(made)
         return made
@@ -82,7 +82,7 @@ class Ground:
         return made
 
     def hand_over(self, writer: DirectPublisher | Publisher, text: str) -> None:
-        """Hand over a row for each partition of one topic, and one for the other."""
+        """Pass the writer a row for each partition of one topic, and one for the other topic."""
         batch = Batch()
         for partition in batch.topic(self.topic, _PARTITIONS):
             partition.append({"key": b"k", "value": f"{text} {partition.number}".encode()})
@@ -127,7 +127,7 @@ class Ground:
         pytest.fail("a transaction stays open")
 
     def seen(self) -> list[str]:
-        """Return the texts of the transactions that readers see, which they see whole."""
+        """Return the texts of the transactions that readers see, each of which must be complete."""
         texts = [value.decode() for value in self.values(self.other, 0)]
         for number in range(_PARTITIONS):
             rows = [value.decode() for value in self.values(self.topic, number)]
@@ -165,7 +165,7 @@ def test_readers_see_each_transaction_whole_and_in_order_and_its_ends_are_known(
     for number in range(50):
         ground.hand_over(writer, f"text {number}")
         writer.flush()
-        # Each transaction leaves a marker behind.
+        # Each transaction adds a marker to every partition.
         ends = writer.take_ends()
         assert ends == dict.fromkeys(
             [(ground.other, 0), *((ground.topic, n) for n in range(_PARTITIONS))], 2 * number + 1
@@ -176,7 +176,7 @@ def test_readers_see_each_transaction_whole_and_in_order_and_its_ends_are_known(
 
 
 def test_writers_in_turn_find_their_markers_written_or_wait(ground: Ground) -> None:
-    """One writer alone meets its own last transaction's markers."""
+    """A writer that is used twice in a row meets its own last transaction's markers."""
     writers = [ground.writer(name=name) for name in DIRECT]
     for writer in writers:
         writer.open()
@@ -209,7 +209,7 @@ def test_more_than_a_topic_takes_at_once_goes_in_several_batches(ground: Ground)
 
 
 def test_what_its_topic_takes_singly_goes_singly(ground: Ground) -> None:
-    """A limit between a row's size and a small batch's."""
+    """The limit is above a row's size and below a small batch's."""
     changed = ConfigResource(
         ResourceType.TOPIC,
         ground.other,
@@ -241,7 +241,7 @@ def test_a_record_that_its_topic_does_not_take_is_named_as_that(ground: Ground) 
 
 @pytest.mark.slow
 def test_epochs_run_out_and_another_producer_id_follows(ground: Ground) -> None:
-    """They have 15 bits: at 25 transactions a second a writer has used them up in 20 minutes."""
+    """Epochs have 15 bits: at 25 transactions a second a writer uses them up in 20 minutes."""
     writer = ground.open()
     first = writer._producer
     while writer._producer.epoch < 32_700:
@@ -285,7 +285,7 @@ def test_a_direct_writer_fences_librdkafka(moment: str, ground: Ground) -> None:
         zombie.flush()
     heir = ground.open()
     with pytest.raises((FencedError, OutcomeUnknownError)):
-        zombie.commit()  # which flushes what is not
+        zombie.commit()  # which flushes first if needed
     ground.write(heir, "second")
     assert ground.seen() == ["first", "second"]
 
@@ -300,7 +300,7 @@ def test_a_direct_writer_fences_another(moment: str, ground: Ground) -> None:
     ground.write(heir, "the heir's")
     with pytest.raises(FencedError):
         zombie.commit() if moment == "flushed" else zombie.flush()
-    # Nor is its abort the heir's.
+    # Nor does the zombie's abort end the heir's transaction.
     ground.hand_over(heir, "the heir's next")
     heir.flush()
     zombie.abort()
@@ -327,7 +327,7 @@ def test_what_the_broker_timed_out_is_not_committed(guarded: Ground) -> None:
 def test_a_lost_answer_to_a_write_or_a_commit_changes_nothing(
     guarded: Ground, guarded_broker: GuardedBroker
 ) -> None:
-    """The broker has done it, and the connection ends before it says so."""
+    """The broker has executed the request, and the connection ends before the response."""
     proxy = guarded_broker.proxy
     writer = guarded.open(guarded_broker.proxied)
     guarded.write(writer, "before")
@@ -342,7 +342,7 @@ def test_a_lost_answer_to_a_write_or_a_commit_changes_nothing(
         guarded.hand_over(writer, f"write {number}")
         proxy.answer = lose
         writer.flush()
-        # It was taken once: by what it says of its place, too.
+        # The broker appended it once, which the offsets that it returned show too.
         assert set(writer.take_ends().values()) <= {4 * number + 3, -1}
         writer.commit()
         guarded.hand_over(writer, f"commit {number}")
@@ -424,7 +424,7 @@ def test_logins_and_certificates_are_librdkafkas(
 
 
 def _opened(opening: Callable[[], DirectPublisher]) -> DirectPublisher:
-    """Return what is opened once the brokers have noted the rights and the password."""
+    """Return the opened writer once the brokers have applied the rights and the password."""
     made: list[DirectPublisher] = []
 
     def let_in() -> bool:
@@ -455,7 +455,7 @@ def test_a_login_is_renewed_before_the_broker_ends_it(
     made, written = next(iter(writer._brokers._connections.values())), ["text"]
 
     def renewed() -> bool:
-        # Seldom enough is too seldom here: the broker soon forgets an id that nobody uses.
+        # Write often: this broker soon expires the id of an idle producer.
         guarded.write(writer, "text")
         written.append("text")
         return made not in writer._brokers._connections.values()
@@ -482,7 +482,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
         )
 
 
-# --- brokers that go ---
+# --- brokers that fail ---
 
 _WAYS: dict[str, Callable[[KafkaCluster, int], None]] = {
     "killed": lambda cluster, node: cluster.kill(node),
@@ -523,7 +523,7 @@ def test_another_broker_takes_over_in_the_middle_of_a_transaction(
     [
         ({"direct": "on"}, True),
         ({"direct": "off"}, False),
-        # Of no effect here, but librdkafka's own.
+        # Has no effect here, but is an option of librdkafka's own.
         ({"direct": "on", "kafka": {"broker.address.family": "v4"}}, False),
     ],
 )
@@ -544,7 +544,7 @@ def test_the_daemon_writes_small_batches_directly_where_it_may(
     assert ("small batches are left to librdkafka" in daemon.log) is (
         log["direct"] == "on" and not directly
     )
-    # One that is large is not small, and may be followed by small ones at once.
+    # A large batch is not written directly; small ones may follow it at once.
     rows = "INSERT INTO users SELECT n, 1, repeat('x', 500) FROM generate_series({}, {}) n"
     line.database.execute(
         *(rows.format(m * 10**6, m * 10**6 + m % 2 * 2_000) for m in (1, 2, 3, 4))

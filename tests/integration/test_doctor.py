@@ -1,4 +1,4 @@
-"""The doctor on real servers: it finds what is wrong, and what it prints mends it."""
+"""The doctor on real servers: it finds what is wrong, and what it prints fixes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path, database: Database, kafka_server: KafkaServer, topic_pr
 
 @pytest.fixture
 def role(database: Database) -> Iterator[str]:
-    """A role that may do nothing but log in."""
+    """A role that may only log in."""
     role = f"r_{database.name}"
     database.execute(f"CREATE ROLE {role} LOGIN")
     yield role

@@ -1,4 +1,4 @@
-"""Documents follow a real mirror, frontier after frontier, into a store."""
+"""Documents follow a real mirror, frontier by frontier, into a store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MONEY = Decimal("0.01")
 
 
 class Shop:
-    """A pipeline without its log: rows go into the mirror, documents come out of it."""
+    """A pipeline without a log: rows are written to the mirror, documents are built from it."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class Shop:
         return self.known[max(self.known)]
 
     def alter(self, version: Version) -> None:
-        """Begin another version of a table, behind the newest frontier."""
+        """Start another version of a table, after the newest frontier."""
         self.known[self.seq + 1] = self.versions | {version.name: version}
 
     def cut(self, changes: Mapping[str, Mapping[tuple[Any, ...], dict[str, Any] | None]]) -> None:
-        """Bring the mirror to the next frontier."""
+        """Advance the mirror to the next frontier."""
         told = []
         for name, rows in changes.items():
             version, made = self.versions[name], []
@@ -112,7 +112,7 @@ class Shop:
         self.mirror.commit(Applied("x", 1, 1, LSN(self.seq), self.seq, self.seq, 1, {}))
 
     def follow(self) -> bool:
-        """Bring the documents to the mirror's frontier, as a follower that has just started."""
+        """Advance the documents to the mirror's frontier, as a follower that has just started."""
         self._open()
         with closing(self.sink):
             cut = self.follower.cut(self.sink.open())
@@ -121,7 +121,7 @@ class Shop:
             return cut is not None
 
     def tear(self, chosen: Random) -> None:
-        """Begin to bring the documents to the mirror's frontier, and die when some are written."""
+        """Start to advance the documents to the mirror's frontier, and die after writing some."""
         self._open()
         with closing(self.sink):
             cut = self.follower.cut(self.sink.open())
@@ -152,7 +152,7 @@ def shop(
     given = getattr(request, "param", {})
     if isinstance(given, str):
         given = {"store": request.getfixturevalue(given).sink}
-        # Or Redis gets a cut in one call with its frontier: nothing could be torn.
+        # Otherwise Redis gets a cut in one call with its frontier, and nothing could be torn.
         monkeypatch.setattr(redis_sink, "SMALL_CHANGES", 0)
     made = Shop(tmp_path / "lake", **given)
     yield made
@@ -181,7 +181,7 @@ def _row(chosen: Random, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ids=["hard", "soft", "vectors"],
 )
 def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
-    """Whichever frontiers were passed over; deleted rows may stay in the mirror, marked."""
+    """Also if frontiers were skipped; deleted rows may stay in the mirror, marked."""
     chosen = Random(6)
     assert not shop.follow()
     for _ in range(14):
@@ -202,7 +202,7 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
 
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
 def test_what_a_torn_cut_has_written_goes_with_its_row(shop: Shop) -> None:
-    """Also where the row is in neither of the frontiers between which the follower goes on."""
+    """Also if the row is in neither of the frontiers between which the follower continues."""
     chosen = Random(6)
     for step in range(10):
         for _ in range(2):
@@ -223,7 +223,7 @@ def test_what_a_torn_cut_has_written_goes_with_its_row(shop: Shop) -> None:
 
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
 def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> None:
-    """One begins behind the other's back: what it wrote would be in neither end of the next cut."""
+    """One starts unknown to the other: what it wrote would be in neither end of the next cut."""
     people = {(n,): {"id": n, "name": "x"} for n in (1, 2, 3)}
     shop.cut({"shop.people": {(1,): people[1,]}})
     shop.follow()
@@ -238,7 +238,7 @@ def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> N
     slow.begin(applied.seq, [each.version for each in shop.follower.kinds(applied)], 1)
     with pytest.raises(OvertakenError):
         apply(shop.follower, late, late_cut, 1)
-    while shop.follow():  # who opens it again ends what has begun first
+    while shop.follow():  # a newly opened sink first ends the cut that was started
         pass
     for changes in shop.follower.changes(slow_cut):
         slow.write(changes)
@@ -251,7 +251,7 @@ def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> N
 
 
 def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None:
-    """And a mirror without the frontier that the documents stand at is a gap."""
+    """A mirror without the documents' frontier is a gap."""
     shop.cut({"shop.people": {(n,): {"id": n, "name": "x"} for n in (1, 2)}})
     shop.follow()
     people = shop.versions["shop.people"]
@@ -279,7 +279,7 @@ def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None
 def test_documents_of_another_log_are_not_gone_on_with(
     shop: Shop, kafka_server: KafkaServer, topic_prefix: str
 ) -> None:
-    """Nor is their LSN told as one of this log, in which it may have passed already."""
+    """Nor is their LSN reported as one of this log, which may already be past it."""
     shop.cut({"shop.people": {(1,): {"id": 1, "name": "x"}}})
     shop.follow()
     log = Log(bootstrap_servers=kafka_server.bootstrap, prefix=topic_prefix)

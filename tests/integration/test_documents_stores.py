@@ -1,6 +1,6 @@
 """Nested documents from SQL to the stores: real daemon, mirror and followers, cut after cut.
 
-What stands in OpenSearch and in Redis is held against what one SQL query makes of the same rows.
+The documents in OpenSearch and in Redis are compared with the result of one SQL query.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLES: Final = (
     "ALTER TABLE items ADD PRIMARY KEY (order_id, line)",
     "CREATE SEQUENCE moved START 100",
     "CREATE TABLE parts (no serial PRIMARY KEY, order_id bigint, line int, name text)",
-    # Of no document, and not among the mirror's tables.
+    # Part of no document, and not among the mirror's tables.
     "CREATE TABLE visits (id int PRIMARY KEY)",
 )
 MIRRORED: Final = [f"public.{each}" for each in ("people", "products", "orders", "items", "parts")]
@@ -66,7 +66,7 @@ DOCUMENT: Final = {
         },
     },
 }
-# What a document is, said once more and otherwise.
+# The definition of a document again, in SQL.
 EXPECTED: Final = """
 SELECT o.id::text, jsonb_build_object('id', o.id, 'note', o.note, 'total', o.total::text,
   'buyer', (SELECT jsonb_build_object('name', name) FROM people WHERE id = o.buyer),
@@ -89,7 +89,7 @@ WRITES: Final = (
        ON CONFLICT (id) DO UPDATE SET buyer = NULLIF({who}, 0)""",
     """INSERT INTO items VALUES ({order}, {line}, '{what}', {amount}.50)
        ON CONFLICT (order_id, line) DO UPDATE SET price = items.price + 1""",
-    # A child moves, with its own children or away from them.
+    # A child moves, with or without its own children.
     """UPDATE items SET order_id = {other}, line = nextval('moved')
        WHERE order_id = {order} AND line = {line}""",
     "UPDATE parts SET order_id = {other} WHERE order_id = {order} AND line = {line}",
@@ -148,13 +148,13 @@ class Shop(Followed):
         return self._index.read(search).found
 
     def transaction(self, *statements: str) -> None:
-        """Do this in one transaction, at whose end the totals are right."""
+        """Run the statements in one transaction, which also corrects the totals."""
         with self.pipeline.database.connect() as connection, connection.transaction():
             for statement in (*statements, _TOTALS):
                 connection.execute(statement.encode())
 
     def write(self, times: int) -> None:
-        """Do something at random to orders, items, what belongs to them and what they belong to."""
+        """Make random changes to orders, items, their children and their parents."""
         chance = self.chance
         for _ in range(times):
             order, other = chance.sample(range(_ORDERS), 2)
@@ -170,7 +170,7 @@ class Shop(Followed):
             self.transaction(*(each.format(**named) for each in chosen))
 
     def check(self) -> Documents:
-        """Fail unless both stores hold what the query says; return it."""
+        """Fail unless both stores hold the query's result; return it."""
         wanted = self.rows(EXPECTED)
         assert self.indexed() == wanted
         assert self.cached() == wanted
@@ -178,7 +178,7 @@ class Shop(Followed):
 
     @contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """Read both stores all the while; give what no commit has left so."""
+        """Read both stores during the block; yield the documents that no commit has produced."""
         wrong: list[str] = []
         over = threading.Event()
 
@@ -200,7 +200,7 @@ class Shop(Followed):
 
 
 def _torn(document: Any) -> bool:  # noqa: ANN401 - JSON
-    """Return whether an order and its items are of different transactions."""
+    """Return whether an order and its items are from different transactions."""
     prices = sum(round(100 * float(item["price"])) for item in document["items"])
     return prices != round(100 * float(document["total"] or 0))
 
@@ -230,7 +230,7 @@ def shop(
 
 @pytest.mark.slow
 def test_documents_in_every_store_are_what_sql_makes_of_the_rows(shop: Shop) -> None:
-    """Children and their children move, go and come; parents too; and tables are truncated."""
+    """Children and their children are moved, deleted and added; so are parents; then truncates."""
     shop.write(40)
     with shop.following("lake", "cache", "index") as runs:
         shop.reach(*runs.values())

@@ -1,4 +1,4 @@
-"""Values inside documents come from typed mirrors and have the bytes that the log's events have."""
+"""Values inside documents come from typed mirrors and have the bytes of the log's events."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.property.stream import Session, position
 
 
 class Event(msgspec.Struct):
-    """What of an event matters here: its row's bytes, and whose."""
+    """The fields of an event that matter here: its row's bytes, and its table."""
 
     after: msgspec.Raw
     source: dict[str, object]
 
 
 def rows(frames: list[bytes], values: Values) -> dict[str, list[bytes]]:
-    """Return the rows that the events have, by table, in their order."""
+    """Return the rows of the events, by table, in order."""
     session = Session(position(), {}, values=values)
     session.feed(frames)
     found: dict[str, list[bytes]] = {}
@@ -51,7 +51,7 @@ def version(record: SchemaRecord, values: Values) -> Version:
 
 
 def written(table: pa.Table, read: Version) -> Iterator[bytes]:
-    """Yield the mirror's rows as a document of all columns would hold them."""
+    """Yield the mirror's rows as a document of all columns would contain them."""
     names = tuple(column.name for column in read.columns)
     reader = NodeRows(Node("x", read.name, ("id",), names), read)
     for batch in table.select(reader.columns).to_batches():
@@ -81,7 +81,7 @@ def test_a_mirrors_values_have_the_bytes_of_the_logs_under_every_option(
 
 
 def test_floats_are_written_as_postgres_writes_them(database: Database) -> None:
-    """Digits on the very bound between two values are nobody's; of two as near the even one."""
+    """Digits exactly between two values are never used; of two equally near, the even one is."""
     chosen = random.Random(1)
     doubles = [struct.unpack("<d", chosen.randbytes(8))[0] for _ in range(2000)]
     doubles += [2.0**power for power in range(-1074, 1024, 3)]

@@ -1,4 +1,4 @@
-"""A log of two epochs: new followers whose first cut spans both, on every way a cut can take."""
+"""A log of two epochs: new followers whose first cut spans both, for every kind of cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def two_epochs(made: PipelineUnderTest) -> None:
-    """Write rows, widen the topics, accept that, then delete and change the same rows."""
+    """Write rows, add partitions, acknowledge that, then delete and change the same rows."""
     daemon = made.start().wait_ready()
     made.database.execute(
         "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 300) g",
@@ -39,7 +39,7 @@ def two_epochs(made: PipelineUnderTest) -> None:
     made.start().wait_ready()
     made.database.execute(
         "DELETE FROM users WHERE id % 4 = 0",
-        # What an update leaves unchanged was told in the epoch before.
+        # The values that an update leaves unchanged are in the previous epoch.
         "UPDATE users SET name = 'second' WHERE id % 2 = 1",
         "DELETE FROM lines WHERE id % 5 = 0",
         "UPDATE lines SET name = 'second' WHERE id % 3 = 0",
@@ -57,7 +57,7 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
     monkeypatch: pytest.MonkeyPatch,
     small: int,
 ) -> None:
-    """By the driver and by executors, in Redis and in Delta; and so has a generation rebuilt."""
+    """By the driver and by executors, in Redis and in Delta; and for a rebuilt generation."""
     monkeypatch.setattr(following, "_SMALL_EVENTS", small)
     monkeypatch.setattr(large, "_PIECE_EVENTS", 25)
     monkeypatch.setattr(large, "_SORTED_BYTES", 4_000)

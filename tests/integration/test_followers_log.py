@@ -1,4 +1,4 @@
-"""Followers' reports, written and read back on a real broker: the newest that counts, at once."""
+"""Followers' reports, written and read back on a real broker: the newest valid one, at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_newest_report_counts_but_not_an_older_generations(
 
 
 def test_an_open_reader_sees_each_report_when_it_is_there(config: Config, report: Report) -> None:
-    """Also those of a topic that is made, or made anew, after the reader has begun."""
+    """Also those of a topic that is created, or recreated, after the reader has started."""
     readings, client = Readings(config), topics.admin(config)
     topic = topics.followers_topic(config).name
     assert readings.refresh() == {}

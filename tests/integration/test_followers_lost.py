@@ -1,4 +1,4 @@
-"""Stores that lost a part while retention has taken the log's beginning: nothing is emptied."""
+"""Stores that lost a part after retention deleted the log's beginning: nothing is emptied."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stores:
         return dict.fromkeys(("cache", "search", "mirror"), rows)
 
     def retention(self) -> None:
-        """Take the beginning of a topic, as its retention does."""
+        """Delete the beginning of a topic, as its retention does."""
         topic = f"{self.prefix}.public.lines"
         admin = AdminClient({"bootstrap.servers": self.pipeline.bootstrap})
         cut = [TopicPartition(topic, number, 3) for number in range(3)]
@@ -80,14 +80,14 @@ class Stores:
     # -- injuries ----------------------------------------------------------------------------------
 
     def part_of_each(self) -> None:
-        """One key, one index, one directory."""
+        """Delete one key, one index, one directory."""
         self.client.delete(f"{self.prefix}:cdc:cache")
         (index,) = self.search.indices.get_alias(name=f"{self.prefix}-public.lines")
         self.search.indices.delete(index=index)
         shutil.rmtree(self.lake / "public.lines")
 
     def record_of_each(self) -> None:
-        """What tells where the store is."""
+        """Delete the records of the stores' positions."""
         self.client.delete(f"{self.prefix}:cdc:cache")
         self.search.indices.delete(index=f"{self.prefix}-followers-1")
         shutil.rmtree(self.lake / "_frontiers")
@@ -128,7 +128,7 @@ def stores(
 def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
     stores: Stores, injure: Callable[[Stores], None]
 ) -> None:
-    """It halts and names the table, as often as it is started; what it says to do helps."""
+    """It halts and names the table at each start; its hint works."""
     before = stores.users()
     assert before == stores.wanted()
     stores.retention()
@@ -148,7 +148,7 @@ def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
         assert told.had_lsn
     found = stores.users()
     if not (stores.lake / "_frontiers").exists():
-        del before["mirror"], found["mirror"]  # its tables are there, but nothing says as of when
+        del before["mirror"], found["mirror"]  # its tables exist, but without a frontier
         assert (stores.lake / "public.users").exists()
     assert found == before
     for name in before.keys() | {"mirror"}:
@@ -161,7 +161,7 @@ def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
 
 @pytest.mark.slow
 def test_a_lake_that_is_not_mounted_is_no_new_one(stores: Stores) -> None:
-    """Neither without a folder nor with an empty one: it is waited for, and found again."""
+    """Neither without a folder nor with an empty one: the follower waits, and finds it again."""
     away = stores.lake.with_name("away")
     stores.lake.rename(away)
     stores.pipeline.database.execute("UPDATE users SET name = 'later' WHERE id > 50")

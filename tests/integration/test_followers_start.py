@@ -1,4 +1,4 @@
-"""What a follower's job says and does while Spark starts: slow workers, signals, progress."""
+"""What a follower's job reports and does while Spark starts: slow workers, signals, progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-# Longer than Spark waits for a streaming source's worker.
+# Longer than Spark waits for a streaming source's worker, in seconds.
 _SLOW_SECONDS = 12
 _HOOK = """\
 import sys, time
@@ -45,7 +45,7 @@ def executable(path: Path, text: str) -> Path:
 def test_a_source_whose_worker_does_not_start_is_never_told_as_working(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted, with its reason and since when; nothing moves; and it goes on once it can."""
+    """Errors are counted, with reason and start; nothing is applied; later the job recovers."""
     lake = tmp_path / "lake"
     made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(lake)}}})
     made.start().wait_ready()
@@ -89,7 +89,7 @@ def test_a_source_whose_worker_does_not_start_is_never_told_as_working(
 def test_a_source_starts_however_long_its_imports_take(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark has its answer before pyspark is imported, which a busy machine takes long for."""
+    """Spark gets its answer before pyspark is imported, which takes long on a busy machine."""
     lake, hook = tmp_path / "lake", tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(_HOOK.format(seconds=_SLOW_SECONDS), "utf-8")
@@ -113,7 +113,7 @@ def test_a_source_starts_however_long_its_imports_take(
 def test_a_signal_ends_the_job_at_once_while_spark_starts(
     pipeline: NewPipeline, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """However long that takes: here a Java that never answers."""
+    """However long Spark takes to start: here Java never answers."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     began = tmp_path / "began"
@@ -146,7 +146,7 @@ def test_a_signal_ends_the_job_at_once_while_spark_starts(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_job_that_follows(pipeline: NewPipeline, tmp_path: Path) -> None:
-    """Spark has a handler of its own for it, which raises in whatever runs."""
+    """Spark installs its own handler for SIGINT, which raises in any code that runs."""
     made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
     made.start().wait_ready()
     job = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Where followers stand is told by status, /readyz and metrics, whether or not their jobs run."""
+"""`status`, /readyz and metrics report followers' positions, also while their jobs are down."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_status_tells_what_a_follower_lacks_and_since_when(
     assert cache["lsn"].startswith("0/")
     now_us = time.time_ns() // 1_000
     place = end_of_frontiers(line)
-    # A keepalive may move the frontier meanwhile, some seconds after the last time.
+    # A keepalive may move the frontier meanwhile, some seconds after the last one did.
     follower.report(
         lsn=frontier.lsn, place=place + 1_000, canary_at_us=now_us, what="redis is slow"
     )
@@ -91,7 +91,7 @@ def test_status_tells_what_a_follower_lacks_and_since_when(
 def test_a_job_that_stands_at_its_first_batch_is_not_well(
     line: PipelineUnderTest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it is there, and reports."""
+    """Although the job runs and reports."""
     monkeypatch.setattr(followers, "LATE_SECONDS", 0.2)
     monkeypatch.setattr(followers, "STALLED_SECONDS", 0.4)
 
@@ -139,7 +139,7 @@ def test_status_tells_who_has_halted_or_does_not_run_or_can_not_go_on(
     code, told = status(line, capsys)
     assert (code, told["followers"][0]["state"]) == (Exit.FAILED, "not_running")
     assert told["problems"][0]["hint"] == "cdc follow --followers cache"
-    # Retention deletes what it has not applied.
+    # Retention deletes what the follower has not applied.
     place = names.frontier_topic(line.config.prefix), 0
     client = topics.admin(line.config)
     client.delete_records([TopicPartition(*place, end_of_frontiers(line))])[

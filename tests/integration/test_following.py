@@ -1,4 +1,4 @@
-"""Followers on a real log and in a real Spark session: each way that a cut can take, and gaps."""
+"""Followers on a real log and in a real Spark session: each kind of cut, and gaps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TABLES = (
     "CREATE TABLE lines (no int, id int, name text, PRIMARY KEY (no, id))",
     "CREATE TABLE clicks (id int, name text)",
     "ALTER TABLE clicks REPLICA IDENTITY FULL",
-    # So that a long value is not sent again where it has not changed.
+    # So that Postgres does not send an unchanged long value again.
     "ALTER TABLE users ALTER body SET STORAGE EXTERNAL",
 )
 Rows = dict[bytes, dict[str, Any]]
@@ -46,7 +46,7 @@ Rows = dict[bytes, dict[str, Any]]
 def running(
     spark: SparkSession, pipeline: PipelineUnderTest, **sinks: Generations
 ) -> AbstractContextManager[dict[str, Run]]:
-    """Run followers of these names in the session, until the block ends."""
+    """Run followers of these names in the session until the block ends."""
     config, file = pipeline.config, pipeline.config_file
     return followed.beside(
         {
@@ -57,7 +57,7 @@ def running(
 
 
 def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
-    """Wait until the followers have applied all that was committed."""
+    """Wait until the followers have applied everything that was committed."""
     with pipeline.database.connect() as connection:
         row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
         assert row is not None
@@ -67,7 +67,7 @@ def reach(pipeline: PipelineUnderTest, *runs: Run) -> None:
 
 
 def table(pipeline: PipelineUnderTest, name: str, *key: str) -> Rows:
-    """Return a table's rows as the log writes them."""
+    """Return a table's rows as the log has them."""
     with pipeline.database.connect() as connection:
         found = connection.execute(f"SELECT row_to_json(t)::text FROM {name} t").fetchall()
     rows = [msgspec.json.decode(text) for (text,) in found]
@@ -86,7 +86,7 @@ def in_redis(client: redis.Redis, prefix: str, name: str, *key: str) -> Rows:
     return found
 
 
-# A large cut with nothing odd about it, then those that hold all that a partition can't tell.
+# A large cut without special cases, then cuts with everything that one partition can't decide.
 _WRITES = (
     (
         "INSERT INTO users SELECT g, 'n' || g, repeat('x', 3000) FROM generate_series(1, 300) g",
@@ -108,7 +108,7 @@ _WRITES = (
 
 
 def in_delta(path: str, name: str, columns: Iterable[str]) -> list[str]:
-    """Return a mirror's rows; of a table that has not been met yet, none."""
+    """Return a mirror's rows; none for a table without a mirror yet."""
     if not Path(path, name).exists():
         return []
     read = read_as_of_arrow(path, [name]).tables[name].select(list(columns)).to_pylist()
@@ -116,7 +116,7 @@ def in_delta(path: str, name: str, columns: Iterable[str]) -> list[str]:
 
 
 def compare(made: PipelineUnderTest, client: redis.Redis, lake: str) -> None:
-    """Hold what the followers have against the database."""
+    """Compare the followers' stores with the database."""
     prefix = made.config.prefix
     for name, key in (("users", ("id",)), ("lines", ("no", "id"))):
         wanted = table(made, name, *key)
@@ -180,12 +180,12 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
             STORES[config.prefix].rows("public.users"),
             in_redis(redis_client, config.prefix, "public.users", "id"),
         ):
-            # A row that was not written since has no such column yet.
+            # A row that was not written since lacks the column.
             assert {key: {"age": 3, **row} for key, row in rows.items()} == wanted
         assert in_redis(redis_client, config.prefix, "public.lines", "no", "id") == table(
             made, "lines", "no", "id"
         )
-        # Lost behind its back: it is built anew, from the log's beginning.
+        # The store lost its data: the follower is rebuilt from the log's beginning.
         STORES[config.prefix].lost = True
         execute("UPDATE users SET name = 'anew' WHERE id = 1")
         wait_until(lambda: runs["memory"].applied.generation == 2, "not built anew", LONG)  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def test_every_kind_of_cut_ends_in_the_databases_state(
 def test_a_worker_that_dies_while_spark_loads_the_source_is_no_bug(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all that Spark asks workers for, the query begins with this."""
+    """Of all that Spark asks workers for, this is the query's first request."""
     deadly = tmp_path / "deadly"
     deadly.touch()
 
@@ -227,7 +227,7 @@ def test_a_worker_that_dies_while_spark_loads_the_source_is_no_bug(
 
 @pytest.mark.slow
 def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: NewPipeline) -> None:
-    """Retention has taken what it needs; the one beside it goes on."""
+    """Retention has deleted what it needs; the other follower continues."""
     made = pipeline(
         *TABLES[:2],
         followers={
@@ -266,7 +266,7 @@ def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: N
 def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path
 ) -> None:
-    """What the hint says is what helps; the other tables go on where they were."""
+    """Following the hint works; the other tables continue where they were."""
     made = pipeline(*TABLES[:2], followers={"mirror": {"delta": {"path": str(tmp_path)}}})
     made.start().wait_ready()
     everyone, told = Followed(made, spark), list[str]()
@@ -299,7 +299,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
 def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, first: list[str]
 ) -> None:
-    """Taken out for a while, or put in later: else its rows are old until they change again."""
+    """Removed for a while, or added later: otherwise its rows stay old until they change again."""
 
     def followers(*tables: str) -> dict[str, object]:
         return {"mirror": {"delta": {"path": str(tmp_path)}, "tables": list(tables)}}

@@ -1,4 +1,4 @@
-"""A Kafka that does not answer: a command says so within seconds, the daemon in a few lines."""
+"""A Kafka that does not answer: a command reports it in seconds, the daemon in a few lines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.fixtures.servers import Database
 
 @pytest.fixture
 def mute() -> Iterator[str]:
-    """An address that takes connections and never answers."""
+    """An address that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def command(path: Path, *words: str) -> tuple[int, list[tuple[float, str]]]:
-    """Run `cdc`; return its exit code and what it said on stderr, each line with its second."""
+    """Run `cdc`; return its exit code and its stderr lines, each with its second."""
     began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-m", "cdc.cli.main", *words, "-c", str(path)],

@@ -1,4 +1,4 @@
-"""The key of an event: the configuration's, the primary key of that time, and never a null one."""
+"""The key of an event: the configuration's, or the primary key at that time, and never null."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY: dict[str, Any] = {"public.items": {"key": ["tenant", "sku"]}}
 
 
 def records(line: PipelineUnderTest, events: int) -> list[Record]:
-    """Return the records of so many events by seq, each tombstone behind its delete."""
+    """Return the records of this many events by seq, each tombstone after its delete."""
 
     def found() -> list[Record]:
         return data_records(line)
@@ -35,7 +35,7 @@ def keys(line: PipelineUnderTest, events: int) -> list[Any]:
 
 
 def test_a_custom_key_holds_its_columns_in_its_order(pipeline: NewPipeline) -> None:
-    """Also on a delete, whose columns are none of the primary key."""
+    """Also on a delete, though the columns are not part of the primary key."""
     line = pipeline(ITEMS, "ALTER TABLE items REPLICA IDENTITY FULL", tables=KEY)
     line.start().wait_ready()
     line.database.execute(
@@ -97,7 +97,7 @@ def test_a_key_of_inserts_only_needs_no_identity(pipeline: NewPipeline) -> None:
 
 @pytest.mark.parametrize("identity", ["FULL", "NOTHING"])
 def test_a_lagging_reader_keeps_the_key_of_that_time(pipeline: NewPipeline, identity: str) -> None:
-    """The primary key changes while nobody reads: the catalog is younger than the stream."""
+    """The primary key changes while no daemon reads: the catalog is newer than the stream."""
     line = pipeline(ITEMS, f"ALTER TABLE items REPLICA IDENTITY {identity}")
     line.start().wait_ready()
     line.database.execute("INSERT INTO items VALUES (1, 7, 'a', 0)")

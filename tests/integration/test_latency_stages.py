@@ -1,4 +1,4 @@
-"""The stages of a latency add up to it, change by change and batch by batch, on a real run."""
+"""The stages of a latency add up to it, by change and by batch, in a real run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLE = "CREATE TABLE bench (id int PRIMARY KEY, name text)"
 
 
 class Run:
-    """A traced run: what it left, what /metrics said, and the changes as a reader saw them."""
+    """A traced run: its trace, its /metrics, and the changes as a reader saw them."""
 
     def __init__(self, new_pipeline: NewPipeline, folder: Path) -> None:
         line = new_pipeline(_TABLE, source={"canary_seconds": 0})
@@ -60,7 +60,7 @@ def test_the_stages_of_every_change_and_of_every_batch_add_up(run: Run) -> None:
     assert len(changes) == _ROWS
     for change in changes:
         assert sum(change.stages_us) == change.latency_us
-        # The daemon's own clock never goes back; with the two ends' it only agrees closely.
+        # The daemon's own clock is monotonic; it agrees only closely with the clocks at both ends.
         assert min(change.stages_us[1:-1]) >= 0
     for batch in run.trace["batches"]:
         assert all(before <= after for before, after in pairwise(batch["moments_us"]))
@@ -69,10 +69,10 @@ def test_the_stages_of_every_change_and_of_every_batch_add_up(run: Run) -> None:
     assert list(table) == list(latency_stages.STAGES)
     mean_ms = sum(change.latency_us for change in changes) / len(changes) / 1_000
     assert sum(stage["mean_ms"] for stage in table.values()) == pytest.approx(mean_ms, abs=0.01)
-    # What the slow changes take longer than the others is shared out among the stages, all of it.
+    # The extra time of the slow changes is divided among the stages completely.
     shares = [stage["of_what_slow_take_more"] for stage in table.values()]
     assert sum(shares) == pytest.approx(1, abs=0.01)
-    # And the metrics' stages are those of the batches that had ended when they were read.
+    # The metrics' stages are those of the batches that had ended when the metrics were read.
     traced = dict.fromkeys(STAGES, 0.0)
     ended = int(run.metrics["lockstep_kafka_transactions_total"])
     for batch in run.trace["batches"][:ended]:

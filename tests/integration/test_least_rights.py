@@ -1,4 +1,4 @@
-"""The roles of docs/SECURITY.md, made by its own SQL: each can do its work, and no more."""
+"""The roles of docs/SECURITY.md, created by its own SQL: each can do its work, and no more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AUDITED = {"signal_table": True, "ddl_audit": True}
 
 
 def documented(suffix: str, database: str) -> list[str]:
-    """Return the statements of "The least that each role needs", with roles of our own."""
+    """Return the statements of "The least that each role needs", with this test's own roles."""
     text = _DOCUMENT.read_text("utf-8").split("## The least that each role needs")[1]
     text = (
         text.split("```sql\n")[1].split("```")[0].replace("DATABASE shop", f"DATABASE {database}")
@@ -41,14 +41,14 @@ def documented(suffix: str, database: str) -> list[str]:
 
 @pytest.fixture
 def line(bare: PipelineUnderTest) -> Iterator[PipelineUnderTest]:
-    """A pipeline that a superuser has set up, with the document's roles beside."""
+    """A pipeline that a superuser has set up, and the document's roles."""
     suffix = bare.database.name
     bare.database.execute("CREATE TABLE orders (id int PRIMARY KEY, user_id int)")
     bare.config_file = bare.write("lockstep.yaml", migrations=_AUDITED)
     for _ in migrations.up(bare.config, list(_AUDITED)):
         pass
     bare.set_up()
-    # The application is there before us.
+    # The application's role exists before ours.
     bare.database.execute(
         f"CREATE ROLE app_{suffix} LOGIN", *documented(suffix, bare.database.name)
     )

@@ -1,4 +1,4 @@
-"""Tables read again while they change: nothing lost, nothing old, TOAST whole."""
+"""Tables read again while they change: no row is lost or outdated, and TOAST is complete."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> Liv
     return record
 
 
-# Rows that the log never saw: what it holds of them in the end, a snapshot has told.
+# Rows older than the log: what it holds of them comes from a snapshot.
 _BEFORE = (
     "INSERT INTO users SELECT i, 1, 'u', repeat(md5(i::text), 80) FROM generate_series(1, 3000) i",
     "INSERT INTO pairs SELECT i, 1, chr(65 + i % 58) || i, i FROM generate_series(1, 2000) i",
@@ -84,7 +84,7 @@ def test_tables_older_than_the_log_are_read_under_load(pipeline: NewPipeline) ->
     assert line.daemon.term() == 0
 
 
-# A table a type or a shape that a key may have; each has rows before the log begins.
+# One table per key type and shape; each has rows before the log starts.
 _SHAPES = (
     "CREATE SCHEMA shapes",
     "CREATE TABLE shapes.numbers (id numeric PRIMARY KEY, v text)",
@@ -129,7 +129,7 @@ _SHAPES = (
 
 
 def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
-    """Paused, altered, renamed, dropped, stopped; parts of it by a condition, keys, or a signal."""
+    """Paused, altered, renamed, dropped, stopped; parts by a condition, by keys, or by a signal."""
     line = pipeline(
         *(
             f"CREATE TABLE {name} (id int PRIMARY KEY, n int, big text)"
@@ -168,12 +168,12 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     stopped = begin(line, "public.altered")
     say(line, do="stop", id=stopped)
     wait_state(line, stopped, "stopped")
-    # Parts.
+    # Parts of a table.
     some = begin(line, "public.parts", where="id % 2 = 0 AND id <= 20")
     assert wait_state(line, some).rows == 10
     keyed = begin(line, "public.parts", keys=[["1"], ["3"], ["999999"]])
     assert wait_state(line, keyed).rows == 2
-    # More bytes than a chunk has, and no row of another key.
+    # The rows have more bytes than a chunk; no row with another key is read.
     wide = [[str(i)] for i in range(1, 401)]
     assert wait_state(line, begin(line, "public.parts", keys=wide)).rows == 400
     list(migrations.up(line.config, ["signal_table"]))
@@ -182,7 +182,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
         f"INSERT INTO lockstep.signal VALUES ('s1', 'execute-snapshot', '{data}')"
     )
     assert wait_state(line, "s1").rows == 3000
-    # As in the stream: columns, rows and masks.
+    # Columns, rows and masks are as in the stream.
     masked = begin(line, "public.masked")
     assert wait_state(line, masked).rows == 10
     topic = f"{line.config.prefix}.public.masked"
@@ -198,7 +198,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
 
 
 def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline) -> None:
-    """In many chunks each; a table without a key is refused with the words that help."""
+    """In many chunks each; a table without a key is refused, with the reason."""
     line = pipeline(
         *_SHAPES,
         source={"tables": ["shapes.*"]},
@@ -214,7 +214,7 @@ def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline)
             assert "key" in (record.why or "")
     assert line.daemon.state == "streaming"
     converge(line.config)
-    # Nothing was described anew for it: the stream's own description is the same one.
+    # The snapshot added no description of its own: the stream's is the same.
     line.database.execute("INSERT INTO shapes.parts VALUES (7777, 5, 'new')")
     converge(line.config)
     config = ["-c", str(line.config_file)]
@@ -230,7 +230,7 @@ def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline)
 
 
 def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: NewPipeline) -> None:
-    """With its rows, under load; what it lost while it was out is gone from the log as well."""
+    """With its rows, under load; rows deleted while it was out are deleted from the log as well."""
     line = pipeline(*TABLES, "CREATE TABLE public.first (id int PRIMARY KEY)")
     line.start().wait_ready()
     line.database.execute(
@@ -258,7 +258,7 @@ def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: Ne
         stop.set()
         writer.join()
     converge(line.config)
-    # Out, and it loses rows meanwhile.
+    # Removed, and rows are deleted meanwhile.
     left_out = load(line.write("without.yaml", source__exclude=["public.later"]), {})
     with pytest.raises(ConfigError):
         tables.remove(line.config, ["public.later"])
@@ -277,7 +277,7 @@ def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: Ne
 
 
 def test_a_table_in_the_place_of_another_is_told_and_read_anew(pipeline: NewPipeline) -> None:
-    """Dropped and created again, or renamed: the stream has no word for the rows that went."""
+    """Dropped and recreated, or renamed: the stream has no events for the rows that it lost."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v int)",
         source={"tables": ["public.*"], "new_tables": "publish"},
@@ -310,7 +310,7 @@ def test_a_table_in_the_place_of_another_is_told_and_read_anew(pipeline: NewPipe
 
 
 def test_a_table_made_again_at_that_very_moment_has_not_left(pipeline: NewPipeline) -> None:
-    """The publication and the tables are looked at one after another, while others work."""
+    """The publication and the tables are read one after another, while others change them."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY)",
         source={"tables": ["public.*"], "new_tables": "publish"},
@@ -342,7 +342,7 @@ def test_a_table_made_again_at_that_very_moment_has_not_left(pipeline: NewPipeli
 
 
 def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPipeline) -> None:
-    """By a drop, or by hand, even if it was put back by hand: what the daemon's hints say helps."""
+    """By a drop, or by hand, even if it was put back by hand: the daemon's hints work."""
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     publication = line.config.publication
     made_again = (
@@ -377,7 +377,7 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
 
 
 def test_what_is_asked_for_before_the_initial_snapshot_is_refused(pipeline: NewPipeline) -> None:
-    """The stream begins behind it, so nobody would hear the command."""
+    """The stream starts after the snapshot, so no daemon would receive the command."""
     line = pipeline(TABLES[0], snapshot={"mode": "initial", "runner": "local"}).set_up()
     with pytest.raises(ConfigError, match="initial snapshot is not taken yet"):
         snapshots.start(line.config, ["public.users"])

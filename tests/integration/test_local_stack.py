@@ -1,4 +1,4 @@
-"""The embedded stack: up in one call, found again after any end, data kept, nothing left behind."""
+"""The embedded stack: one call starts it, after any stop too; data is kept, nothing left behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bootstrap_of(ends: Endpoints) -> str:
 
 
 def write(ends: Endpoints, text: str) -> None:
-    """Leave the text in a table and, by a transaction, in a topic."""
+    """Write the text to a table and, in a transaction, to a topic."""
     with psycopg.connect(dsn_of(ends), autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS kept (text text)")
         connection.execute("INSERT INTO kept VALUES (%s)", [text])
@@ -72,7 +72,7 @@ def test_up_again_after_kill_9_of_all_keeps_data_and_ports(stack_home: Path) -> 
     stack = LocalStack(stack_home)
     ends = stack.up()
     write(ends, "first")
-    # Only the main process, as the kernel's own killer would: what it started is left to notice.
+    # Only the main process, as the kernel's own OOM killer would: its children must notice.
     for name in ("postgres", "kafka"):
         os.kill(stack[name].pid, signal.SIGKILL)
     again = LocalStack(stack_home).up()
@@ -181,7 +181,7 @@ def test_a_port_taken_meanwhile_is_given_up(stack_home: Path) -> None:
 
 
 def test_a_stale_pid_of_a_stranger_is_left_alone(stack_home: Path) -> None:
-    """After a reboot, both our pid and the one in Postgres' own pid file may be someone else's."""
+    """After a reboot, our pid and the one in Postgres' own pid file may be another process's."""
     stack = LocalStack(stack_home)
     stack.up(["postgres"])
     stack["postgres"].kill()

@@ -1,6 +1,6 @@
-"""What becomes of the topics under a running daemon is found within seconds, and named.
+"""Damage to the topics of a running daemon is found within seconds, and named.
 
-Exit code 78: none of these mends itself, and each would cost a follower events or their order.
+Exit code 78: none of these repairs itself, and each would cost a follower events or their order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TABLES = (
     "CREATE TABLE orders (id int PRIMARY KEY, n int)",
 )
 _CONFIG = 78
-# Two looks: one when it is due, another a moment later to be sure.
+# Two checks: one when it is due, another shortly after to confirm.
 _FOUND_SECONDS = 90.0
 
 
@@ -59,7 +59,7 @@ def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
 
 
 def empty(line: PipelineUnderTest, topic: str, partitions: int = 3) -> None:
-    """Delete every record of a topic, as a retention that is too short does."""
+    """Delete every record of a topic, as too short a retention does."""
     client = admin(line)
     parts = [TopicPartition(topic, number, -1) for number in range(partitions)]
     for future in client.delete_records(parts).values():
@@ -67,7 +67,7 @@ def empty(line: PipelineUnderTest, topic: str, partitions: int = 3) -> None:
 
 
 def test_a_topic_deleted_under_a_daemon_that_rests_is_found(line: PipelineUnderTest) -> None:
-    """Nothing is written to it, so no producer would ever notice."""
+    """The daemon writes nothing to it, so no producer would ever notice."""
     topic = users_topic(line)
     delete_topic(line, topic)
     found(line, f"topic {topic} is gone", "cdc teardown --topics")
@@ -107,7 +107,7 @@ def test_a_topic_emptied_while_stopped_is_found(line: PipelineUnderTest) -> None
 
 
 def test_what_retention_may_delete_is_no_fault(pipeline: NewPipeline) -> None:
-    """The promise is log.retention_hours, and what is older may go."""
+    """Only log.retention_hours is guaranteed; what is older may be deleted."""
     line = pipeline(*_TABLES, log={"retention_hours": 0.0005})
     run_once(line, 1)
     time.sleep(2)
@@ -129,7 +129,7 @@ def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
 def test_a_record_of_a_newer_format_is_refused(
     named: Callable[[str], str], pipeline: NewPipeline
 ) -> None:
-    """A newer Lockstep wrote it: going on would drop what it meant."""
+    """A newer Lockstep wrote it: to continue would lose what it meant."""
     line = pipeline(*_TABLES)
     run_once(line, 1)
     topic = named(line.config.prefix)
@@ -158,13 +158,13 @@ def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineU
     assert line.daemon.process.poll() is None
 
 
-# --- the topics of our own ---
+# --- Lockstep's own topics ---
 
 _OURS = [names.messages_topic, names.dead_topic, names.frontier_topic]
 
 
 def say(line: PipelineUnderTest) -> None:
-    """Have a logical message and a frontier in the log."""
+    """Write a logical message and a frontier to the log."""
     seq = line.resume()[1].seq
     line.database.execute("SELECT pg_logical_emit_message(true, 'app', 'hello')")
     wait_until(lambda: line.resume()[1].seq == seq + 1, "the message does not arrive")
@@ -172,7 +172,7 @@ def say(line: PipelineUnderTest) -> None:
 
 
 def wrong(line: PipelineUnderTest) -> list[str]:
-    """Return what the doctor finds wrong with the log."""
+    """Return the doctor's errors about the log."""
     findings = examine(line.config)
     return [each.what for each in findings if each.severity is Severity.ERROR]
 

@@ -1,4 +1,4 @@
-"""Thousands of tables: setting them up, and what one transaction over all of them takes."""
+"""Thousands of tables: setup in one command, and one query for all their hidden columns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import PipelineUnderTest
 
-# With its settings and its partition each topic is five records of the controller's, which refuses
-# more than 10,000 of them in one request.
+# With its settings and its partition, each topic is five controller records. The controller
+# refuses more than 10,000 of them in one request.
 _MANY = 2_100
 
 
@@ -34,7 +34,7 @@ def tables(count: int) -> str:
 
 @pytest.fixture
 def line(pipeline: NewPipeline) -> PipelineUnderTest:
-    """A pipeline of one table, and with one partition a topic."""
+    """A pipeline of one table, with one partition per topic."""
     return pipeline("CREATE TABLE users (id int PRIMARY KEY, n int)", log={"partitions": 1})
 
 
@@ -51,7 +51,7 @@ def test_thousands_of_tables_are_set_up_in_one_command(line: PipelineUnderTest) 
 
 
 def counted(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
-    """Have each call of a method noted, and made all the same."""
+    """Record each call of a method, which still runs."""
     calls: list[str] = []
     real: Callable[..., object] = getattr(owner, name)
 

@@ -1,6 +1,6 @@
-"""A masked name that passes to another column: nothing hidden is shown, and the remedy goes on.
+"""A masked name that moves to another column: no hidden value is shown, and the remedy works.
 
-Each test changes a table as people do, by statements verbatim, and reads every byte of every topic.
+Each test changes a table with the statements that people use, and reads every byte of every topic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USERS = "CREATE TABLE users (id int PRIMARY KEY, nick text, email text)"
 HMAC = {"hmac": KEY}
 MASKED = {"public.users": {"mask": {"email": HMAC}}}
 
-# What is done, as transactions, and the names that hidden values have from then on.
+# The transactions of each change; `CHANGES` adds the name that hidden values have afterwards.
 RENAME_AND_ADD = [
     (
         "BEGIN; ALTER TABLE users RENAME email TO email_old; ALTER TABLE users ADD email text;"
@@ -39,7 +39,7 @@ SWAP_IN_THREE = [
     "ALTER TABLE users RENAME x TO nick",
     "UPDATE users SET id = id + 100",
 ]
-# The relation message reads as before.
+# The relation message is the same as before.
 SAME_LIST = [
     (
         "BEGIN; ALTER TABLE users DROP nick; ALTER TABLE users RENAME email TO nick;"
@@ -73,9 +73,9 @@ def shows_nothing(line: PipelineUnderTest) -> None:
 
 
 def goes_on(line: PipelineUnderTest, name: str, events: int) -> dict[str, Any]:
-    """Follow the remedy: hide the column by its new name too; return the new row's event.
+    """Apply the remedy: hide the column by its new name too; return the new row's event.
 
-    A snapshot that was asked for goes on beside it, before or after.
+    A requested snapshot continues alongside, before or after it.
     """
     masks = {"public.users": {"mask": {"email": HMAC, name: HMAC}}}
     line.config_file = line.write("remedy.yaml", tables=masks)
@@ -151,7 +151,7 @@ def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
 
 @each_change
 def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str) -> None:
-    """Nothing but the snapshot makes the daemon look at the table."""
+    """Only the snapshot makes the daemon look at the table."""
     statements, name = CHANGES[change]
     line = pipeline(USERS, tables=MASKED)
     line.start().wait_ready()
@@ -170,7 +170,7 @@ def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str)
 def test_a_mask_is_not_recorded_beside_a_daemon_that_does_not_have_it(
     pipeline: NewPipeline,
 ) -> None:
-    """It masks by the configuration that it began with: what was promised would be in clear."""
+    """It masks by the configuration that it started with: the values would be sent in clear."""
     line = pipeline(USERS)
     line.start().wait_ready()
     line.config_file = line.write("masked.yaml", tables=MASKED)

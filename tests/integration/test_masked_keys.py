@@ -1,4 +1,4 @@
-"""Hidden keys: what the daemon notes of a live snapshot across sessions has no value of theirs."""
+"""Hidden keys: an incremental snapshot's records, across sessions, have none of their values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def snapshot(line: PipelineUnderTest, *more: str) -> None:
 
 
 def ask(line: PipelineUnderTest, **asked: Any) -> None:  # noqa: ANN401 - as `snapshots.ask` takes it
-    """Ask for a snapshot as `cdc snapshot` does, but for its checks."""
+    """Ask for a snapshot as `cdc snapshot` does, but without its checks."""
     with connect(line.config) as connection:
         chosen = members(connection, line.config.publication)
         snapshots.ask(connection, line.config, chosen, **asked)
@@ -52,9 +52,9 @@ def ask(line: PipelineUnderTest, **asked: Any) -> None:  # noqa: ANN401 - as `sn
 
 @contextmanager
 def unread(line: PipelineUnderTest) -> Iterator[None]:
-    """Ask for given keys, and let no row be read until the end."""
+    """Ask for given keys, and prevent any row from being read until the end."""
     with connect(line.config) as connection:
-        # Before the lock, because the tables' sizes wait for it.
+        # Before the lock, because the query for the tables' sizes waits for it.
         chosen = members(connection, line.config.publication)
         with line.database.connect() as holding, holding.transaction():
             holding.execute("LOCK TABLE users IN ACCESS EXCLUSIVE MODE")
@@ -113,7 +113,7 @@ def test_the_next_session_of_a_process_knows_the_given_keys(pipeline: NewPipelin
     line.start().wait_ready()
     with unread(line):
         line.query("SELECT pg_terminate_backend(%s)", line.slot("active_pid"))
-        # The next one waits for the lock itself from Postgres 16 on, to read the publication.
+        # From Postgres 16 on, the next session waits for the lock itself, to read the publication.
         wait_until(lambda: "starting over" in line.daemon.log, "the session does not end")
     assert reaches(line, "done").rows == len(GIVEN)
     assert "going on with a live snapshot" in line.daemon.log
@@ -122,7 +122,7 @@ def test_the_next_session_of_a_process_knows_the_given_keys(pipeline: NewPipelin
 
 @pytest.mark.parametrize("where", ["email = 'ada1@x.org'", "lower(email) = 'ada1@x.org'"])
 def test_a_condition_on_a_hidden_column_is_in_no_topic(pipeline: NewPipeline, where: str) -> None:
-    """Refused, and not written down either."""
+    """It is refused, and not recorded either."""
     line = filled(pipeline)
     line.start().wait_ready()
     ask(line, where=where)
@@ -133,7 +133,7 @@ def test_a_condition_on_a_hidden_column_is_in_no_topic(pipeline: NewPipeline, wh
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_walk_begins_again_without_a_key_in_the_log(pipeline: NewPipeline, times: int) -> None:
-    """Killed before a chunk is read, the first one or a later one."""
+    """Killed before the first chunk is read, or before a later one."""
     line = filled(pipeline)
     line.start(f"before_low:{times}").wait_ready()
     snapshot(line)

@@ -42,7 +42,7 @@ def digest(value: str) -> str:
 
 
 def caught_up(line: PipelineUnderTest, events: int) -> list[dict[str, Any]]:
-    """Return so many events, by seq, once the log holds them."""
+    """Return this many events, by seq, once the log holds them."""
 
     def found() -> list[dict[str, Any]]:
         return [record.event for record in data_records(line) if record.value is not None]
@@ -60,7 +60,7 @@ def everything(line: PipelineUnderTest) -> bytes:
 
 
 class Secrets:
-    """Random values that occur nowhere by chance."""
+    """Random values that do not occur by chance."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -77,7 +77,7 @@ class Secrets:
 
     def row(self) -> tuple[Any, ...]:
         text = self.text
-        long = "".join(text() for _ in range(200))  # long enough to be stored apart
+        long = "".join(text() for _ in range(200))  # long enough to be stored out of line
         document = orjson.dumps({"a": text()}).decode()
         return text(), text(), text(), long, self.number(), [text(), text()], document
 
@@ -131,7 +131,7 @@ def test_no_clear_value_is_in_any_topic_or_in_the_log(pipeline: NewPipeline, ide
 
 
 def test_a_masked_key_is_one_key_for_one_row(pipeline: NewPipeline) -> None:
-    """Partition, tombstone and changed key go by the masked key, as they would by the clear one."""
+    """Partition, tombstone and changed key follow the masked key, as they would the clear one."""
     line = pipeline(USERS, tables=MASKS)
     line.start().wait_ready()
     line.database.execute(
@@ -204,7 +204,7 @@ def test_a_rename_does_not_show_what_was_hidden(
     line.database.execute(f"INSERT INTO {table} (id, {column}) VALUES ('eve', 'secret two')")
     line.ends(line.daemon, 78, says, "keep")
     assert b"secret" not in everything(line)
-    # Named as it is called now, it goes on where it stopped.
+    # Masked by its new name, the daemon continues where it stopped.
     rule = MASKS["public.users"]["mask"]
     section = {f"public.{table}": {"mask": {**rule, column: {"hmac": KEY}}}}
     line.start(config_file=line.write("renamed.yaml", tables=section)).wait_ready()
@@ -231,7 +231,7 @@ def test_a_mask_taken_away_by_a_slip_of_the_pen_stops_the_daemon(pipeline: NewPi
 
 @pytest.mark.pg(">= 15")
 def test_an_excluded_column_that_postgres_still_sends_is_null(pipeline: NewPipeline) -> None:
-    """What was written before the publication left it out, and REPLICA IDENTITY FULL."""
+    """In rows from before the publication excluded it, and with REPLICA IDENTITY FULL."""
     line = pipeline(USERS, "CREATE TABLE whole (id int PRIMARY KEY, a text)",
                     "ALTER TABLE whole REPLICA IDENTITY FULL")  # fmt: skip
     line.database.execute(

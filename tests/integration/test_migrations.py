@@ -1,4 +1,4 @@
-"""What `cdc setup` may create in the source, and takes away again: on every major that is there."""
+"""What `cdc setup` may create in the source, and removes again: on every available major."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def there(line: PipelineUnderTest) -> set[str]:
 
 
 def in_database(line: PipelineUnderTest) -> set[str]:
-    """Return what there is of it as the catalogs tell, whoever keeps account."""
+    """Return what exists of it in the catalogs, regardless of any record of it."""
     with line.database.connect() as connection:
         rows = connection.execute(
             "SELECT nspname FROM pg_namespace WHERE nspname = 'lockstep'"
@@ -69,7 +69,7 @@ def test_nothing_is_made_unless_it_is_asked_for(bare: PipelineUnderTest) -> None
 
 
 def test_each_comes_and_goes_by_itself_and_twice_is_once(bare: PipelineUnderTest) -> None:
-    """And a user's own Alembic is not touched."""
+    """A user's own Alembic is not touched."""
     bare.database.execute("CREATE TABLE alembic_version (version_num text)")
     ask(bare, signal_table=True).set_up()
     assert in_database(bare) == _OWN | _PARTS["signal_table"]
@@ -88,7 +88,7 @@ def test_each_comes_and_goes_by_itself_and_twice_is_once(bare: PipelineUnderTest
 
 
 def test_what_others_may_use_stays_behind_a_teardown(bare: PipelineUnderTest) -> None:
-    """Another pipeline's slot, and whatever a user keeps in the schema."""
+    """Because of another pipeline's slot, or of what a user keeps in the schema."""
     ask(bare, **_ALL).set_up()
     other = f"other_{bare.config.pipeline}"
     bare.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", other)
@@ -102,7 +102,7 @@ def test_what_others_may_use_stays_behind_a_teardown(bare: PipelineUnderTest) ->
 
 
 def as_role(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
-    """Let the pipeline be a role's that may replicate and own its table, and nothing else."""
+    """Give the pipeline a role that may replicate and own its table, and nothing else."""
     role = f"poor_{line.database.name}"
     line.database.execute(
         f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'",
@@ -115,7 +115,7 @@ def as_role(line: PipelineUnderTest, **given: object) -> PipelineUnderTest:
 
 
 def test_what_is_not_permitted_is_told_and_stops_nothing(bare: PipelineUnderTest) -> None:
-    """And what an administrator ran in our stead is as good as made by us."""
+    """What an administrator ran instead counts as created by us."""
     as_role(bare, **_ALL)
     role = str(conninfo_to_dict(bare.config.source.dsn)["user"])
     try:
@@ -157,7 +157,7 @@ def run(line: PipelineUnderTest, *arguments: str) -> None:
 
 
 def statements(line: PipelineUnderTest) -> list[dict[str, Any]]:
-    """Return the DDL records in the schema topic, each once, in their order."""
+    """Return the DDL records in the schema topic, each once, in order."""
     topic = f"{line.config.prefix}.cdc.schema"
     found: dict[bytes, dict[str, Any]] = {}
     for record in records_of(line, lambda name: name == topic):
@@ -171,7 +171,7 @@ def statements(line: PipelineUnderTest) -> list[dict[str, Any]]:
 def test_each_statement_stands_in_its_place_among_the_changes(
     bare: PipelineUnderTest,
 ) -> None:
-    """Also where a transaction is larger than a batch, and where the daemon is killed in it."""
+    """Also if a transaction is larger than a batch, and if the daemon is killed in it."""
     bare.settings["batch"] = {"max_events": 5, "max_wait_ms": 10}
     ask(bare, ddl_audit=True).set_up()
     run_all(
@@ -189,7 +189,7 @@ def test_each_statement_stands_in_its_place_among_the_changes(
     assert killed.wait_exit() == -signal.SIGKILL
     bare.start().wait_ready()
     run_all(bare, "COMMENT ON TABLE users IS 'alone'")
-    # Nothing but a statement: it does not wait for a change to come along.
+    # Only a statement: it is published without waiting for a change.
     wait_until(lambda: len(statements(bare)) == 5, "the statements are not all there")
     seqs = {event["after"]["id"]: event["source"]["seq"] for event in rows(bare)}
     assert sorted(seqs.values()) == list(range(1, len(seqs) + 1)), "they take no seq of their own"
@@ -229,7 +229,7 @@ def test_a_message_of_our_prefix_that_is_not_ours_harms_nothing(
 
 
 def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
-    """And goes on where the table is away, saying so."""
+    """Without the table it continues, and reports that."""
     ask(bare, heartbeat_table=True, heartbeat_seconds=5).set_up()
     bare.start().wait_ready()
     beats = "SELECT count(*), max(beat_at) FROM lockstep.heartbeat WHERE pipeline = %s"
@@ -251,7 +251,7 @@ def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
 
 
 def test_a_row_of_the_signal_table_has_a_table_read(bare: PipelineUnderTest) -> None:
-    """Rows that the log never saw, in Debezium's words; and another row stops what it began."""
+    """Rows older than the log, by signals in Debezium's format; another signal stops a snapshot."""
     bare.database.execute("INSERT INTO users SELECT i, 'old' FROM generate_series(1, 700) i")
     ask(bare, signal_table=True).set_up()
     bare.start().wait_ready()
@@ -278,7 +278,7 @@ def test_a_row_of_the_signal_table_has_a_table_read(bare: PipelineUnderTest) -> 
 
 
 def doctor(line: PipelineUnderTest) -> dict[str, str]:
-    """Return what the doctor says of each, by its name: how bad it is, and what mends it."""
+    """Return the doctor's finding about each, by name: its severity, and its fix."""
     return {
         name: f"{each.severity.value}: {each.fix}"
         for each in doctor_migrations.examine(line.config)

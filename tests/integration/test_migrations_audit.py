@@ -1,4 +1,4 @@
-"""What the DDL audit puts into the WAL, and that no statement ever fails by it: on every major."""
+"""What the DDL audit writes to the WAL; and it never makes a statement fail: on every major."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wal:
             return connection.execute(query.encode(), [self._slot]).fetchall()
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what was said since the last call."""
+        """Return the messages since the last call."""
         rows = self._ask("SELECT data FROM pg_logical_slot_get_changes(%s, NULL, NULL)")
         found = [_MESSAGE.fullmatch(row[0]) for row in rows]
         return [
@@ -87,7 +87,7 @@ def test_each_kind_of_statement_is_told_and_none_fails(audited: Wal) -> None:
 
 
 def test_what_may_not_run_in_a_transaction_block_runs_as_before(audited: Wal) -> None:
-    """Concurrent builds commit in between; a transaction that has written stops some of them."""
+    """Concurrent builds commit in between; some of them fail in a transaction that has written."""
     told(
         audited,
         "CREATE TABLE a (id int PRIMARY KEY)",
@@ -111,7 +111,7 @@ def test_what_may_not_run_in_a_transaction_block_runs_as_before(audited: Wal) ->
 
 
 def test_a_statement_is_told_as_part_of_its_transaction(audited: Wal) -> None:
-    """Rolled back with it, or with the savepoint; from a function as the statement that called."""
+    """It is rolled back with it, or with the savepoint; a function's statement is reported too."""
     seen = told(
         audited,
         "BEGIN; CREATE TABLE never (id int); ROLLBACK",
@@ -134,7 +134,7 @@ def test_a_statement_is_told_as_part_of_its_transaction(audited: Wal) -> None:
 
 
 def test_a_statement_keeps_within_its_limits_and_keeps_secrets(audited: Wal) -> None:
-    """The text is the client's, with whoever ran it; a thousand objects are counted, not listed."""
+    """The text is the client's, with its roles; of many objects 200 are listed, all are counted."""
     long, many = "x" * 200_000, 300
     with audited.database.connect() as connection:
         connection.execute(f"CREATE TABLE t (id int DEFAULT length('{long}'))".encode())
@@ -163,7 +163,7 @@ def test_a_statement_keeps_within_its_limits_and_keeps_secrets(audited: Wal) -> 
 
 
 def test_nobody_can_make_the_audit_run_their_own_or_fail(audited: Wal) -> None:
-    """A search path full of impostors, a role that may not speak, a function that is broken."""
+    """Functions of the same names in the path, a role that may not emit, and a broken function."""
     database = audited.database
     database.execute(
         "CREATE SCHEMA trap",
@@ -205,7 +205,7 @@ def test_nobody_can_make_the_audit_run_their_own_or_fail(audited: Wal) -> None:
             connection.execute("RESET ROLE")
             connection.execute("DROP OWNED BY mute CASCADE")
             connection.execute("DROP ROLE mute")
-    # It writes as its owner, and is gone with its schema.
+    # The audit writes as its owner, and was dropped with its schema.
     assert [each for each in said if "lockstep" in each] == []
 
 

@@ -34,7 +34,7 @@ LAST = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def _readers_travel_whole() -> Iterator[None]:
-    """Tasks get the readers of this module with their code: they can't import it."""
+    """Tasks get this module's readers by value: they can't import it."""
     here = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
     yield
@@ -42,7 +42,7 @@ def _readers_travel_whole() -> Iterator[None]:
 
 
 class Reader:
-    """Gives each partition its rows, in batches of ten."""
+    """Yields each partition's rows, in batches of ten."""
 
     def __init__(self, shares: list[pa.Table]) -> None:
         self.shares = shares
@@ -55,7 +55,7 @@ class Reader:
 
 
 class Killed(Reader):
-    """Its first attempts are killed when they have written a file and begun another."""
+    """Its first attempts are killed after they have written a file and started another."""
 
     def read(self, partition: int) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -79,7 +79,7 @@ def said(number: int) -> Commit:
 
 
 def every_type(first: int) -> pa.Table:
-    """Return rows of each type that a mirror has, with the ends of its range and NULLs."""
+    """Return rows of each type that a mirror has, with its extreme values and NULLs."""
     numbers = range(first, first + MANY)
     times = [FIRST + timedelta(microseconds=7 * n) for n in numbers]
     ends = [LAST, datetime(1, 1, 1, tzinfo=UTC), *[FIRST] * (MANY - 2)]
@@ -128,7 +128,7 @@ def test_rows_are_the_same_as_by_spark_and_files_are_passed_over(
     assert as_rows(loaded(spark, ours).toArrow()) == as_rows(loaded(spark, theirs).toArrow())
     assert as_rows(DeltaTable(ours).to_pyarrow_table()) == as_rows(whole)
 
-    # Who looks for rows of one file does not open the other, which is gone.
+    # A query for rows of one file does not open the other, which is deleted.
     files = pa.table(DeltaTable(ours).get_add_actions(flatten=True)).to_pylist()
     assert {each["min.id"]: each["num_records"] for each in files} == {1: MANY, 1001: MANY}
     [gone] = [each["path"] for each in files if each["min.id"] == 1001]
@@ -150,7 +150,7 @@ def test_rows_are_the_same_as_by_spark_and_files_are_passed_over(
 
 
 def test_a_killed_tasks_rows_are_there_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Its files are in no commit: a vacuum takes them away."""
+    """Its files are in no commit: a vacuum deletes them."""
     shares = [every_type(1), every_type(1001)]
     ByTasks(spark, str(tmp_path), {}).write(rows_of(*shares, kind=Killed), said(0))
     table = DeltaTable(tmp_path)
@@ -168,7 +168,7 @@ def test_a_killed_tasks_rows_are_there_once(spark: SparkSession, tmp_path: Path)
 def test_a_commit_is_of_the_version_behind_what_it_looked_at(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two writers of a group one finds it done, and none of an older generation comes late."""
+    """Of two writers of a group, the second finds it done; an older generation adds nothing."""
     shares = [every_type(1)]
     mirror = ByTasks(spark, str(tmp_path), {})
     plain = shares[0].select(["id", "text"])
@@ -186,10 +186,10 @@ def test_a_commit_is_of_the_version_behind_what_it_looked_at(
         commit(*given)
 
     monkeypatch.setattr(mirror, "_commit", late)
-    # Group 4 is read, another writer appends, then a newer generation takes all of it away.
+    # Group 4 is read, another writer appends, then a newer generation replaces everything.
     mirror.write(rows_of(*shares), said(4))
     assert not meanwhile
-    # The schema changed, and with it what readers must know.
+    # The schema changed, and with it the features that readers must support.
     assert {"timestampNtz"} <= set(DeltaTable(tmp_path).protocol().reader_features or ())
     assert loaded(spark, tmp_path).count() == MANY
     version = DeltaTable(tmp_path).version()

@@ -1,4 +1,4 @@
-"""OpenSearch is killed while it is written to, and comes back with what it had acknowledged."""
+"""OpenSearch is killed during writes, and comes back with what it had acknowledged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 180
 
 @pytest.fixture
 def server(stack_home: Path) -> Iterator[LocalStack]:
-    """A server that is this test's alone."""
+    """A server for this test only."""
     stack = LocalStack(stack_home, tied=True)
     stack.up(["opensearch"])
     yield stack
@@ -30,7 +30,7 @@ def server(stack_home: Path) -> Iterator[LocalStack]:
 
 
 def cut(seq: int, size: int = 2_000) -> Changes:
-    """Return changes up to `seq`, of which some delete."""
+    """Return changes up to `seq`, some of them deletes."""
     chance = Random(seq)
     changes = list[Change]()
     for number in chance.sample(range(2 * size), size):
@@ -42,7 +42,7 @@ def cut(seq: int, size: int = 2_000) -> Changes:
 
 @pytest.mark.slow
 def test_a_server_killed_in_the_middle_of_cuts_ends_equal(server: LocalStack) -> None:
-    """The follower's way: what is unavailable is opened again, and the cut is written again."""
+    """As the follower does: after UnavailableError the sink is opened and the cut written again."""
     url = server.endpoints().opensearch_url
     assert url is not None
     store = OpenSearchStore(url)
@@ -54,7 +54,7 @@ def test_a_server_killed_in_the_middle_of_cuts_ends_equal(server: LocalStack) ->
         assert time.monotonic() < deadline
         try:
             reached = opened_at(sink)
-            # What was begun must be reached before the store is at a frontier again.
+            # A started cut must be reached before the store is at a frontier again.
             assert reached <= 2_000 * (at + 1)
             for each in cuts[at:]:
                 if at == 2 and not timers:

@@ -1,4 +1,4 @@
-"""Two copies of a follower write to OpenSearch at once, and readers look on."""
+"""Two copies of a follower write to OpenSearch at once, while readers read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def transfers(chance: Random) -> list[Transfer]:
 
 
 def together(parts: list[Changes]) -> Changes:
-    """Return several cuts' changes of a table as one cut's."""
+    """Return a table's changes of several cuts as those of one cut."""
     newest: dict[bytes | None, Change] = {}
     truncated = None
     for part in parts:
@@ -74,7 +74,7 @@ def together(parts: list[Changes]) -> Changes:
 
 
 class Writer(threading.Thread):
-    """A copy of the follower that takes so many transfers for a cut."""
+    """A copy of the follower that takes `many` transfers per cut."""
 
     def __init__(self, store: OpenSearchStore, history: list[Transfer], many: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Writer(threading.Thread):
             opened(self._sink)
             for at in range(0, len(self._history), self._many):
                 self._apply(self._history[at : at + self._many])
-                if self._many == 1:  # whatever the machine does, readers have their turn
+                if self._many == 1:  # so that readers get their turn on any machine
                     self.looked.clear()
                     self.looked.wait(_LOOK_SECONDS)
             self._sink.close()
@@ -110,7 +110,7 @@ class Writer(threading.Thread):
 
 
 def opened(sink: OpenSearchSink) -> None:
-    """Open it as a follower does: what has only just been made may not answer yet."""
+    """Open it as a follower does: what was only just created may not answer yet."""
     for _ in range(600):
         try:
             sink.open()
@@ -136,7 +136,7 @@ def client(opensearch_url: str) -> Iterator[OpenSearch]:
 def test_a_reader_waits_for_a_frontier_and_tells_it(
     opensearch_store: OpenSearchStore, client: OpenSearch
 ) -> None:
-    """A search that a cut came in between of is made again; where nothing is yet, it waits."""
+    """A search that spans a cut is repeated; without a frontier the reader waits."""
     never = OpenSearchReader(client, f"{opensearch_store.prefix}-never", "search")
     with pytest.raises(UnavailableError, match="no frontier"):
         never.read(lambda _: pytest.fail("there is nothing to search"), seconds=0.05)
@@ -194,7 +194,7 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
 def test_what_a_truncate_took_does_not_return_with_other_fields(
     opensearch_store: OpenSearchStore,
 ) -> None:
-    """Where its empty index is not before readers yet: neither rows nor letters do."""
+    """While readers do not see its empty index yet: neither rows nor dead letters return."""
 
     def users(*seqs: int, truncated: int | None = None) -> Changes:
         rows = [change(USERS, n, row(USERS, n, n, name="x" * (n == 2)), n) for n in seqs]
@@ -202,7 +202,7 @@ def test_what_a_truncate_took_does_not_return_with_other_fields(
 
     sinks = [
         opensearch_store.sink(mappings={"public.users": {"name": {"type": kind}}})
-        for kind in ("boolean", "keyword", "boolean")  # which "x" is not
+        for kind in ("boolean", "keyword", "boolean")  # "x" is no boolean
     ]
     old, changed, ahead = sinks
     old.open()
@@ -223,7 +223,7 @@ def test_what_a_truncate_took_does_not_return_with_other_fields(
 def test_rows_of_another_key_are_refused_until_the_table_is_built_anew(
     opensearch_store: OpenSearchStore,
 ) -> None:
-    """Or emptied by a truncate in the cut; what the new rows were made from comes again."""
+    """Or emptied by a truncate in the cut; changes that the build has are applied again."""
     renamed = USERS._replace(schema_id=9, key=("name",))
 
     def rows(version: Version, *seqs: int, truncated: int | None = None) -> Changes:
@@ -256,7 +256,7 @@ def test_rows_of_another_key_are_refused_until_the_table_is_built_anew(
 def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
     opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch, *, retyping: bool
 ) -> None:
-    """Which puts another index before them: of the generation that they see no more."""
+    """The commit shows readers another index: of the generation that they no longer see."""
     first = Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)])
     columns = [c._replace(type="int4") if c.name == "name" else c for c in USERS.columns]
     retyped = USERS._replace(schema_id=9, columns=tuple(columns))
@@ -277,7 +277,7 @@ def test_readers_see_one_index_after_a_switch_that_overtakes_a_commit(
     with pytest.raises(SwitchedError):
         apply(old, 3, cut)
     alias = f"{opensearch_store.prefix}-public.users"
-    assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 2  # as it was left
+    assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 2  # as the commit left it
     old.open()
     assert len(opensearch_store.call("GET", f"/_alias/{alias}")[1]) == 1
     assert opensearch_store.rows("public.users") == {key(USERS, 1): row(USERS, 1, 1)}

@@ -1,4 +1,4 @@
-"""The OpenSearch sink against a real server: what is its own beyond the contract's suite."""
+"""The OpenSearch sink against a real server: what the contract's suite does not cover."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.contract.under_test import USERS, VALUES, applied, apply, change, key
 from tests.fixtures.busy_opensearch import BusyOpenSearch
 from tests.fixtures.store_opensearch import OpenSearchStore
 
-# A field that refuses what is no boolean: the source has text there.
+# A field that accepts only booleans: the source has text there.
 FLAGGED = {"public.users": {"name": {"type": "boolean"}}}
 
 
@@ -57,7 +57,7 @@ def sink(opensearch_store: OpenSearchStore) -> Any:  # noqa: ANN401 - a generato
 def test_any_order_and_any_repetition_end_as_the_newest(
     opensearch_store: OpenSearchStore, seed: int
 ) -> None:
-    """Of documents that are refused too: a letter is there if and only if the newest is one."""
+    """Refused documents too: a dead letter exists if and only if the newest version is refused."""
     chance = Random(seed)
     changes = []
     for seq in range(1, 61):
@@ -79,7 +79,7 @@ def test_any_order_and_any_repetition_end_as_the_newest(
         played = played[len(some) :] if len(some) > 1 else played[1:]
         chance.choice(sinks).write(users(*some.values()))
     for each in sinks:
-        each.write(users(*newest.values()))  # the other's letters are not this one's to know
+        each.write(users(*newest.values()))  # a sink does not know the other's letters
         each.commit(applied(60))
     wanted = {k: msgspec.json.decode(c.row) for k, c in newest.items() if k and c.row}
     passing = {k: r for k, r in wanted.items() if r["name"] != "maybe"}
@@ -105,7 +105,7 @@ def test_only_what_was_refused_is_sent_again(
     busy_opensearch: BusyOpenSearch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With 429 and 503 for items, for whole requests, and 413 for what is too large."""
+    """With 429 and 503 for items and for complete requests, and 413 for what is too large."""
     monkeypatch.setattr(opensearch_bulk, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(opensearch_bulk, "_PATIENCE_SECONDS", 300.0)
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
@@ -115,7 +115,7 @@ def test_only_what_was_refused_is_sent_again(
     many = [user(n, n, name="maybe" if n % 50 == 0 else "true") for n in range(1, 301)]
     assert apply(sink, 300, users(*many)) == 300
     assert busy_opensearch.items_refused > 50
-    # Each item passed once, and the six refused for good again as letter and as deletion.
+    # Each item passed once; the six that were refused for good also as letter and as deletion.
     assert busy_opensearch.items_passed == 300 + 6 + 6
     busy_opensearch.item_chance, busy_opensearch.largest = 0.0, 4_000
     body = "x" * 10_000
@@ -176,7 +176,7 @@ def test_what_never_passes_is_said(
 def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
     opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch
 ) -> None:
-    """OpenSearch answers 200, with errors for some documents, or fewer of them."""
+    """OpenSearch answers 200, with errors for some documents, or with fewer of them."""
     sink = opensearch_store.sink(url=busy_opensearch.url, mappings=FLAGGED)
     sink.open()
     apply(sink, 2, users(user(1, 1, name="true"), user(2, 2, name="maybe")))
@@ -195,7 +195,7 @@ def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
         late.begin(3, [USERS])
     busy_opensearch.recovering = False
     assert sink.rows(USERS, both).keys() == set(both[:2])
-    # Nor is a deleted index of letters met for ever.
+    # A deleted index of letters is created again.
     opensearch_store.delete(f"{opensearch_store.prefix}-dead")
     newer = users(user(3, 2, name="false"))
     with pytest.raises(SwitchedError):
@@ -208,7 +208,7 @@ def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
 
 
 def test_too_many_shards_is_a_persons_to_mend(sink: OpenSearchSink) -> None:
-    """Told by OpenSearch's own words, with the setting to raise."""
+    """Reported in OpenSearch's own words, with the setting to raise."""
     limit = "cluster.max_shards_per_node"
     client = sink._client
     client.call("PUT", "/_cluster/settings", {"transient": {limit: "1"}})
@@ -219,13 +219,13 @@ def test_too_many_shards_is_a_persons_to_mend(sink: OpenSearchSink) -> None:
         client.call("PUT", "/_cluster/settings", {"transient": {limit: None}})
 
 
-# --- indices that go ---
+# --- deleted indices ---
 
 
 def test_an_index_that_was_made_by_somebody_else_is_not_ours(
     opensearch_store: OpenSearchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deleted and made again under the same name, with all its aliases; and the record alone."""
+    """Deleted and recreated under the same name, with all its aliases; then only the record."""
     monkeypatch.setattr(opensearch, "_CHECK_SECONDS", 0.0)
     sink = opensearch_store.sink()
     sink.open()
@@ -280,7 +280,7 @@ def test_a_changed_type_takes_an_index_aside_and_readers_move_at_the_commit(
     hits = store.hits("public.users")
     assert {k: hit["_version"] for k, hit in hits.items()} == {"1": 1, "2": 2, "3": 5}
     assert set(store.hits("public.users", {"range": {"name": {"gte": 5}}})) == {"1", "3"}
-    # Copied with their versions: what was late before is late there.
+    # Copied with their versions: a change that was late before is still late.
     assert apply(sink, 5, users(user(2, 2), user(1, 1))) == 0
 
 
@@ -315,7 +315,7 @@ class Killed(BaseException):
 
 
 def test_another_process_ends_what_one_has_begun(opensearch_store: OpenSearchStore) -> None:
-    """Killed before each of the requests by which an index takes another's place."""
+    """Killed before each of the requests that replace one index with another."""
     for point in range(1, 100):
         version = USERS._replace(table=f"u{point}")
         other = retyped("int4")._replace(table=version.table)
@@ -345,7 +345,7 @@ def test_another_process_ends_what_one_has_begun(opensearch_store: OpenSearchSto
 
 
 def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -> bool:
-    """Apply the cut until that many requests were to be sent; return whether it died."""
+    """Apply the cut, but die before this request; return whether it died."""
     sink.open()
     left, original = [request], sink._client.call
 
@@ -367,13 +367,13 @@ def _killed_before(request: int, sink: OpenSearchSink, seq: int, cut: Changes) -
         sink.close()
 
 
-# --- the odd ---
+# --- odd names and keys ---
 
 
 def test_odd_names_and_keys_arrive_and_come_back(
     opensearch_store: OpenSearchStore, sink: OpenSearchSink
 ) -> None:
-    """Columns that no field can be called, keys that no `_id` can be, tables no index."""
+    """Column names that no field, keys that no `_id`, and table names that no index can have."""
     names = ("k", "a.b", "a", "", "_id", "_source", "_x41", " ", 'q"u', "Ünï", "..", "_own")
     columns = tuple(Column(name, "text", 25, -1, nullable=True) for name in names)
     odd = Version(30, 'Se"x', "Ta.Ble/Ö" * 6, "x", ("k",), columns, VALUES)

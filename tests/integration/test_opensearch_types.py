@@ -16,7 +16,7 @@ from tests.integration.test_values_types import OPTIONS, fill
 from tests.integration.value_table import VALUES
 from tests.property.stream import Session, position
 
-# Those that change what a field has to hold.
+# The options that change what a field has to hold.
 CHOICES = tuple(OPTIONS[n] for n in (0, 1, 2, 4, 5, 7, 8))
 
 Raws = dict[str, msgspec.Raw]
@@ -51,7 +51,7 @@ def wide(frames: list[bytes], options: Values, schema_id: int) -> tuple[Version,
 def test_every_value_of_every_type_stands_in_its_document_and_none_is_refused(
     decoded: Decoded, opensearch_store: OpenSearchStore
 ) -> None:
-    """Byte for byte under every option, and to be found by what it is."""
+    """Byte for byte under every option, and searchable by value."""
     decoded.sql.execute('CREATE SCHEMA other CREATE TABLE "odd.Table" (id int)')
     decoded.sql.execute("CREATE TYPE other.\"Odd\" AS ENUM ('x')")
     decoded.sql.execute("CREATE TYPE other.mood AS ENUM ('glad', 'so, so')")
@@ -86,7 +86,7 @@ def test_every_value_of_every_type_stands_in_its_document_and_none_is_refused(
 def _search(
     store: OpenSearchStore, made: Version, rows: list[bytes], tables: dict[str, str]
 ) -> None:
-    """Find values by what they are: in their natural type, and exactly."""
+    """Find values in their natural type, and exactly."""
 
     def found(kind: str, query: dict[str, Any], field: str = "", which: str = "v") -> list[Any]:
         name = f"{tables[kind]}_{which}"

@@ -28,7 +28,7 @@ CHANGES = (
 
 
 def told(line: PipelineUnderTest, events: int) -> list[tuple[str, str, Any]]:
-    """Return topic, op and id of so many events, by seq."""
+    """Return topic, op and id of this many events, by seq."""
 
     def found() -> list[Any]:
         return [r for r in data_records(line) if r.value is not None]
@@ -97,7 +97,7 @@ def test_by_leaf_a_partition_is_masked_as_its_table_is(pipeline: NewPipeline) ->
 
 @pytest.mark.pg(">= 15")
 def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeline) -> None:
-    """Postgres 14 goes on sending its rows as the table's, within the session."""
+    """Postgres 14 continues to send its rows as the table's, within the session."""
     line = pipeline(*PARTED)
     line.start().wait_ready()
     line.database.execute(
@@ -108,7 +108,7 @@ def test_what_a_partition_holds_may_be_detached_and_attached(pipeline: NewPipeli
         "ALTER TABLE sales ATTACH PARTITION sales_24 FOR VALUES IN (24)",
         "INSERT INTO sales VALUES (3, 24, 'cid')",
     )
-    # While it was apart it was another table, which is not captured.
+    # While detached it was another table, which is not captured.
     assert told(line, 3) == [("sales", "c", 1), ("sales", "c", 2), ("sales", "c", 3)]
 
 
@@ -160,7 +160,7 @@ def test_by_root_filter_and_columns_hold_for_every_partition(pipeline: NewPipeli
     line = pipeline(*PARTED, tables={"public.sales": {"where": "year > 24", "exclude": ["who"]}})
     line.start().wait_ready()
     line.database.execute(*CHANGES)
-    # The row that moves into the filter's range comes into being there.
+    # The row that moves into the filter's range is created there.
     assert told(line, 3) == [("sales", "c", 2), ("sales", "c", 1), ("sales", "d", 2)]
     assert b"who" not in b"".join(r.value or b"" for r in data_records(line))
 

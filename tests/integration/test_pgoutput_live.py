@@ -1,4 +1,4 @@
-"""The decoder and its tables against the server at hand."""
+"""The decoder and its tables against the available server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_built_in_types_are_the_servers(database: Database) -> None:
         assert dict(rows.fetchall()) == TYPE_NAMES
 
 
-# Prepared transactions have to be allowed at a server's start; there the recordings must do.
+# Prepared transactions must be enabled at a server's start; only the recordings cover them.
 @pytest.mark.pg(">= 15")
 @pytest.mark.parametrize(
     "scenario",

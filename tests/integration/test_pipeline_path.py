@@ -1,4 +1,4 @@
-"""From SQL to records: what docs/EVENTS.md promises, read by a plain consumer."""
+"""From SQL to records: what docs/EVENTS.md guarantees, read by a plain consumer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def events(line: PipelineUnderTest, count: int) -> list[Event]:
-    """Wait for so many events; return all there are, by seq."""
+    """Wait for this many events; return all that exist, by seq."""
     wait_until(
         lambda: line.resume()[1].seq >= count, f"{line.resume()[1].seq} events, not {count}", 30
     )
@@ -117,7 +117,7 @@ def test_a_record_lies_where_its_key_says_and_a_delete_is_followed_by_a_tombston
 def test_a_changed_key_is_a_delete_and_a_create_in_one_transaction(
     line: PipelineUnderTest,
 ) -> None:
-    """Two events, two seq, one ordinal; and the TOAST that did not change is not null."""
+    """Two events, two seq, one ordinal; and the unchanged TOAST is not null."""
     line.database.execute(
         f"INSERT INTO users VALUES (1, 'a', repeat(md5('x'), 200)), (2, 'b', '{_PLACEHOLDER}')",
         "UPDATE users SET id = 3 WHERE id = 1",
@@ -129,7 +129,7 @@ def test_a_changed_key_is_a_delete_and_a_create_in_one_transaction(
     assert gone["source"]["commit_lsn"] == come["source"]["commit_lsn"]
     assert come["source"]["unchanged"] == ["big"]
     assert come["after"]["big"] == _PLACEHOLDER
-    # A user's own text like that is a value.
+    # A user's own text that equals the placeholder is a value.
     assert found[1]["after"]["big"] == _PLACEHOLDER
     assert "unchanged" not in found[1]["source"]
     converge(line.config)
@@ -197,12 +197,12 @@ def test_transactions_come_whole_and_in_commit_order(line: PipelineUnderTest) ->
     found = events(line, 7)
     assert [e["after"]["id"] for e in found] == [11, 12, 13, 1, 2, 3, 4]
     assert [e["source"]["ordinal"] for e in found] == [1, 2, 3, 1, 2, 3, 4]
-    # The row that commits later has the lower WAL address: it is no order.
+    # The row that commits later has the lower WAL address: addresses are no order.
     assert found[3]["source"]["lsn"] < found[0]["source"]["lsn"]
 
 
 def test_what_is_rolled_back_leaves_nothing(line: PipelineUnderTest) -> None:
-    """A transaction, a savepoint, a savepoint in a savepoint; and no seq is spent on them."""
+    """A transaction, a savepoint, a savepoint in a savepoint; and they use no seq."""
     with line.database.connect() as connection:
         with connection.transaction(force_rollback=True):
             connection.execute("INSERT INTO users VALUES (1, 'never')")
@@ -233,7 +233,7 @@ def test_a_row_made_and_changed_in_one_transaction_tells_each_step(
 
 
 def test_each_event_has_the_schema_of_its_time(pipeline: NewPipeline) -> None:
-    """The daemon was away during all of it: what it reads is older than the catalog."""
+    """The daemon was down during all of it: what it reads is older than the catalog."""
     line = pipeline(_USERS)
     line.database.execute(
         "INSERT INTO users VALUES (1, 'v1')",
@@ -276,7 +276,7 @@ def test_a_table_added_later_is_in_the_log_from_its_first_row(pipeline: NewPipel
 
 
 def test_frontiers_count_exactly_what_lies_between_them(line: PipelineUnderTest) -> None:
-    """Read between two frontiers' offsets, the events are those that the frontier counts."""
+    """The events between two frontiers' offsets are those that the frontier counts."""
     for number in range(20):
         line.database.execute(f"INSERT INTO users VALUES ({number}, 'x')")
     line.database.execute("DELETE FROM users WHERE id < 5")
@@ -331,7 +331,7 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
     rows = 20_000
     line = pipeline(_USERS, batch={"max_events": 10 * rows})
     line.start("before_commit:1").wait_ready()
-    # Large enough that the first of it is with the broker before the last has been read.
+    # Large enough that the broker has the first rows before the daemon has read the last.
     line.database.execute(f"INSERT INTO users SELECT i, 'u' || i FROM generate_series(1, {rows}) i")
     assert line.daemon.wait_exit() == -signal.SIGKILL
     line.start().wait_ready()
@@ -350,7 +350,7 @@ def test_a_replay_gives_the_same_bytes(pipeline: NewPipeline) -> None:
 
 
 def test_a_crash_below_python_tells_where(line: PipelineUnderTest) -> None:
-    """Else a broken library would end the daemon without a word."""
+    """Otherwise a broken library would end the daemon without a message."""
     line.daemon.process.send_signal(signal.SIGSEGV)
     assert line.daemon.wait_exit() == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in line.daemon.log

@@ -1,6 +1,6 @@
-"""A connection pooler in front of Postgres is named as such: it passes no replication connection.
+"""A connection pooler before Postgres is reported as one: it passes no replication connection.
 
-What it answers is what PgBouncer before 1.23 answers; nothing else of it is needed here.
+It answers as PgBouncer before 1.23 does; no more of PgBouncer is needed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tables a publication sends, as the catalogs have it: what Postgres' own function says."""
+"""Which tables a publication sends, from the catalogs: what Postgres' own function returns."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def both(connection: psycopg.Connection[Any], name: str) -> tuple[list[int], lis
     theirs = connection.execute(
         "SELECT relid::bigint FROM pg_get_publication_tables(%s)", (name,)
     ).fetchall()
-    # Postgres 14 returns a partition twice that is named along with its root.
+    # Postgres 14 returns a partition twice if it is named along with its root.
     return sorted(chain(*ours)), sorted(set(chain(*theirs)))
 
 
@@ -111,7 +111,7 @@ def test_members_are_what_postgres_own_function_returns(server: str) -> None:
 def test_an_exclusively_locked_table_keeps_nobody_from_reading_the_publication(
     database: Database,
 ) -> None:
-    """As VACUUM FULL and a long ALTER TABLE hold it; Postgres' own function waits for them."""
+    """VACUUM FULL and a long ALTER TABLE hold such a lock; Postgres' own function waits for it."""
     database.execute(
         "CREATE TABLE busy (id int PRIMARY KEY)",
         "CREATE TABLE free (id int PRIMARY KEY)",

@@ -1,6 +1,6 @@
-"""A publication that was altered by hand is a gap, also where it was set back; and the way out.
+"""A publication that was altered by hand is a gap, even if it was set back; and the way out.
 
-Postgres sends what the publication says at the time, and keeps no history of it: whatever it left
+Postgres sends what the publication defines at the time, and keeps no history of it: what it left
 out is in no stream, and the log would keep the old rows for ever.
 """
 
@@ -55,7 +55,7 @@ def acknowledge(line: PipelineUnderTest, *options: str) -> int:
 
 
 def mended(line: PipelineUnderTest) -> None:
-    """Acknowledge, and see that the log then equals the database."""
+    """Acknowledge, and check that the log then equals the database."""
     assert acknowledge(line, "--yes") == 0
     line.start().wait_ready()
     wait_until(lambda: all_read(line), "the tables are not read again")
@@ -69,7 +69,7 @@ def all_read(line: PipelineUnderTest) -> bool:
 
 
 def test_operations_left_out_while_stopped_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
-    """Nothing of it is in the catalog any more but another version of the publication's row."""
+    """The catalog shows nothing of it except another version of the publication's row."""
     assert line.daemon.term() == 0
     line.database.execute(only_inserts(line), *_LOST, everything(line))
     said = line.refused(_CONFIG, "was altered and set back", str(line.resume()[1].end_lsn))
@@ -80,7 +80,7 @@ def test_operations_left_out_while_stopped_and_set_back_are_a_gap(line: Pipeline
 
 
 def test_operations_left_out_while_running_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
-    """Also where no row follows that would make the walsender describe the tables again."""
+    """Also if no row follows that would make the walsender describe the tables again."""
     line.database.execute(only_inserts(line), *_LOST, everything(line))
     line.ends(line.daemon, _CONFIG, "was altered", "cdc publication acknowledge")
     mended(line)
@@ -97,7 +97,7 @@ def test_operations_left_out_for_good_are_a_gap(line: PipelineUnderTest) -> None
 def test_no_row_is_published_behind_a_change_before_it_was_looked_at(
     line: PipelineUnderTest,
 ) -> None:
-    """The next row of a table comes with its description, and that with a look."""
+    """The next row of a table is sent with the table's description, which triggers a check."""
     daemon = line.daemon
     daemon.freeze()
     line.database.execute(only_inserts(line), *_LOST, "INSERT INTO users VALUES (101, 1)")
@@ -124,7 +124,7 @@ def test_what_is_acknowledged_is_asked_for_once(
 def test_only_another_owner_takes_no_snapshot(
     line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether it was only that is for a person to say: the row's version is another in any case."""
+    """Only a person can say that nothing else changed: the row's version differs in any case."""
     assert line.daemon.term() == 0
     role = f"owner_{line.database.name}"
     name = line.config.publication
@@ -156,7 +156,7 @@ def test_a_table_whose_rows_were_filtered_for_a_while_is_a_gap(line: PipelineUnd
 
 @pytest.mark.pg(">= 15")
 def test_a_schema_taken_out_and_put_back_is_a_gap(pipeline: NewPipeline) -> None:
-    """Its tables have no membership of their own: only the schema's own oid tells."""
+    """Its tables have no membership of their own: only the schema's own oid shows it."""
     line = pipeline(
         *_TABLES, source={"tables": ["public.*"], "new_tables": "publish", "exclude": []}
     )
@@ -175,7 +175,7 @@ def test_a_schema_taken_out_and_put_back_is_a_gap(pipeline: NewPipeline) -> None
 
 
 def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None:
-    """Options too: they leave a note of the version that the new one continues."""
+    """Options included: the commands record the version that the new one continues."""
     line.config_file = line.write("lockstep.yaml", source__partitions="leaf")
     assert any("publish_via_partition_root" in step.what for step in set_up(line.config))
     line.database.execute("UPDATE users SET n = 3")
@@ -186,7 +186,7 @@ def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None
     sends = line.resume()[0].publication.sends
     assert sends is not None
     assert not sends.via_root
-    # Another change by hand is still found, though a note of ours is there.
+    # Another change by hand is still found, although our record exists.
     line.database.execute(only_inserts(line), everything(line))
     line.ends(line.daemon, _CONFIG, "was altered and set back")
 

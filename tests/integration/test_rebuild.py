@@ -1,4 +1,4 @@
-"""Followers of a running pipeline are built anew, from all that they can be built from."""
+"""Followers of a running pipeline are rebuilt, from every source that they can be built from."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Shop(Followed):
         return Rebuild(self.sink(name), builder, self.told.append)
 
     def command(self, *given: str) -> dict[str, Any]:
-        """Return what `cdc rebuild … --json` says."""
+        """Return the output of `cdc rebuild … --json`."""
         command = [sys.executable, "-m", "cdc.cli.main", "rebuild", *given, "--json"]
         file = str(self.pipeline.config_file)
         done = subprocess.run([*command, "-c", file], capture_output=True, check=False)
@@ -70,13 +70,13 @@ class Shop(Followed):
         return cast("dict[str, Any]", json.loads(done.stdout))
 
     def values(self, what: str) -> dict[str, Any]:
-        """Return what readers of Redis see, by key behind the prefix."""
+        """Return what readers of Redis see, by key without the prefix."""
         names = self.client.scan_iter(f"{what}:*")
         found = {name.decode(): cast("bytes", self.client.get(name)) for name in names}
         return {name.removeprefix(f"{what}:"): json.loads(value) for name, value in found.items()}
 
     def check(self) -> None:
-        """Fail unless both caches are what the source says."""
+        """Fail unless both caches equal the source."""
         items = (
             "SELECT order_id || ':' || line, jsonb_build_object('order_id', order_id, 'line', line,"
             " 'price', price::text) FROM items"
@@ -103,7 +103,7 @@ def shop(
     redis_url: str,
     tmp_path: Path,
 ) -> Shop:
-    """A shop with some orders, and three followers that stand where the source is."""
+    """A shop with some orders, and three followers that have applied all of the source."""
     followers: dict[str, object] = {
         "lake": {"delta": {"path": str(tmp_path / "lake")}},
         "cache": {"redis": {"url": redis_url}},
@@ -127,7 +127,7 @@ def shop(
 
 
 def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
-    """And its documents from the mirror; a state of the past stands aside."""
+    """So are its documents, from the mirror; a state of the past is a shadow build."""
     shop.check()
     asked = shop.lsn()
     past = shop.values(f"{shop.prefix}:public.items")
@@ -174,7 +174,7 @@ class LogBuilderVersions:
 
 
 def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
-    """Through the stream, by the daemon; documents go on across the rebuild of their mirror."""
+    """By the daemon, through the stream; documents continue across the rebuild of their mirror."""
     shop.pipeline.daemon.term()
     standing = shop.sink("cache").generations()[1]
     assert standing is not None

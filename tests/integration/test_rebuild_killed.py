@@ -1,6 +1,6 @@
-"""`cdc rebuild` as a command, killed anywhere and run again, of each store; readers look on.
+"""`cdc rebuild` as a command, killed anywhere and run again, for each store, while readers read.
 
-A test run does the plans below. LOCKSTEP_REBUILDS=n does n more, drawn from LOCKSTEP_SEED: any
+A test run executes the plans below. LOCKSTEP_REBUILDS=n adds n more, drawn from LOCKSTEP_SEED: any
 store, any options, killed at any failpoint or at any time.
 """
 
@@ -55,11 +55,11 @@ State = dict[str, dict[str, Any]]
 
 
 class Plan(NamedTuple):
-    """A rebuild: of which follower, how, and where it is killed before it is let be."""
+    """A rebuild: its follower and options, and where it is killed before it may complete."""
 
     follower: str
     options: tuple[str, ...]
-    kills: tuple[str | float, ...]  # a failpoint and how many times it is passed, or after seconds
+    kills: tuple[str | float, ...]  # a failpoint and its number of passes, or seconds
 
 
 SAMPLE: Final = (
@@ -71,7 +71,7 @@ SAMPLE: Final = (
 
 
 def drawn(chance: random.Random) -> Plan:
-    """Return any plan."""
+    """Return a random plan."""
     options = [(), (), ("--table", "public.entries"), ("--as-of",)]
     names = [*failpoints.FOLLOWER_NAMES[:-1], *failpoints.REBUILD_NAMES]
     kills = [
@@ -84,7 +84,7 @@ def drawn(chance: random.Random) -> Plan:
 
 
 class Bank(Followed):
-    """A pipeline, and followers in each store that do not run while they are rebuilt."""
+    """A pipeline, and a follower in each store, which do not run while they are rebuilt."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Bank(Followed):
             names = list(client.scan_iter(f"{self.prefix}:public.*", count=10_000))
             tables = [name.decode().split(":")[1].removeprefix("public.") for name in names]
             values = cast("list[bytes]", client.mget(names))
-            # A key that went while its value was asked for: this is no state, and asked again.
+            # A key was deleted before its value was read: this is no state, and read again.
             return _state((t, json.loads(v)) for t, v in zip(tables, values, strict=True) if v)
 
         return RedisReader(self._client, self.prefix, "cache").read(all_rows).found
@@ -147,13 +147,13 @@ class Bank(Followed):
 
     @contextmanager
     def watched(self, name: str, *states: State) -> Iterator[None]:
-        """Read a store all the while: whatever it shows is one of these states."""
+        """Read a store during the block: whatever it shows is one of these states."""
         wrong: list[State] = []
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(_LOOK_SECONDS):
-                with suppress(UnavailableError):  # it says that it is no state just now
+                with suppress(UnavailableError):  # it is at no frontier just now
                     wrong.extend(each for each in [self.views[name]()] if each not in states)
 
         watching = threading.Thread(target=watch)
@@ -168,9 +168,9 @@ class Bank(Followed):
     # -- the command ----------------------------------------------------------------------------
 
     def rebuild(self, name: str, *options: str, kill: str | float | None = None) -> dict[str, Any]:
-        """Run it; return what it says, nothing where it was killed. Nothing of it goes on."""
+        """Run it; return its output, {} if it was killed. None of its processes stays."""
         command = [sys.executable, "-m", "cdc.cli.main", "rebuild", name, *options]
-        # The tests' own session has set what its workers are started by.
+        # The tests' own session has set the executable of its workers.
         env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
         env["TMPDIR"] = str(self.scratch)
         if isinstance(kill, str):
@@ -234,7 +234,7 @@ class Bank(Followed):
         ]
 
     def aside(self, name: str, number: int) -> State:
-        """Return what a generation holds that stands aside."""
+        """Return the content of a generation that is not current."""
         applied = self.sink(name).generations()[number]
         assert applied is not None
         builder = LogBuilder(
@@ -277,7 +277,7 @@ def bank(
     opensearch_url: str,
     tmp_path: Path,
 ) -> Iterator[Bank]:
-    # Cuts are small, so that there is a middle; and nothing comes while nobody writes.
+    # Cuts are small, so that a kill can hit the middle; no canaries, so that only tests write.
     followers: dict[str, object] = {
         "cache": {"redis": {"url": redis_url}, "max_events": 200},
         "search": {"opensearch": {"url": opensearch_url}, "max_events": 200},
@@ -315,14 +315,14 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
                 assert bank.views[name]() == old
         outcome = bank.rebuild(name, *given)
         assert outcome["former"] == before or not is_still
-        # Nothing was wrong with the old one, whatever an attempt before has left half-done.
+        # The old generation had no errors, whatever an earlier attempt left half-done.
         assert [each["differences"] for each in outcome["tables"] if each["differences"]] == []
     if is_still:
         assert bank.aside(name, outcome["generation"]) == old
         assert bank.views[name]() == old
     else:
         told = read(bank.config)[name]
-        # The table alone is newer than what the store stands at: not yet a state to be read.
+        # Only the table is newer than the store's frontier: not yet a state that can be read.
         state = "rebuilding" if "--table" in options else "stopped"
         assert (told.generation, told.state) == (outcome["generation"], state)
         assert bank.sink(name).current() == outcome["generation"]
@@ -342,7 +342,7 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
 def test_a_killed_rebuild_leaves_readers_the_old_state_and_its_successor_the_new_one(
     bank: Bank, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing of the attempts, once the old ones are dropped."""
+    """Nothing of the attempts is left either, once the old generations are dropped."""
     print(f"LOCKSTEP_SEED={SEED} LOCKSTEP_REBUILDS={ROUNDS}")  # noqa: T201 - on failure
     chance = random.Random(f"{SEED}/rebuilds")
     plans = [*SAMPLE, *(drawn(chance) for _ in range(ROUNDS))]

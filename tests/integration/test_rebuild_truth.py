@@ -1,4 +1,4 @@
-"""What a rebuild is held against is what the log says, whatever has become of its topics."""
+"""A rebuild is compared with the log's content, whatever has happened to its topics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keys(line: PipelineUnderTest, version: Version) -> set[int]:
 
 
 def in_log(line: PipelineUnderTest) -> Applied:
-    """Return a frontier at which all that was committed is in the log."""
+    """Return a frontier at which everything that was committed is in the log."""
     mark = uuid.uuid4().hex
     line.database.execute(f"SELECT pg_logical_emit_message(true, 'mark', '{mark}')")
     lsn = LSN.parse(line.query("SELECT pg_current_wal_insert_lsn()::text")[0])
@@ -72,7 +72,7 @@ def in_log(line: PipelineUnderTest) -> Applied:
 
 
 def folded(line: PipelineUnderTest, version: Version) -> Holding:
-    """Return each key's newest seq by all events of a topic, of the keys in the database."""
+    """Return the newest seq of each key that the database has, from all events of a topic."""
     newest: dict[bytes, int] = {}
     for record in data_records(line):
         if record.topic == version.topic and record.key is not None and record.value is not None:
@@ -84,7 +84,7 @@ def folded(line: PipelineUnderTest, version: Version) -> Holding:
 
 
 def check(line: PipelineUnderTest, builder: LogBuilder) -> list[str]:
-    """Hold the truth of every table that it is known of against log and database; return which."""
+    """Compare each table's truth, if known, with log and database; return the tables."""
     at, known = in_log(line), []
     for version in builder.versions(at):
         truth = builder.truth(version, at)
@@ -112,10 +112,10 @@ def test_keys_that_added_partitions_have_moved_count_once(line: PipelineUnderTes
 def test_rows_of_dropped_tables_are_not_asked_for_where_rows_are_read_again(
     pipeline: NewPipeline, request: pytest.FixtureRequest
 ) -> None:
-    """Its generation begins behind them."""
+    """The generation starts after them."""
     line = running(pipeline, log={"retention_hours": _MOMENT_IN_HOURS})
     at = in_log(line)
-    time.sleep(3.0)  # what was promised is over, and the daemon goes on
+    time.sleep(3.0)  # the guaranteed retention is over, and the daemon continues
     frontiers = names.frontier_topic(line.config.prefix), 0
     first = reader.end_offsets(line.config, [frontiers])[frontiers] - 1
     client = topics.admin(line.config)

@@ -1,4 +1,4 @@
-"""A Redis cluster under a follower: lost servers, slots on the move, and what is no cluster."""
+"""A Redis cluster under a follower: lost servers, moving slots, and what is no cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _follow(sink: RedisSink, cuts: int) -> None:
 def test_a_cluster_that_loses_one_server_says_so(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """The other's slots take no rows either once the loss is seen; then all is begun anew."""
+    """Once the loss is seen, the other's slots take no rows either; then all starts again."""
     redis_cluster.flush()
     settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
     for lost in (0, 1):
@@ -57,14 +57,14 @@ def test_a_cluster_that_loses_one_server_says_so(
 def test_a_server_that_lost_its_last_writes_alone_is_found(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """A failover or a crash between two cuts, of a server that does not have the own key."""
+    """A failover or a crash between two cuts, of a server without the follower's own key."""
     redis_cluster.flush()
     settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
     sink = open_sink(settings)
     apply(sink, 50, users(0, 50, 1))
     (other,) = (node for node in redis_cluster.nodes if not node.keys("shop:cdc:cache"))
     kept = {name: other.get(name) for name in other.keys("*") if b".slot:" not in name}
-    assert len(kept) > 80  # values, companions, and what the server knows of the frontier
+    assert len(kept) > 80  # values, companions, and the server's record of the frontier
     apply(sink, 100, users(0, 50, 51))
     assert open_sink(settings).open() is not None
     for name, value in kept.items():
@@ -81,7 +81,7 @@ def test_a_server_that_lost_its_last_writes_alone_is_found(
 def test_slots_that_move_while_they_are_written_lose_nothing(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """The cut waits while a slot is half-way, and goes on where it is then; and back again."""
+    """The cut waits while a slot migrates, and continues at its new server; then back again."""
     redis_cluster.flush()
     shape = Shape(key="{{team}}:{name}")
     settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
@@ -97,7 +97,7 @@ def test_slots_that_move_while_they_are_written_lose_nothing(
         port = target.connection_pool.connection_kwargs["port"]
         while names := source.cluster("GETKEYSINSLOT", slot, 100):
             source.migrate("127.0.0.1", port, names, 0, 5_000)
-        with pytest.raises(UnavailableError):  # a script's new keys have to wait for the slot's end
+        with pytest.raises(UnavailableError):  # a script can't create keys until the migration ends
             apply(sink, seq, users(0, 1, seq))
         for node in (target, source):
             node.cluster("SETSLOT", slot, "NODE", ids[1 - owner])

@@ -48,7 +48,7 @@ def stored(client: redis.Redis, many: int) -> list[int | None]:
 def test_what_redis_refuses_is_told_with_what_to_do(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """And what passes leaves nothing half done: the same cut goes through afterwards."""
+    """A temporary refusal leaves nothing half done: the same cut succeeds afterwards."""
     sink = open_sink(settings)
     apply(sink, 2, users(0, 2, 1))
 
@@ -90,7 +90,7 @@ def test_something_else_at_a_key_stops_the_follower_by_the_tables_name_alone(
 def test_a_server_that_evicts_takes_what_bears_it(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """Whole rows at their keys: an evicted one is missing until it changes, and never old."""
+    """Complete rows at their keys: an evicted one is missing until it changes, and never old."""
     redis_client.config_set("maxmemory", "100mb")
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
@@ -102,7 +102,7 @@ def test_a_server_that_evicts_takes_what_bears_it(
         redis_client.delete("shop:public.users:0", 'shop:~cache.1:public.users:{"id":1}')
         assert apply(sink, 4, users(0, 2, 3)) == 2
         assert stored(redis_client, 2) == [3, 4]
-        # Companions that were evicted leave values that a truncate knows by their names alone.
+        # If companions were evicted, a truncate finds their values only by name.
         apply(sink, 5, Changes((LINES,), [change(LINES, 5, row(LINES, 5, 1, 2), 1, 2)]))
         redis_client.delete(*redis_client.keys("shop:~cache.1:public.*"))
         redis_client.set("shop:public.lines2:1", "mine")
@@ -132,7 +132,7 @@ def test_a_server_that_evicts_takes_what_bears_it(
 def test_a_flush_in_the_middle_of_a_cut_is_found_before_its_end(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """By whichever comes first, the next rows or the end; of a small cut nothing is there."""
+    """By the next rows or by the commit, whichever is first; of a small cut nothing is stored."""
     sink = open_sink(settings)
     for small in (True, False):
         apply(sink, 1, users(0, 1, 1))
@@ -155,7 +155,7 @@ def killable(tmp_path: Any) -> Iterator[LocalStack]:  # noqa: ANN401 - a path
 def test_a_kill_in_the_middle_of_a_cut_repeats_it_whole(
     killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """Also where whoever ends it wrote nothing itself and was not connected at the time."""
+    """Also if the process that commits it wrote nothing itself and was not connected then."""
     url = killable.up(["redis"]).redis_url
     settings = Settings(str(url), "shop", "cache")
     sink = open_sink(settings)
@@ -184,7 +184,7 @@ def test_a_kill_in_the_middle_of_a_cut_repeats_it_whole(
 def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
     killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """The rows and the frontier are of one moment; a follower that believed more notices."""
+    """The rows and the frontier are consistent; a follower that had a later frontier notices."""
     url = killable.up(["redis"], settings={"redis": {"appendonly": "no"}}).redis_url
     settings = Settings(str(url), "shop", "cache")
     sink = open_sink(settings)
@@ -210,7 +210,7 @@ def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
 def test_readers_see_small_cuts_whole_and_large_ones_by_the_frontier(
     settings: Settings, redis_url: str, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """Money moves between two tables; whoever reads at any moment finds all of it."""
+    """Money moves between two tables; every read finds all of it."""
     sink, chance = open_sink(settings), Random(first_seed())
     many = SMALL_CHANGES  # in two tables: a cut of all rows is a large one
     moved, seq = [0] * many, 0
@@ -254,7 +254,7 @@ def test_readers_see_small_cuts_whole_and_large_ones_by_the_frontier(
     thread = threading.Thread(target=read)
     thread.start()
     rounds = 0
-    # As many reads as show something, however slow the machine is.
+    # As many reads as a result needs, however slow the machine is.
     while min(reads) < 10 or rounds < 30:
         rounds += 1
         tables = cut(range(many) if rounds % 5 == 0 else range(0, many, 100))
@@ -271,7 +271,7 @@ def _sum(values: list[bytes]) -> int:
 def test_two_writers_at_once_only_repeat_each_other(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """In small cuts and in large ones, each at its own pace and from its own beginning."""
+    """In small cuts and in large ones, each at its own pace and from its own start."""
     cuts = [
         users(0, many, first) for many, first in ((50, 1), (MANY, 100), (50, 9_000), (20, 9_100))
     ]
@@ -301,7 +301,7 @@ def test_two_writers_at_once_only_repeat_each_other(
 def test_rows_and_tombstones_have_their_time(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """A value with a TTL goes away first, its version later; a row of 20 MB is a row."""
+    """A value with a TTL expires first, its version later; a row of 20 MB is a row."""
     sink = open_sink(settings._replace(shapes={"public.lines": Shape(ttl_seconds=100)}))
     big = "x" * 20_000_000
     lines = Changes((LINES,), [change(LINES, 1, row(LINES, 1, 1, 1), 1, 1)])
@@ -320,7 +320,7 @@ def test_rows_and_tombstones_have_their_time(
 def test_keys_name_their_rows(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """One column as it is; several escaped, so that no two keys are one; NULL is no text."""
+    """One key column is used as it is; several are escaped and never collide; NULL is no text."""
     sink = open_sink(settings)
     version = USERS._replace(key=("id", "name"))
     keys = [("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c"), ("%N", "c"), (None, "c")]
@@ -339,7 +339,7 @@ def test_keys_name_their_rows(
 def test_another_key_waits_for_a_truncate(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
-    """Rows of both keys would be one row twice: in cuts small and large, in tasks and copies."""
+    """With both keys a row would be stored twice: in small and large cuts, in tasks and copies."""
     other = USERS._replace(schema_id=9, key=("id", "name"))
     both, old = (USERS, other), users(0, MANY, 1)
     sink, late = open_sink(settings), open_sink(settings)
@@ -365,7 +365,7 @@ def test_another_key_waits_for_a_truncate(
     sink.begin(seq, both)
     with pytest.raises(ConfigError, match="another key"):
         pickle.loads(pickle.dumps(sink)).write(Changes(both, rows(2)))  # noqa: S301 - ours
-    # A transaction that empties the table, in pieces as large cuts come; torn off, then whole.
+    # A transaction that empties the table, in pieces as of a large cut; torn off, then complete.
     pieces = (
         Changes(both, [change(USERS, seq + 1, row(USERS, seq + 1, 1), 1)]),
         Changes(both, rows(3, 4)),
@@ -373,7 +373,7 @@ def test_another_key_waits_for_a_truncate(
     )
     for torn in (True, False):
         sink.begin(seq, both)
-        sink.rows(USERS, [])  # what was gathered goes at once from here on
+        sink.rows(USERS, [])  # from here on changes are not gathered but written at once
         for piece in pieces:
             sink.write(piece)
         if torn:
@@ -382,7 +382,7 @@ def test_another_key_waits_for_a_truncate(
                 apply(sink, seq, Changes(both, [change(USERS, seq + 9, row(USERS, 1, 1), 1)]))
     sink.commit(applied(seq))
     assert names() == {b"shop:public.users:5:n5"}
-    # A copy that is behind repeats what is gone, and goes on.
+    # A copy with an older position writes deleted rows again, and continues.
     apply(late, MANY, old)
     apply(open_sink(settings), MANY, old)
     apply(late, seq, pieces[2])

@@ -1,4 +1,4 @@
-"""A switch of generations in Redis, killed before and behind every step of it."""
+"""A switch of generations in Redis, killed before and after every step of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KilledError(Exception):
 
 
 def seen(client: Any) -> dict[str, object]:  # noqa: ANN401 - untyped enough
-    """Return all that readers find."""
+    """Return everything that readers find."""
     found: dict[str, object] = {}
     for name in client.scan_iter(count=1_000):
         text = name.decode()
@@ -64,7 +64,7 @@ def put(sink: RedisSink, seq: int, *users: int) -> None:
 
 
 def built(settings: Settings, shapes: tuple[Shape, Shape]) -> tuple[RedisSink, RedisSink]:
-    """Return a current generation with a row too many and one too few, and a whole one aside."""
+    """Return a current generation with a row too many and one too few, and a shadow build."""
     old = RedisSink(settings._replace(shapes={"public.users": shapes[0]}))
     old.open()
     put(old, 9, 1, 2, 4)
@@ -81,7 +81,7 @@ def test_a_switch_that_is_killed_goes_on_with_whoever_opens_the_store(
     monkeypatch: pytest.MonkeyPatch,
     shapes: tuple[Shape, Shape],
 ) -> None:
-    """And no step takes away a row that both generations have at their frontier."""
+    """No step removes a row that both generations have at their frontier."""
     settings = Settings(redis_url, "shop", "cache")
     run: Callable[[Client, Script, Iterable[Call]], list[Any]] = Client.run
     steps, ended = 0, False
@@ -129,7 +129,7 @@ def _expected(
     client: Any,  # noqa: ANN401 - of a server or a cluster
     *users: int,
 ) -> dict[str, object]:
-    """Return what a store that never was another has."""
+    """Return the content of a store that never had another generation."""
     client.flushall()
     sink = RedisSink(settings._replace(shapes={"public.users": shape}))
     sink.open()
@@ -153,11 +153,11 @@ def _nothing_right_is_missing(
 
 
 def _nobody() -> None:
-    """Let nobody in."""
+    """Run no other process."""
 
 
 class Turns:
-    """Lets other processes in before a chosen step of one that switches, and kills them later."""
+    """Runs other processes before a chosen step of a switch, and kills them later."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.steps = 0
@@ -168,7 +168,7 @@ class Turns:
             patched.setattr(Client, name, self._counted(getattr(Client, name)))
 
     def let_in(self, others: Callable[[], None], place: int, most: int) -> None:
-        """Call `others` before that step, and let it take `most` steps itself."""
+        """Call `others` before that step, and kill them after `most` steps of their own."""
 
         def limited() -> None:
             self._left = most
@@ -196,7 +196,7 @@ class Turns:
 def _overtaken(
     settings: Settings, shapes: tuple[Shape, Shape], turns: Turns, place: int, most: int
 ) -> bool:
-    """Switch with others let in; return whether there was such a step."""
+    """Switch while others run; return whether that step was reached."""
     old, aside = built(settings, shapes)
     new = settings._replace(shapes={"public.users": shapes[1]})
     late, build = RedisSink(settings._replace(shapes={"public.users": shapes[0]})), aside.at(2)
@@ -206,7 +206,7 @@ def _overtaken(
     found = RedisSink(new)
 
     def others() -> None:
-        # Whoever is in the middle of a cut of either generation, and then who opens the store.
+        # Copies in the middle of a cut of either generation, then one that opens the store.
         changes = [change(USERS, 20, row(USERS, 20, n), n) for n in (2, 4)]
         for each in (late, build):
             with pytest.raises(SwitchedError):  # noqa: PT012 - one server is told by its commit
@@ -229,12 +229,12 @@ def _overtaken(
 def test_whoever_is_slow_to_switch_takes_nothing_from_those_who_were_faster(
     redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Overtaken before any of its steps, by one who then ends the switch, or dies at it as well."""
+    """Overtaken before any of its steps by a process that ends the switch, or dies at it too."""
     settings, turns = Settings(redis_url, "shop", "cache"), Turns(monkeypatch)
     for shapes in (SHAPES["rows"], SHAPES["rows that move"], SHAPES["sets"]):
         wanted = _expected(settings, shapes[1], redis_client, 1, 2, 3, 5)
         for most in (4, 7, 100):
-            place, came = 2, True  # the switch is under way
+            place, came = 2, True  # the switch has started
             while came:
                 redis_client.flushall()
                 came = _overtaken(settings, shapes, turns, place, most)
@@ -246,12 +246,12 @@ def test_whoever_is_slow_to_switch_takes_nothing_from_those_who_were_faster(
 def test_a_clusters_slots_each_keep_out_who_is_late(
     redis_cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is in one step there: each slot's sentinel tells how far the switch is."""
+    """There a step is not atomic: each slot's sentinel shows how far the switch is."""
     settings = Settings(redis_cluster.url, "shop", "cache", cluster=True)
     turns, shapes = Turns(monkeypatch), SHAPES["rows"]
     with RedisCluster.from_url(redis_cluster.url) as client:
         wanted = _expected(settings, shapes[1], client, 1, 2, 3, 5)
-        # Before the slots are told, while the old values move away, and while the new ones come.
+        # Before the slots are marked, while old values are moved away, while new ones are moved in.
         for place in (2, 4, 8):
             redis_cluster.flush()
             assert _overtaken(settings, shapes, turns, place, 100)
@@ -262,7 +262,7 @@ def test_a_clusters_slots_each_keep_out_who_is_late(
 def test_a_table_rebuilt_by_another_key_takes_no_row_of_the_old_one(
     redis_url: str, redis_client: redis.Redis
 ) -> None:
-    """The cut in which the key changed comes once more, behind the switch."""
+    """The cut in which the key changed is applied again, after the switch."""
     settings = Settings(redis_url, "shop", "cache")
     sink = RedisSink(settings)
     sink.open()
@@ -295,7 +295,7 @@ def test_a_table_rebuilt_by_another_key_takes_no_row_of_the_old_one(
 
 
 class Rows:
-    """What a generation is built from: rows, and their keys and seqs as they must be found."""
+    """What a generation is built from: rows, and the keys and seqs that must be found."""
 
     keeps_seqs = True
 
@@ -336,7 +336,7 @@ class Rows:
 def test_a_rebuild_is_proved_by_the_rows_that_are_known_not_by_those_that_stand_somewhere(
     redis_url: str, redis_client: redis.Redis, shape: Shape
 ) -> None:
-    """NULL or NaN in a template, two rows at a place, unknown columns, deletes, and times over."""
+    """NULL or NaN in a template, two rows at one key, unknown columns, deletes, expired rows."""
     told: dict[int, dict[str, object]] = {
         1: {},
         2: {"name": None},
@@ -351,7 +351,7 @@ def test_a_rebuild_is_proved_by_the_rows_that_are_known_not_by_those_that_stand_
     sink.open()
     rebuild = Rebuild(sink, builder, lambda _: None)
     assert rebuild.anew().generation == 2
-    builder.keys[key(USERS, 7)] = 7  # whose value, and what was known of it, had their time
+    builder.keys[key(USERS, 7)] = 7  # whose value and version have expired
     if shape.ttl_seconds:
         assert rebuild.anew().generation == 3
     else:

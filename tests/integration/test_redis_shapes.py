@@ -1,4 +1,4 @@
-"""Every shape in Redis: whatever the order, however often and how late, the end is the model's."""
+"""Every shape in Redis: in any order, repeated or late, changes end in the model's state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPES: Final = {
     "zset": Shape(key="team:{team}", form="zset", member="{name}", score="score"),
     "zset by time": Shape(key="all", form="zset", member="{id}", score="joined"),
 }
-# Nothing that templates, names of keys, patterns or Lua could take for their own.
+# Text that templates, key names, patterns or Lua could misread.
 _ODD: Final = ['a"b', "{x}", "}{", "*", "[a-z]?", "é😀", "a:b", "%3A", "\\", "\x01", "", "a b", ">"]
 
 
@@ -59,7 +59,7 @@ def change(seq: int, number: int, row: Row | None, *, unchanged: tuple[str, ...]
 
 
 def expected(shape: Shape, prefix: str, rows: dict[int, tuple[int, Row]]) -> Keyspace:
-    """Return what readers are to see, made the plainest way."""
+    """Return what readers should see, computed in the simplest way."""
     found: Keyspace = {}
     for number, (_, row) in sorted(rows.items(), key=lambda item: item[1][0]):
         texts = {name: None if value is None else str(value) for name, value in row.items()}
@@ -86,7 +86,7 @@ def expected(shape: Shape, prefix: str, rows: dict[int, tuple[int, Row]]) -> Key
 
 
 def seen(client: Any, prefix: str, shape: Shape) -> Keyspace:  # noqa: ANN401 - untyped enough
-    """Return all that is in Redis but what the follower keeps for itself."""
+    """Return all that is in Redis except the follower's own keys."""
     found: Keyspace = {}
     for name in client.scan_iter(count=1000):
         key = name.decode()
@@ -108,7 +108,7 @@ def seen(client: Any, prefix: str, shape: Shape) -> Keyspace:  # noqa: ANN401 - 
 
 
 class History:
-    """A table's changes one after another, with an `email` that no two rows have at one time."""
+    """A table's changes in order, with an `email` that no two rows have at the same time."""
 
     def __init__(self, chance: Random) -> None:
         self.rows: dict[int, tuple[int, Row]] = {}
@@ -131,7 +131,7 @@ class History:
                 self._write(number)
 
     def swap(self) -> None:
-        """Let two rows take each other's place in one transaction."""
+        """Let two rows swap their emails in one transaction."""
         if len(self.rows) > 1:
             one, other = self._chance.sample(sorted(self.rows), 2)
             emails = self.rows[one][1]["email"], self.rows[other][1]["email"]
@@ -166,7 +166,7 @@ def settings(redis_url: str, redis_client: redis.Redis, shape: Shape) -> Setting
 
 
 def _parts(chance: Random, items: list[Change | int]) -> Iterator[Changes]:
-    """Cut items, in their order, so that no key is twice in a part."""
+    """Split items, in their order, so that no key is twice in a part."""
     part: list[Change] = []
     for item in items:
         if isinstance(item, int):
@@ -182,7 +182,7 @@ def _parts(chance: Random, items: list[Change | int]) -> Iterator[Changes]:
 def test_any_order_and_any_repetition_end_as_the_model(
     settings: Settings, shape: Shape, redis_client: redis.Redis
 ) -> None:
-    """Each change for itself, late ones and truncates among them, some written in no one call."""
+    """Single changes, late ones and truncates among them, in one or several commits."""
     for seed in range(first_seed(), first_seed() + 12):
         chance = Random(seed)
         redis_client.flushall()
@@ -207,7 +207,7 @@ def test_any_order_and_any_repetition_end_as_the_model(
 def test_cuts_torn_off_and_written_again_end_as_the_model(
     settings: Settings, shape: Shape, redis_client: redis.Redis
 ) -> None:
-    """The newest of each key, rows that swap places, and what is filled from what is stored."""
+    """The newest of each key, rows that swap emails, and columns filled from the store."""
     for seed in range(first_seed(), first_seed() + 8):
         chance = Random(seed)
         redis_client.flushall()
@@ -224,7 +224,7 @@ def test_cuts_torn_off_and_written_again_end_as_the_model(
             reached = history.changes[-1].seq
             if chance.random() < 0.5:
                 sink.begin(reached, [MEMBERS])
-                sink.rows(MEMBERS, [])  # what was gathered goes at once from here on
+                sink.rows(MEMBERS, [])  # from here on changes are not gathered but written at once
                 sink.write(Changes((MEMBERS,), newest[: len(newest) // 2], truncated))
                 sink.close()
                 sink = RedisSink(settings)
@@ -241,7 +241,7 @@ def test_cuts_torn_off_and_written_again_end_as_the_model(
 
 
 def _rows_are_found_again(sink: RedisSink, shape: Shape, history: History) -> None:
-    """What a shape shows of a row can be had back, to fill what an update does not send."""
+    """What a shape shows of a row can be read back, to fill what an update does not send."""
     keys = [b'{"id":%d}' % number for number in range(6)]
     stored = sink.rows(MEMBERS, keys)
     assert not {key for key in stored if int(key[6:-1]) not in history.rows}

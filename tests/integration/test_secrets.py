@@ -1,4 +1,4 @@
-"""Commands that ask servers print no secret of the configuration, whatever servers answer."""
+"""Commands that call servers print no secret of the configuration, whatever servers answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_command_prints_and_logs_no_secret(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     given = configuration()
-    # librdkafka refuses what it does not know before it connects.
+    # librdkafka refuses unknown options before it connects.
     given["log"]["kafka"] = {
         "security.protocol": "sasl_plaintext",
         "sasl.mechanism": "PLAIN",

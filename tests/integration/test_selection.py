@@ -1,4 +1,4 @@
-"""Tables, columns and rows that are captured, and those that are not, through a running daemon."""
+"""Tables, columns and rows that are captured or not, through a running daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USERS = "CREATE TABLE users (id int PRIMARY KEY, region text, email text)"
 
 
 def events(line: PipelineUnderTest, count: int) -> list[dict[str, Any]]:
-    """Return so many events, by seq."""
+    """Return this many events, by seq."""
 
     def found() -> list[dict[str, Any]]:
         return [record.event for record in data_records(line) if record.value is not None]
@@ -32,7 +32,7 @@ def versions(line: PipelineUnderTest) -> list[dict[str, Any]]:
 
 
 def again(line: PipelineUnderTest, **changed: object) -> None:
-    """Change the configuration and run `cdc setup` beside the daemon."""
+    """Change the configuration and run `cdc setup`, without stopping a daemon."""
     line.config_file = line.write("lockstep.yaml", **changed)
     for _ in set_up(line.config):
         pass
@@ -40,7 +40,7 @@ def again(line: PipelineUnderTest, **changed: object) -> None:
 
 @pytest.mark.pg(">= 15")
 def test_only_the_rows_of_the_filter_are_captured(pipeline: NewPipeline) -> None:
-    """A row that comes to pass the filter is created, one that no longer does is deleted."""
+    """A row that starts to pass the filter is created, one that no longer does is deleted."""
     line = pipeline(
         USERS,
         "ALTER TABLE users REPLICA IDENTITY FULL",
@@ -68,7 +68,7 @@ def test_setup_changes_columns_and_rows_beside_the_daemon_without_a_gap(
     again(line, tables={"public.users": {"exclude": ["email"]}})
     line.database.execute("INSERT INTO users VALUES (2, 'eu', 'b')")
     assert set(events(line, 2)[1]["after"]) == {"id", "region"}
-    # What was hidden is shown only where it is said.
+    # A hidden column is shown only if the configuration says so.
     again(line, tables={"public.users": {"where": "id > 3", "mask": {"email": "keep"}}})
     line.database.execute("INSERT INTO users VALUES (3, 'eu', 'c'), (4, 'eu', 'd')")
     assert events(line, 3)[2]["after"]["id"] == 4
@@ -76,7 +76,7 @@ def test_setup_changes_columns_and_rows_beside_the_daemon_without_a_gap(
     assert [version["where"] for version in told] == [None, None, "(id > 3)"]
     assert [len(version["columns"]) for version in told] == [3, 2, 3]
     assert [e["source"]["schema_id"] for e in events(line, 3)] == [1, 2, 3]
-    # And so it is for the next start, though each change made a new membership.
+    # The next start accepts this too, though each change made a new membership.
     assert line.daemon.term() == 0
     line.start().wait_ready()
     line.database.execute("INSERT INTO users VALUES (5, 'eu', 'e')")
@@ -94,7 +94,7 @@ def test_setup_changes_the_publication_while_nobody_reads_without_a_gap(
     line.database.execute("INSERT INTO users VALUES (2, 'eu', 'b')")
     line.start().wait_ready()
     first, second = events(line, 2)
-    # Written before, it is sent whole; the configuration of today hides the column all the same.
+    # Written before, it is sent in full; the current configuration hides the column all the same.
     assert first["after"] == {"id": 1, "region": "eu", "email": None}
     assert second["after"] == {"id": 2, "region": "eu"}
 
@@ -118,7 +118,7 @@ def test_a_table_of_a_whole_schema_is_captured_from_its_first_row(pipeline: NewP
         "INSERT INTO users VALUES (1)",
     )
     assert [e["source"]["table"] for e in events(line, 2)] == ["later", "users"]
-    # Made a list of tables again, nothing has left the publication.
+    # When this becomes a list of tables again, none has left the publication.
     again(line, source__new_tables="setup")
     line.database.execute("INSERT INTO later VALUES (2)")
     assert events(line, 3)[2]["after"] == {"id": 2}

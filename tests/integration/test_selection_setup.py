@@ -1,4 +1,4 @@
-"""`cdc setup` and `cdc doctor` put the selection into the publication, or say why it can't be."""
+"""`cdc setup` and `cdc doctor` apply the selection to the publication, or report why not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UPDATE = "UPDATE users SET email = 'x'"
 
 
 def again(line: PipelineUnderTest, **changed: object) -> list[str]:
-    """Change the configuration, run `cdc setup`, and return what it said."""
+    """Change the configuration, run `cdc setup`, and return its output."""
     line.config_file = line.write("lockstep.yaml", **changed)
     return [step.what for step in set_up(line.config)]
 
@@ -48,7 +48,7 @@ def published(line: PipelineUnderTest) -> dict[str, tuple[list[str], str | None]
 
 
 def pinned(line: PipelineUnderTest) -> dict[str, int]:
-    """Return the memberships that the daemon would hold against its resume record."""
+    """Return the memberships that the daemon would compare with its resume record."""
     with connect(line.config) as connection:
         return catalog.publication(connection, line.config.publication).tables
 
@@ -120,7 +120,7 @@ def test_a_change_by_hand_is_no_change_of_ours(pipeline: NewPipeline) -> None:
 
 @pytest.mark.pg(">= 15")
 def test_what_was_left_out_by_hand_is_not_shown(pipeline: NewPipeline) -> None:
-    """The configuration is silent on the table, so nobody has asked for the column."""
+    """The configuration does not mention the table, so the column was never asked for."""
     line = pipeline("CREATE TABLE orders (id int PRIMARY KEY)")
     line.database.execute(USERS)
     name = line.config.publication
@@ -237,7 +237,7 @@ def test_a_table_is_taken_out_by_exclude_and_the_log_goes_on(pipeline: NewPipeli
     assert "took public.orders out of the publication" in said
     assert set(pinned(line)) == {"public.users"}
     assert line.resume()[0].publication.tables == pinned(line)
-    # Taken back in, it is a new member: its changes in between are in no stream, and it says so.
+    # Added again, it is a new member: setup reports that its changes in between are in no stream.
     assert "added public.orders" in " ".join(again(line, source__exclude=[]))
 
 
@@ -265,7 +265,7 @@ def test_a_whole_schema_takes_later_tables_by_itself(pipeline: NewPipeline) -> N
     line = pipeline(USERS, source={"new_tables": "publish"})
     line.database.execute("CREATE TABLE later (id int PRIMARY KEY)")
     assert set(published(line)) == {"users", "later"}
-    # What a whole schema can't have turns it into a list, and nothing is lost by that.
+    # Settings that a published schema can't have turn it into a list, without any loss.
     before = pinned(line)
     said = " ".join(again(line, tables=rule(exclude=["password"])))
     assert "tables one by one" in said
@@ -305,7 +305,7 @@ def test_without_a_superuser_a_schema_is_a_list(
         line.database.execute(f"ALTER PUBLICATION {line.config.publication} OWNER TO {role}")
     try:
         dsn = psycopg.conninfo.make_conninfo(line.database.dsn, user=role)
-        # Another owner writes the publication's row, as any other change of its options does.
+        # A change of owner writes the publication's row, as a change of its options does.
         acknowledge(line.config, survey(line.config), read=False)
         said = " ".join(again(line, source__dsn=dsn, source__new_tables="publish"))
         assert f"{role} is no superuser" in said

@@ -1,7 +1,7 @@
 """No environment, role or hook changes how values are written: every session's settings are pinned.
 
-libpq sends PGTZ and PGDATESTYLE behind what `options` say, so that they win over it. A value that
-is nine hours wrong and marked `Z` is silent, in the snapshot and in the stream alike.
+libpq sends PGTZ and PGDATESTYLE after the settings in `options`, so that they win over those. A
+value that is nine hours wrong and marked `Z` is silent, in the snapshot and in the stream alike.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_hostile_settings_reach_neither_the_snapshot_nor_the_stream(
             *(f'ALTER ROLE CURRENT_USER IN DATABASE "{name}" SET {each}' for each in _ROLE)
         )
     start(line, **(_HOSTILE if where == "environment" else {}))
-    # The session that writes is hostile too where it is the role's: so its literals are plain.
+    # The writing session has hostile settings too if the role does: it resets two for its literals.
     with psycopg.connect(line.database.dsn, autocommit=True) as connection:
         connection.execute(b"SET standard_conforming_strings = on; SET search_path = public")
         connection.execute(f"INSERT INTO users VALUES {_ROW % 2}".encode())

@@ -1,4 +1,4 @@
-"""`cdc setup` creates nothing before everything can be, and refuses what `cdc run` would."""
+"""`cdc setup` creates nothing before everything can be created; it refuses what `cdc run` would."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def errors(config: Config) -> dict[str, Finding]:
 
 
 def left_behind(config: Config, line: PipelineUnderTest) -> list[str]:
-    """Return what there is of the pipeline."""
+    """Return what exists of the pipeline."""
     found = sorted(topics.existing(topics.admin(config), config.prefix))
     with line.database.connect() as connection:
         query = "SELECT pubname FROM pg_publication WHERE pubname = %s"
@@ -66,7 +66,7 @@ def test_doctor_and_setup_agree_that_a_publication_takes_the_tables_owner(
     assert "may not be read: public.users" in found["snapshot"].what
     with pytest.raises(PermissionDeniedError) as caught:
         list(set_up(config))
-    # One list: each error of the doctor is a reason of the refusal, with the same fix.
+    # One list: each error of the doctor is a reason for the refusal, with the same fix.
     for each in found.values():
         assert each.what in caught.value.what
         assert each.fix in caught.value.what
@@ -139,7 +139,7 @@ def test_a_setup_that_fails_late_leaves_nothing_behind(
         patched.setattr("cdc.log.resume.write_fenced", refused)
         with pytest.raises(ConfigError, match="no record today"):
             list(set_up(bare.config))
-    # Empty topics may stay where the brokers are slow: the next setup takes them.
+    # Empty topics may stay if the brokers are slow: the next setup uses them.
     prefix = f"{bare.config.prefix}."
     assert not [each for each in left_behind(bare.config, bare) if not each.startswith(prefix)]
     list(set_up(bare.config))
@@ -195,7 +195,7 @@ def test_setup_status_and_doctor_name_the_gap_that_stops_the_daemon(
 
 
 def later(line: PipelineUnderTest, role: str) -> Config:
-    """Have a running pipeline of `role`, and a table of somebody else's with rows."""
+    """Set up a pipeline of `role`, and create another role's table with rows."""
     line.database.execute(f"ALTER TABLE users OWNER TO {role}")
     config = as_role(line, role)
     list(set_up(config))
@@ -223,7 +223,7 @@ def test_adding_somebody_elses_table_says_how_its_rows_come_too(
     assert "`cdc setup`" not in hint
     statement = hint.partition("run: ")[2].partition(";")[0]
     bare.database.execute(statement)
-    # Whoever runs setup next is told that rows are missing.
+    # The next setup reports that rows are missing.
     said = " ".join(step.what for step in set_up(config))
     assert "new in the publication: public.later" in said
     assert "`cdc snapshot public.later`" in said

@@ -1,6 +1,6 @@
-"""Whatever would lose changes stops the daemon with exit code 78 and names the gap.
+"""Everything that would lose changes stops the daemon with exit code 78 and names the gap.
 
-78 is the code on which no supervisor restarts: none of these mends itself.
+Supervisors do not restart after exit code 78: none of these repairs itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_once(line: PipelineUnderTest, key: int) -> None:
 
 
 def running(line: PipelineUnderTest, key: int, config_file: Path | None = None) -> None:
-    """Have a daemon running that has published a row."""
+    """Start a daemon, and publish a row."""
     line.start(config_file=config_file).wait_ready()
     seq = line.resume()[1].seq
     line.database.execute(f"INSERT INTO users VALUES ({key}, 1)")
@@ -71,7 +71,7 @@ def users_topic(line: PipelineUnderTest) -> str:
 
 
 def produce(line: PipelineUnderTest, key: bytes, value: bytes) -> None:
-    """Write to the resume topic as nobody should."""
+    """Write to the resume topic, which only Lockstep should do."""
     producer = Producer({"bootstrap.servers": line.bootstrap})
     producer.produce(names.resume_topic(line.config.prefix), value, key)
     assert producer.flush(30) == 0
@@ -85,7 +85,7 @@ def end_walsender(line: PipelineUnderTest) -> None:
 
 
 def drop_slot(line: PipelineUnderTest) -> None:
-    """Drop the slot, also under a daemon that reconnects all the time."""
+    """Drop the slot, also while a daemon keeps reconnecting."""
 
     def dropped() -> bool:
         try:
@@ -206,7 +206,7 @@ def test_a_table_taken_out_of_the_publication_is_a_gap(line: PipelineUnderTest) 
 
 
 def test_a_table_taken_out_and_put_back_while_stopped_is_a_gap(line: PipelineUnderTest) -> None:
-    """What was written in between is in no stream, and nothing else tells."""
+    """What was written in between is in no stream, and nothing else shows it."""
     name = line.config.publication
     line.database.execute(
         f"ALTER PUBLICATION {name} DROP TABLE orders",
@@ -245,7 +245,7 @@ def test_a_topic_deleted_is_a_gap(line: PipelineUnderTest) -> None:
 
 
 def test_a_topic_deleted_while_running_is_a_gap(line: PipelineUnderTest) -> None:
-    """Once the broker has been given its time: a topic may be unknown for a moment."""
+    """After the time that a broker is allowed: a topic may be unknown for a moment."""
     file = line.write("hasty.yaml", log__kafka={"transaction.timeout.ms": 4_000})
     running(line, 2, file)
     topic = users_topic(line)
@@ -255,7 +255,7 @@ def test_a_topic_deleted_while_running_is_a_gap(line: PipelineUnderTest) -> None
 
 
 def test_a_topic_recreated_is_a_gap(line: PipelineUnderTest) -> None:
-    """It has the right name and count of partitions, and none of the events that were in it."""
+    """It has the right name and number of partitions, and none of its former events."""
     topic = users_topic(line)
     delete_topic(line, topic)
     create_topic(line, topic, 3)
@@ -309,7 +309,7 @@ def test_another_database_of_the_server_is_refused(line: PipelineUnderTest) -> N
 def test_another_cluster_is_refused_though_it_has_such_a_slot(
     line: PipelineUnderTest, killable_pipeline: NewPipeline
 ) -> None:
-    """Its slot may even stand lower than the log: only the system identifier tells."""
+    """Its slot may even be below the log's position: only the system identifier shows it."""
     other = killable_pipeline(*_TABLES)
     here = line.config
     other.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text", here.slot)
@@ -330,7 +330,7 @@ def test_a_role_without_replication_is_no_case_for_trying_again(line: PipelineUn
 
 
 def test_a_wrong_password_is_no_case_for_trying_again(line: PipelineUnderTest) -> None:
-    """The server asks this one role for its password, whatever it lets others do."""
+    """The server asks this one role for its password, whatever it allows others."""
     role = f"locked_{line.database.name}"
     with line.database.connect() as connection:
         row = connection.execute("SELECT pg_read_file(f), f FROM current_setting('hba_file') f")
@@ -350,7 +350,7 @@ def test_a_wrong_password_is_no_case_for_trying_again(line: PipelineUnderTest) -
 
 
 def write_rules(connection: psycopg.Connection, file: str, rules: str) -> None:
-    """Let the server write its pg_hba.conf, wherever it runs, and read it again."""
+    """Make the server write its pg_hba.conf, wherever it runs, and reload it."""
     lines = [text for text in rules.split("\n") if text and not text.startswith("#")]
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMP TABLE rules (n serial, rule text)")

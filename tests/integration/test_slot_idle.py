@@ -1,4 +1,4 @@
-"""An idle pipeline pins no WAL, without a heartbeat table; and it is never told too much."""
+"""An idle pipeline pins no WAL, without a heartbeat table; and it never confirms too much."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TABLES = (
     "CREATE TABLE aside.unpublished (id int, filler text)",
     "CREATE UNLOGGED TABLE aside.unlogged (id int, filler text)",
 )
-# An idle slot moves every ten seconds or so.
+# An idle slot advances every ten seconds or so.
 _IDLE_SECONDS = 120.0
 _FILLER = "SELECT i, repeat('x', 500) FROM generate_series(1, 2000) i"
 
 
 @pytest.fixture
 def neighbour(postgres_server: PostgresServer) -> Iterator[Database]:
-    """Another database of the server, busy beside ours."""
+    """Another database of the server, busy at the same time."""
     with fresh_database(postgres_server.dsn) as database:
         database.execute("CREATE TABLE busy (id int, filler text)")
         yield database
@@ -38,7 +38,7 @@ def _lsn(line: PipelineUnderTest, column: str) -> LSN:
 def test_wal_that_holds_nothing_for_us_is_let_go(
     source: str, pipeline: NewPipeline, neighbour: Database
 ) -> None:
-    """Both of the slot's positions follow: what is confirmed and, behind it, what is kept."""
+    """Both of the slot's positions advance: what is confirmed and, below it, what is kept."""
     line = pipeline(*_TABLES)
     daemon = line.start().wait_ready()
     restart_lsn = _lsn(line, "restart_lsn")
@@ -70,7 +70,7 @@ def test_wal_that_holds_nothing_for_us_is_let_go(
 def test_an_idle_slot_is_told_what_the_log_knows_and_no_open_transaction_is_lost(
     pipeline: NewPipeline,
 ) -> None:
-    """Told of WAL behind an open transaction's rows, the daemon is killed; then that commits."""
+    """WAL after an open transaction's rows is confirmed, the daemon killed; then that commits."""
     line = pipeline(*_TABLES)
     line.start().wait_ready()
     with psycopg.connect(line.database.dsn) as slow:
@@ -82,7 +82,7 @@ def test_an_idle_slot_is_told_what_the_log_knows_and_no_open_transaction_is_lost
         )
         assert _lsn(line, "restart_lsn") <= before
         line.daemon.kill()
-    # What was confirmed stands in the log, or this start would see a gap.
+    # What was confirmed is in the log, or this start would find a gap.
     line.start().wait_ready()
     wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
 
@@ -93,7 +93,7 @@ def test_confirmed_never_goes_back_nor_beyond_the_log(pipeline: NewPipeline) -> 
     seen = LSN(0)
     for number in range(30):
         line.database.execute(f"INSERT INTO users VALUES ({number}, 1)")
-        # In this order: the log may move on in between, the slot may not have been ahead of it.
+        # In this order: the log may advance in between, the slot may not have been ahead of it.
         confirmed = _lsn(line, "confirmed_flush_lsn")
         assert seen <= confirmed
         if number % 5 == 0:

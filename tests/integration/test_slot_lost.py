@@ -1,4 +1,4 @@
-"""A slot that is lost is refused with the reason; one that will be is told of beforehand."""
+"""A lost slot is refused with the reason; a slot that will be lost is warned about before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.majors]
 
 
 def stopped(line: PipelineUnderTest) -> PipelineUnderTest:
-    """Have it publish a row, and stop it."""
+    """Publish a row, and stop the daemon."""
     daemon = line.start().wait_ready()
     line.database.execute("INSERT INTO users VALUES (1, 1)")
     wait_until(lambda: line.resume()[1].seq == 1, "the row does not arrive")
@@ -37,7 +37,7 @@ Status = Callable[[PipelineUnderTest], tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def status(capfd: pytest.CaptureFixture[str]) -> Status:
-    """Run `cdc status --json`; return its exit code and what it says."""
+    """Run `cdc status --json`; return its exit code and its output."""
 
     def ask(line: PipelineUnderTest) -> tuple[int, dict[str, Any]]:
         capfd.readouterr()
@@ -57,7 +57,7 @@ def test_a_slot_that_kept_too_much_is_told_of_before_and_refused_after(
     stopped(line)
     line.database.execute(_FILLER)
     code, told = status(line)
-    assert code == 1  # nobody reads from it
+    assert code == 1  # no daemon reads from it
     assert any("is lost after" in each for each in told["warnings"])
     for _ in range(3):
         line.database.execute(*[_FILLER] * 20, "CHECKPOINT")
@@ -108,7 +108,7 @@ def rename(pair: Pair, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("major", majors(15, 16, 17, 18))
 def test_a_dump_restored_into_another_cluster_is_refused(major: int, new_pair: NewPair) -> None:
-    """As after pg_upgrade: same names, same rows, and a slot and publication made anew there."""
+    """As after pg_upgrade: same names, same rows, and a slot and publication recreated there."""
     pair, line = new_pair(major, _USERS, standby=False)
     stopped(line)
     pair.primary.down()

@@ -1,7 +1,7 @@
 """The initial snapshot on a real server: what it describes, what it copies, and what it meets.
 
-One pipeline a way of publishing partitions holds tables of every kind at once: a snapshot of many
-tables takes no longer than that of one.
+One pipeline per way of publishing partitions holds tables of every kind: a snapshot of many tables
+takes no longer than that of one.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ TABLES = (
     "CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)",
     "INSERT INTO unlogged VALUES (1)",
 )
-# Of these the log is not to equal the database.
+# Tables for which the log does not have to equal the database.
 CHOSEN = (
     "CREATE TABLE chosen (id int PRIMARY KEY, region text, name text, secret text, n int)",
     "ALTER TABLE chosen REPLICA IDENTITY FULL",
     "INSERT INTO chosen SELECT i, left('eu', 2 - i % 2), 'n', 's', i FROM generate_series(1, 40) i",
     "CREATE TABLE unread (id int PRIMARY KEY)",
     "INSERT INTO unread VALUES (1)",
-    # A key that may be broken for a moment identifies nothing.
+    # A deferrable key may be violated for a moment, so it identifies nothing.
     "CREATE TABLE late_key (id int PRIMARY KEY DEFERRABLE, t text)",
     "INSERT INTO late_key VALUES (1, 'a')",
-    # Columns that an index only carries are no key.
+    # Columns that an index only includes are not part of the key.
     "CREATE TABLE carried (id int, code text NOT NULL, more int NOT NULL)",
     "CREATE UNIQUE INDEX by_carried ON carried (code) INCLUDE (more)",
     "ALTER TABLE carried REPLICA IDENTITY USING INDEX by_carried",
     "INSERT INTO carried VALUES (1, 'a', 1)",
-    # Rows of a child are its own.
+    # A child's rows are its own.
     "CREATE TABLE parent (id int PRIMARY KEY, t text)",
     "CREATE TABLE child () INHERITS (parent)",
     "ALTER TABLE child ADD PRIMARY KEY (id)",
@@ -86,7 +86,7 @@ _CHOSEN_NAMES = ("chosen", "unread", "late_key", "carried", "parent", "child")
 def test_the_stream_finds_every_table_as_the_snapshot_left_it(
     pipeline: NewPipeline, postgres_server: PostgresServer
 ) -> None:
-    """Values, keys, versions: what the first change brings is described already, by the root."""
+    """Values, keys, versions: the first change finds its table described already, by the root."""
     line = pipeline(
         *TABLES,
         *CHOSEN,
@@ -140,7 +140,7 @@ def _touch_all(line: PipelineUnderTest) -> None:
 def test_by_leaf_and_by_choice_the_snapshot_holds_what_the_stream_would(
     pipeline: NewPipeline,
 ) -> None:
-    """Filters, columns, masks, keys and its own choices; partitions as topics of their own."""
+    """Filters, columns, masks, keys and snapshot options; partitions as topics of their own."""
     line = pipeline(
         *TABLES,
         *CHOSEN,
@@ -203,7 +203,7 @@ def _rows(line: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
 
 
 def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> None:
-    """Writers never rest, transactions are open at the consistent point, and one is prepared."""
+    """Writers never pause, transactions are open at the consistent point, and one is prepared."""
     line = pipeline(
         *LOADED,
         "INSERT INTO users SELECT i, 0, 'old', repeat('x', 200) FROM generate_series(1, 4000) i",
@@ -220,7 +220,7 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
         wait_until(lambda: f"pid {late.info.backend_pid}" in daemon.log, "who is not told", 90)
         standby = line.start()
         wait_until(lambda: standby.state == "standby", "the second does not wait")
-        # At work all the same: what it writes commits after the point, and is streamed.
+        # It can write all the same: what it writes commits after the point, and is streamed.
         late.execute("UPDATE users SET n = n + 1000 WHERE id = 3998")
         late.commit()
         daemon.wait_ready(120)
@@ -234,7 +234,7 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
 def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     pipeline: NewPipeline,
 ) -> None:
-    """SIGTERM: exit 0, no transaction left open, the next start begins a generation."""
+    """SIGTERM: exit 0, no transaction left open, the next start starts a new generation."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
@@ -252,7 +252,7 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     assert known.state is not None
     assert known.state.stage == "running"
     assert known.ranges
-    # What is left of generation 1 must vanish: rows deleted while nobody looked.
+    # What is left of generation 1 must vanish: rows deleted while no daemon ran.
     line.database.execute("DELETE FROM t WHERE id % 4 = 0", "TRUNCATE gone")
     file = line.write("fast.yaml", snapshot={**INITIAL, "range_bytes": 65_536})
     line.start(config_file=file).wait_ready(120)
@@ -266,7 +266,7 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
 def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`cdc doctor` beforehand, `cdc snapshot --initial`, `cdc status` behind it; the stream."""
+    """`cdc doctor` before, `cdc snapshot --initial`, `cdc status` after it; then the stream."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, 'v' FROM generate_series(1, 500) i",

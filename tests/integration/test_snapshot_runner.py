@@ -1,4 +1,4 @@
-"""`cdc run` has Spark copy: the job is its child, and is submitted again when it dies."""
+"""`cdc run` copies with Spark: the job is its child, and is submitted again when it dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 
-# A session of Spark's, on a machine that does much else.
+# The start of a Spark session, on a busy machine.
 _SECONDS = 180.0
 
 
@@ -17,7 +17,7 @@ def jobs(daemon: Daemon) -> list[psutil.Process]:
     """Return the jobs that the daemon has submitted and that run."""
     found = []
     for each in psutil.Process(daemon.process.pid).children():
-        with suppress(psutil.Error):  # it ends just now
+        with suppress(psutil.Error):  # it may just be ending
             if any("snapshot.py" in word for word in each.cmdline()):
                 found.append(each)
     return found

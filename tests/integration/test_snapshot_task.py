@@ -1,4 +1,4 @@
-"""A task of a snapshot on real servers: rows once, whole, in bounded memory, or an error."""
+"""A task of a snapshot on real servers: complete rows once, in bounded memory, or an error."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.witness import records_of
 
 INITIAL: dict[str, Any] = {"mode": "initial", "max_parallel": 1, "range_bytes": 8_192}
-# What a task may hold, whatever the table: Python with the clients takes some 60 MB, the rest is
+# A task's memory in MB, for any table: Python with the clients takes some 60 MB, the rest is
 # chunks, batches of the producer, and what waits for the brokers. docs/OPERATIONS.md states it.
 TASK_MB = 160
 
 
 def export(line: PipelineUnderTest) -> Export:
-    """Export a snapshot, whose planned tables are those that the pipeline has."""
+    """Export a snapshot for a plan of the pipeline's tables."""
     made = Export(line.config)
     made.create()
     return made
 
 
 def planned(line: PipelineUnderTest, made: Export, generation: int = 1) -> Plan:
-    """Put a plan into the log, as the coordinator does."""
+    """Write a plan to the log, as the coordinator does."""
     config, known = line.config, topic.read(line.config)
     resumed = reader.read_resume(config)
     assert resumed is not None
@@ -96,7 +96,7 @@ def test_every_row_is_there_once_however_tasks_fence_each_other(pipeline: NewPip
         assert len({event["source"]["seq"] for event in events}) == len(events)
         done = topic.read(config).done(plan)
         assert sum(record.rows for record in done.values()) == len(events)
-        # Another generation has begun: whoever still has the old plan writes nothing.
+        # Another generation has started: a task with the old plan writes nothing.
         publisher = Publisher(config, "snapshot")
         publisher.open()
         state = topic.read_state(config)
@@ -108,7 +108,7 @@ def test_every_row_is_there_once_however_tasks_fence_each_other(pipeline: NewPip
     assert len(rows(line)) == len(events)
 
 
-# What is done to a table between two of its ranges.
+# What happens to a table between two of its ranges.
 CHANGES = (
     "TRUNCATE {t}",
     "VACUUM FULL {t}",
@@ -134,7 +134,7 @@ def test_a_table_changed_since_is_told_and_no_more_of_it_is_written(pipeline: Ne
             with Task(line.config, plan, 0) as task:
                 mine = [each for each in task.unfinished() if each.table == named[table]]
                 written = task.copy(mine[0]).rows
-                # Other columns that the snapshot's rows do not have: no matter.
+                # A column that the snapshot's rows do not have does not matter.
                 line.database.execute(f"ALTER TABLE {table} ADD later int DEFAULT 7")
                 written += task.copy(mine[1]).rows
                 line.database.execute(change.format(t=table))
@@ -159,7 +159,7 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter_of_the_same_transaction(
 ) -> None:
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        # Whatever the chunk it comes in, the row in the middle does not fit.
+        # Whichever chunk it is in, the row in the middle is too large.
         "INSERT INTO t SELECT i, repeat(md5(i::text), CASE i WHEN 5 THEN 90000 ELSE 30 END)"
         " FROM generate_series(1, 9) i",
         snapshot=INITIAL,
@@ -200,7 +200,7 @@ def test_a_task_holds_little_however_large_its_range_is(pipeline: NewPipeline) -
 
 def _copy(pipe: Any, config: Any, plan: Plan) -> None:  # noqa: ANN401 - a process' arguments
     records = list(run_task(config, plan, 0))
-    # Not getrusage's, which begins with what the process had that started this one.
+    # Not getrusage's peak, which starts from that of the parent process.
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
     pipe.send((sum(record.rows for record in records), len(records), peak))

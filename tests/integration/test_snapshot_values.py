@@ -1,6 +1,6 @@
-"""Snapshot = stream: a row that was there and one that is inserted give the same bytes.
+"""Snapshot = stream: an existing row and an inserted one give the same bytes.
 
-All but what tells the two apart: `op`, `seq`, the times and the place in the stream.
+All except what distinguishes them: `op`, `seq`, the times and the position in the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.value_table import VALUES
 
 __all__ = ["ascii_dsn"]
 
-# Extensions that the server may bring, with a type and values of it.
+# Extensions that the server may have, with a type and values of it.
 EXTENSIONS = {
     "hstore": ("hstore", ('"a"=>"1", "b"=>NULL', "", '"k\\"q"=>"ü, ,"')),
     "ltree": ("ltree", ("Top.Science", "")),
@@ -34,7 +34,7 @@ EXTENSIONS = {
     "isn": ("isbn13", ("978-0-393-04002-9",)),
     "vector": ("vector", ("[1,2.5,-3]",)),
 }
-# Every form that is not the default one; single options are the random test's.
+# Every option that is not the default; the random test covers single options.
 OTHERWISE = Values(
     decimal_handling_mode="precise",
     time_precision_mode="isostring",
@@ -125,7 +125,7 @@ def test_tables_of_every_shape_are_the_same(database: Database, partitions: str)
             "CREATE TABLE parts (id int, region text, v text, PRIMARY KEY (region, id))"
             " PARTITION BY LIST (region)",
             "CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu')",
-            # Columns in another order, as in a table that was attached.
+            # Columns in another order, as in an attached table.
             "CREATE TABLE parts_us (v text, x int, region text NOT NULL, id int NOT NULL)",
             "ALTER TABLE parts_us DROP x",
             "ALTER TABLE parts ATTACH PARTITION parts_us FOR VALUES IN ('us')",
@@ -194,7 +194,7 @@ def test_text_that_is_not_utf8_is_the_same(ascii_dsn: str) -> None:
 
 @settings(
     max_examples=15,
-    # A failing example is small enough as it is.
+    # No shrinking: a failing example is small enough.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     deadline=None,
@@ -209,7 +209,7 @@ def test_random_values_are_the_same(
 
 
 def test_a_row_that_is_not_the_tables_stops_the_copy(both: BothWays) -> None:
-    """What Postgres itself refuses is its own error, and the connection can be used again."""
+    """Postgres' own refusal keeps its own error, and the connection can be used again."""
     both.write("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 0), (2, 1)")
     with pytest.raises(ConfigError, match="division by zero") as raised:
         both.copy_query(

@@ -1,4 +1,4 @@
-"""What the stream does not tell is found beside it: with no traffic at all, within seconds."""
+"""Polling finds what the stream does not report: without any traffic, within seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TABLES = (
     "CREATE TABLE orders (id int PRIMARY KEY, n int)",
 )
 _CONFIG = 78
-# A look every five seconds, on a busy machine.
+# A poll every five seconds, on a busy machine.
 _LOOK_SECONDS = 90.0
 
 
 @pytest.fixture
 def line(pipeline: NewPipeline) -> PipelineUnderTest:
-    """A pipeline whose daemon runs and has nothing to do."""
+    """A pipeline with an idle daemon."""
     line = pipeline(*_TABLES)
     line.start().wait_ready()
     return line
@@ -46,7 +46,7 @@ def test_a_publication_recreated_is_a_gap_though_nobody_writes(line: PipelineUnd
 
 
 def test_a_new_table_is_held_on_to_before_its_first_row(line: PipelineUnderTest) -> None:
-    """So that its leaving is a gap too."""
+    """So that its removal is a gap too."""
     name = line.config.publication
     line.database.execute(
         "CREATE TABLE more (id int PRIMARY KEY)", f"ALTER PUBLICATION {name} ADD TABLE more"
@@ -87,12 +87,12 @@ def test_transactions_that_hold_the_slot_back_are_told(line: PipelineUnderTest) 
 
 
 def test_a_look_that_fails_costs_nothing_but_the_news(line: PipelineUnderTest) -> None:
-    """Its connection is ended again and again; the stream goes on on its own."""
+    """Its connection is ended again and again; the stream continues on its own."""
     daemon = line.daemon
     looking = (
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
         " WHERE datname = current_database() AND backend_type = 'client backend'"
-        # What it asks last: for the standbys' slots from 17 on, before for open transactions.
+        # Its last query: from 17 on for the standbys' slots, before that for open transactions.
         " AND application_name LIKE 'lockstep%%' AND query ~ 'physical|pg_prepared_xacts'"
     )
     wait_until(lambda: line.query(looking)[0], "it does not look")

@@ -1,4 +1,4 @@
-"""A driver's JVM that runs out of memory ends, so that the follower is started again."""
+"""A driver's JVM that runs out of memory ends, so that the follower is restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ try:
 except (Py4JError, OSError):  # by chance, what py4j meets first
     print("code", spark.sparkContext._gateway.proc.wait(120))
 """
-_OUT_OF_MEMORY = 3  # of ExitOnOutOfMemoryError
+_OUT_OF_MEMORY = 3  # the exit code of ExitOnOutOfMemoryError
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The initial snapshot on Spark: by the log, and straight into Delta Lake."""
+"""The initial snapshot on Spark: through the log, and directly into Delta Lake."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def mirror(lake: Path, table: str) -> DeltaTable:
 
 
 def facts(table: DeltaTable) -> list[dict[str, object]]:
-    """Return what each commit says of itself, oldest first."""
+    """Return the metadata of each commit, oldest first."""
     commits = reversed(table.history())
     return [delta_layout.facts(commit.get("userMetadata")) for commit in commits]
 
 
 class Stumbling:
-    """What records a mirror's groups: it fails where told, behind Delta's commit."""
+    """The log of a mirror's groups: it fails on request, after Delta's commit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fail: list[Callable[[], None]] = []  # one a call
@@ -91,7 +91,7 @@ def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
     monkeypatch.setattr(direct, "_GROUP_BYTES", 8 * 65_536)
     stumbling = Stumbling(monkeypatch)
 
-    # Generation 1 commits a group twice in vain, and its driver is stopped behind the second.
+    # Generation 1 twice fails to record a committed group, then its driver is stopped.
     driver = snapshot.Driver(made.config_file)
 
     def stop() -> None:
@@ -104,7 +104,7 @@ def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
     old = facts(mirror(lake, "big"))
     assert [(each["generation"], each["group"], each["frontier"]) for each in old] == [(1, 0, None)]
 
-    # Its export is gone, and rows have changed: generation 2 takes its place.
+    # Its export has ended, and rows have changed: generation 2 replaces it.
     made.database.execute(
         "DELETE FROM big WHERE id = 1", "INSERT INTO small VALUES (1000, 'later')"
     )
@@ -124,7 +124,7 @@ def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
     assert spark.read.format("delta").load(str(lake / "public.parts")).count() == 150
     assert spark.read.format("delta").load(str(lake / "public.nothing")).count() == 0
 
-    # Nothing of them is in the log. What the stream brings is newer than any of their rows.
+    # None of their rows is in the log. What the stream adds is newer than any of them.
     assert {message.topic() for message in events(made)} == {f"{config.prefix}.public.small"}
     daemon = made.start().wait_ready()
     made.database.execute("UPDATE big SET n = 1 WHERE id = 0")
@@ -137,7 +137,7 @@ def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
     assert update["source"]["seq"] > max(row["_seq"] for row in rows)
     assert daemon.term() == 0
 
-    # A writer of generation 1 comes late: Delta itself skips what it writes, and it is told.
+    # A late writer of generation 1: Delta itself skips its write, and it gets an error.
     version = big.version()
     with pytest.raises(GapError, match="not an older one"):
         write_late(spark, made, stumbling.plans[0])

@@ -1,4 +1,4 @@
-"""A supervisor may stop a command at any moment of its start: it ends, and not by the signal."""
+"""A supervisor may stop a command at any moment of its start: it exits, not by the signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
-# The grace that supervisors give, on a machine that does much else.
+# The grace period of supervisors, on a busy machine.
 _GRACE_SECONDS = 30.0
 _STEPS = [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
 
@@ -25,7 +25,7 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
 
 
 def started(*words: str) -> subprocess.Popen[bytes]:
-    """Start a command; return when its first line has run: before it is the interpreter's time."""
+    """Start a command; return once it catches SIGTERM: before that, the interpreter starts."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cdc.cli.main", *words],
         stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def test_a_start_that_is_stopped_at_any_moment_ends_with_0(
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """Return the port of a server that takes connections and never says a word."""
+    """Return the port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield int(server.getsockname()[1])
 

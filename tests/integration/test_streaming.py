@@ -1,4 +1,4 @@
-"""Whether Postgres streams a transaction or keeps it to its commit is nowhere to be seen."""
+"""The log does not show whether Postgres streams a transaction or keeps it until its commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration import streamed_load
 
 
 def streamed(line: PipelineUnderTest) -> int:
-    """Return how many transactions Postgres has begun to stream to it."""
+    """Return how many transactions Postgres has started to stream to it."""
     return int(
         line.query(
             "SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s",
@@ -30,7 +30,7 @@ def streamed(line: PipelineUnderTest) -> int:
 
 
 def spooled(line: PipelineUnderTest) -> list[Path]:
-    """Return what is in its spool directory, the daemon's own empty directory left out."""
+    """Return the files in its spool directory, without the daemon's own empty directory."""
     spool_dir = line.config.source.spool_dir
     assert spool_dir is not None
     return list(Path(spool_dir).glob("lockstep-*/spool.*/*"))
@@ -80,9 +80,9 @@ def test_streamed_or_whole_the_log_is_the_same_byte_for_byte(
 # -- when something dies while blocks are spooled --------------------------------------------------
 
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int NOT NULL, name text)"
-# More than the spool keeps in memory, and little for Postgres, which keeps it compressed.
+# More than the spool keeps in memory, and little for Postgres, which compresses it.
 _WIDE = "INSERT INTO users SELECT i, 1, repeat('w', 10000) FROM generate_series({}, {}) i"
-# A chunk that is read back is a megabyte, a hundred of its rows, and a batch.
+# A chunk that is read back is a megabyte: a hundred of these rows, and a batch.
 _SMALL_BATCHES = {"max_events": 50, "max_wait_ms": 50}
 
 
@@ -96,7 +96,7 @@ def new_line(new: NewPipeline, spool_dir: Path, streaming: str = "on") -> Pipeli
 
 
 def begun(line: PipelineUnderTest, first: int) -> psycopg.Connection[tuple[Any, ...]]:
-    """Begin a large transaction, and wait until some of it lies in the daemon's spool."""
+    """Begin a large transaction, and wait until some of it is in the daemon's spool."""
     session = psycopg.connect(line.database.dsn)
     session.execute(_WIDE.format(first, first + 2_500).encode())
     # Only WAL on disk is sent, and an open transaction alone flushes none.
@@ -106,7 +106,7 @@ def begun(line: PipelineUnderTest, first: int) -> psycopg.Connection[tuple[Any, 
 
 
 def homes(line: PipelineUnderTest) -> list[Path]:
-    """Return the spool directories of its daemons, living and dead."""
+    """Return the spool directories of its daemons, running and dead."""
     spool_dir = line.config.source.spool_dir
     assert spool_dir is not None
     return list(Path(spool_dir).glob("lockstep-*/spool.*"))
@@ -157,7 +157,7 @@ def test_killed_while_it_reads_back_it_goes_on_behind_what_it_published(
 def test_what_postgres_forgot_in_a_crash_is_forgotten_in_the_spool(
     killable_pipeline: NewPipeline, killable_stack: LocalStack, tmp_path: Path
 ) -> None:
-    """The dead transaction is streamed again, and then told to be dead, at no place in the WAL."""
+    """The dead transaction is streamed again, then reported as aborted, without a WAL position."""
     line = new_line(killable_pipeline, tmp_path, "parallel")
     witness = Witness(line)
     line.start().wait_ready()
@@ -174,7 +174,7 @@ def test_what_postgres_forgot_in_a_crash_is_forgotten_in_the_spool(
 
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give daemons started from here on a file system of their own there, 4 MB of it free."""
+    """Give daemons that start from here on their own file system at this path, 4 MB of it free."""
     alone = ("unshare", "--map-root-user", "--mount")
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("namespaces are not available here")
@@ -207,7 +207,7 @@ def test_a_full_disk_makes_it_wait_and_say_so_until_there_is_room(
     assert "No space left on device" in daemon.log
     assert "source.spool_dir" in daemon.log
     assert line.resume()[1].seq == 0
-    # As the daemon sees it.
+    # The path as the daemon sees it.
     (Path(f"/proc/{daemon.process.pid}/root") / small_disk.relative_to("/") / "ballast").unlink()
     assert witness.check().events == 2_500
     daemon.wait_ready()

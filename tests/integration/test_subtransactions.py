@@ -1,4 +1,4 @@
-"""Subtransactions: of what was rolled back to a savepoint nothing is in the log, however many."""
+"""Subtransactions: nothing that was rolled back to a savepoint is in the log, however many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fixtures.witness import data_records
 
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 _MANY = 100_000
-# Every third is rolled back, with all that it wrote.
+# Every third is rolled back, with everything that it wrote.
 _SUBTRANSACTIONS = f"""
 DO $$ BEGIN
   FOR i IN 1..{_MANY} LOOP
@@ -26,7 +26,7 @@ END $$
 
 
 def test_only_what_no_rollback_took_back_is_published(pipeline: NewPipeline) -> None:
-    """Nested, released into one that is rolled back, written again after it, and in order."""
+    """Nested, released into one that is rolled back, written again afterwards, and in order."""
     line = pipeline(_USERS)
     line.start().wait_ready()
     with psycopg.connect(line.database.dsn) as connection:

@@ -1,4 +1,4 @@
-"""Changed topics are refused until a person says so; then a new epoch keeps the order provable."""
+"""Changed topics are refused until acknowledged; then a new epoch keeps the order provable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def some_load(line: PipelineUnderTest, seed: int) -> None:
 def test_added_partitions_are_refused_until_acknowledged_and_then_keep_every_order(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole history is held against Postgres' own account, over both epochs."""
+    """The complete history is compared with Postgres' own account, over both epochs."""
     line = pipeline(*TABLES)
     witness = Witness(line)
     some_load(line, 31)

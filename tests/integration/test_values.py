@@ -1,7 +1,7 @@
 """Every type of docs/EVENTS.md from a real server, through a slot, whatever the role's settings.
 
-The daemon's own role and its database have settings that would write values otherwise; the session
-pins its own. What comes out of stream and sequencer is compared with the contract.
+The daemon's own role and its database have settings that would write values differently; the
+session pins its own. The output of stream and sequencer is compared with the contract.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ CASES = [
 
 @pytest.fixture
 def role_dsn(database: Database) -> Iterator[str]:
-    """Give the DSN of a role whose settings, and the database's, write values otherwise."""
+    """Give the DSN of a role whose settings, and the database's, write values differently."""
     name = f"r_{uuid.uuid4().hex[:12]}"
     role = sql.Identifier(name)
     with database.connect() as connection:
@@ -173,7 +173,7 @@ def role_dsn(database: Database) -> Iterator[str]:
 
 
 class Capture:
-    """A slot of the role's own; `events` reads what came since, in order, tombstones left out."""
+    """A slot of the role; `events` reads what is new since the last call, without tombstones."""
 
     def __init__(self, dsn: str, values: Values | None = None) -> None:
         log, values = Log(bootstrap_servers="localhost:1"), values or Values()
@@ -189,7 +189,7 @@ class Capture:
     def events(self) -> list[dict[str, Any]]:
         target = catalog.wal_end(self.sql)
         deadline = time.monotonic() + SECONDS
-        # The walsender says how far it is when it is idle, or when it is asked to.
+        # The walsender reports its position when it is idle, or when it is asked to.
         while max(self.stream.keepalive_lsn, self.session.sequencer.end_lsn) < target:
             assert time.monotonic() < deadline, "the walsender did not come this far"
             self._feed(self.stream.read())
@@ -371,7 +371,7 @@ def test_a_rolled_back_transaction_leaves_nothing(capture: Capture, database: Da
 def test_names_in_values_do_not_depend_on_the_roles_settings(
     capture: Capture, database: Database
 ) -> None:
-    """Values of regclass and its like are written as the session's search path and quoting say."""
+    """Values of regclass and similar types depend on the session's search path and quoting."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, r regclass)", "INSERT INTO t VALUES (1, 'public.t')"
     )

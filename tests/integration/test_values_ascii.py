@@ -1,4 +1,4 @@
-"""A database of encoding SQL_ASCII, which takes any bytes: what is not UTF-8, and what to do."""
+"""A database of encoding SQL_ASCII, which accepts any bytes: text that is not UTF-8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.test_values import Capture
 
 @pytest.fixture
 def ascii_dsn(database: Database) -> Iterator[str]:
-    """Give the DSN of a database that takes any bytes."""
+    """Give the DSN of a database that accepts any bytes."""
     name = f"{database.name}_ascii"
     with database.connect() as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""Random values of every family of types, written to a real server: what comes back is the same."""
+"""Random values of every family of types, written to a real server, are read back the same."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _float(value: float) -> str:
 
 
 def _far(text: str) -> str:
-    """Return the text in a year that has five digits, or before Christ."""
-    # Postgres' years begin in 4713 BC, and leap years fall otherwise there.
+    """Return the text in a year with five digits, or before Christ."""
+    # Postgres' years start in 4713 BC, and leap years differ there.
     before = int(text[:4]) < 4700 and text[5:10] != "02-29" and int(text[3]) % 2
     return f"{text} BC" if before else f"1{text}"
 
@@ -123,7 +123,7 @@ RANDOM_ROW = st.fixed_dictionaries(
 
 
 def fill(connection: psycopg.Connection, rows: list[dict[str, tuple[str | None, Any]]]) -> None:
-    """Make public.t anew, with a column and an array of each type, of these rows."""
+    """Recreate public.t, with a column and an array of each type, from these rows."""
     types = [sql.SQL(name) for name in TYPES]
     columns = [
         sql.SQL("v{0} {1}, a{0} {1}[]").format(sql.SQL(str(i)), type_)
@@ -147,7 +147,7 @@ def fill(connection: psycopg.Connection, rows: list[dict[str, tuple[str | None, 
 
 @settings(
     max_examples=25,
-    # A failing example is small enough as it is.
+    # No shrinking: a failing example is small enough.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     deadline=None,

@@ -15,7 +15,7 @@ from tests.fixtures.decoded import Decoded
 from tests.integration.value_table import UNWRITABLE, VALUES
 from tests.property.values_back import text_of
 
-# Each choice of each option; `numeric` intervals are the one that cannot be had back.
+# Each choice of each option, except `numeric` intervals, which can't be converted back.
 OPTIONS = (
     Values(),
     Values(decimal_handling_mode="precise"),
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 
 
 def columns(decoded: Decoded, table: str) -> dict[str, Column]:
-    """Return the table's columns; a domain's as its base type's, whose modifier is not told."""
+    """Return the table's columns; a domain as its base type, whose modifier is unknown."""
     rows = decoded.sql.execute(
         "WITH RECURSIVE base(attname, typid, modifier) AS ("
         " SELECT attname, atttypid, atttypmod FROM pg_attribute"
@@ -53,7 +53,7 @@ def columns(decoded: Decoded, table: str) -> dict[str, Column]:
 
 
 def come_back(decoded: Decoded, table: str, events: list[dict[str, Any]], options: Values) -> None:
-    """Fail unless every value of the events' rows gives the value that stands in the table."""
+    """Fail unless every value of the events' rows converts back to the value in the table."""
     kinds = columns(decoded, table)
     declared: dict[str, str] = dict(
         decoded.sql.execute(
@@ -100,14 +100,14 @@ def _written(value: sql.Composable) -> sql.Composable:
 
 
 def fill(decoded: Decoded, table: str, kind: str, values: tuple[str, ...]) -> None:
-    """Make a table of a column of the type and one of its arrays, and fill it with `values`."""
+    """Create a table with a column of the type and one of its arrays, and fill it with `values`."""
     filling(decoded.sql, table, kind, values)
 
 
 def filling(
     connection: psycopg.Connection[TupleRow], table: str, kind: str, values: tuple[str, ...]
 ) -> None:
-    """Do it by `connection`."""
+    """Do the same through `connection`."""
     made, type_ = sql.SQL(table), sql.SQL(kind)
     connection.execute(
         sql.SQL("CREATE TABLE {} (id serial PRIMARY KEY, v {}, a {}[])").format(made, type_, type_)
@@ -145,7 +145,7 @@ def test_every_value_of_every_built_in_type_comes_back_under_every_option(
 
 
 def test_the_table_of_values_has_every_type_of_the_server(decoded: Decoded) -> None:
-    """So that a new major's types are not forgotten, nor one that has always been there."""
+    """So that no type is missing, of a new major or of an old one."""
     rows = decoded.sql.execute(
         "SELECT typname FROM pg_type WHERE oid < 10000 AND typtype IN ('b', 'r', 'm')"
         " AND typcategory <> 'A'"
@@ -169,7 +169,7 @@ def test_only_boxes_stand_between_other_marks_than_commas(decoded: Decoded) -> N
 
 @pytest.mark.pg(">= 15")
 def test_the_longest_intervals_come_back(decoded: Decoded) -> None:
-    """Older majors write them and don't read them."""
+    """Older majors write them but can't read them."""
     fill(decoded, "public.t", "interval", ("2562047788:00:54.775807", "-2562047788:00:54.775807"))
     for options, events in zip(OPTIONS, decoded.events(*OPTIONS), strict=True):
         come_back(decoded, "public.t", events, options)

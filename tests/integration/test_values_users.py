@@ -1,7 +1,7 @@
 """Types that are not built in: domains, enums, composites, extensions' types, from a real server.
 
-The stream tells them by name only. What they were when the change was made decides, not the catalog
-of the moment at which they are read.
+The stream has only their names. Their definition when the change was made counts, not the one in
+the catalog when it is read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_domain_is_its_base_type_however_deep(decoded: Decoded) -> None:
         "i": ["1", None],
         "f": "sad",
         "b": True,
-        # The stream names an array's type, and not what it is an array of.
+        # The stream has an array type's name, but not its element type.
         "ps": ["5", None],
     }
     assert [type(first[name]).__name__ for name in ("p", "ps")] == ["Number", "list"]
@@ -78,7 +78,7 @@ def test_domains_come_back_under_every_option(decoded: Decoded) -> None:
 
 
 def in_text(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events with arrays of domains as Postgres' text: their elements are their text."""
+    """Return the events with arrays of domains as Postgres' text, as their elements are."""
     for event in events:
         array = event["after"]["a"]
         if isinstance(array, list):
@@ -108,10 +108,10 @@ def test_enums_of_one_name_in_two_schemas_with_values_added_mid_stream(decoded: 
     assert first["ms"] == ["sad", None, 'it\'s "ok"']
     assert (first["o"], first["os"]) == ("{a,b}", ["{a,b}", ""])
     assert (first["q"], first["qs"]) == ("x", ["x"])
-    assert first["s"] == ["open"]  # an enum called like an array, with a label like one
+    assert first["s"] == ["open"]  # an enum named like an array, with a label like one
     assert first["ss"] == ["NULL", None, "closed"]
-    assert (second["m"], second["ms"]) == ("new, one", ["new, one"])  # as it was called then
-    assert second["s"] == '{"a"}'  # no array is written so
+    assert (second["m"], second["ms"]) == ("new, one", ["new, one"])  # its name at that time
+    assert second["s"] == '{"a"}'  # an array is never written like this
     assert third["m"] == "newer"
 
 
@@ -151,7 +151,7 @@ def test_values_of_an_extensions_types_come_back(decoded: Decoded, extension: st
 
 
 def made_by_hand(decoded: Decoded, name: str, delimiter: str) -> None:
-    """Make a base type whose text is any text, as an extension would."""
+    """Create a base type that accepts any text, as an extension would."""
     decoded.sql.execute(
         f"CREATE TYPE public.{name};"
         f"CREATE FUNCTION public.{name}_in(cstring) RETURNS public.{name} LANGUAGE internal"
@@ -167,7 +167,7 @@ def made_by_hand(decoded: Decoded, name: str, delimiter: str) -> None:
     ("name", "delimiter"), [("geometry", ":"), ("geography", ":"), ("own", ",")]
 )
 def test_an_unknown_type_is_its_exact_text(decoded: Decoded, name: str, delimiter: str) -> None:
-    """PostGIS puts a colon between the elements of its arrays, which its name tells."""
+    """PostGIS puts a colon between the elements of its arrays; the type's name shows that."""
     made_by_hand(decoded, name, delimiter)
     values = ("0101000020E6100000", "", ",", ":", 'q " \\ {}', "NULL", "𝄞", "[1:2]={a}")
     fill(decoded, "public.t", f"public.{name}", values)

@@ -1,4 +1,4 @@
-"""`cdc status` and `/healthz` on real servers: none says that all is well while something loops."""
+"""`cdc status` and `/healthz` on real servers: neither reports all well while something loops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.test_live_snapshot import begin, found, say
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
-# Ends the session that reads for a snapshot: an error that another try may not meet.
+# Ends the session that reads for a snapshot: an error that a retry may not meet.
 _KILL = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -122,7 +122,7 @@ def test_a_follower_that_reports_that_it_moves_and_does_not_is_not_well(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same frontier in every report, each of which says that something was just applied."""
+    """The frontier is the same in every report, each of which claims that it just applied some."""
     line = pipeline(_TABLE, followers=FOLLOWERS, source={"canary_seconds": 0})
     line.start().wait_ready()
     line.database.execute("INSERT INTO t VALUES (1)")
@@ -141,7 +141,7 @@ def test_a_follower_that_reports_that_it_moves_and_does_not_is_not_well(
     wait_until(lambda: status(line, capsys)[0] == Exit.FAILED, "it is called well")
     assert time.monotonic() - found_at < STALLED_SECONDS
     assert "cache has applied nothing for" in status(line, capsys)[1]["verdict"]["sentence"]
-    # It moves: late, and said so, but not failed.
+    # It moves: late, and reported so, but not failed.
     follower.report(
         lsn=LSN(2), seq=0, place=0, state="following", began_at_us=began_us,
         moved_at_us=time.time_ns() // 1_000, canary_at_us=time.time_ns() // 1_000,

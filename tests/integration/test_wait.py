@@ -1,4 +1,4 @@
-"""A wait ends when the follower's report says so: not before, and not much later."""
+"""A wait ends when the follower's report allows it: not before, and not much later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLLOWERS = {"cache": {"redis": {"url": "redis://localhost"}}}
 
 
 class FakeFollower:
-    """Reports as a follower's job does: behind what it has applied, which is all it does."""
+    """Reports as a follower's job does, after it has applied something; it does nothing else."""
 
     def __init__(self, config: Config) -> None:
         self.reports = Reports(config)
@@ -51,10 +51,10 @@ def follower(line: PipelineUnderTest) -> FakeFollower:
 
 @pytest.fixture
 def client(line: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    # Who does not wait is answered all the same, however busy the machine is.
+    # A call that does not wait still gets an answer, however busy the machine is.
     monkeypatch.setattr("cdc.client._ASK_SECONDS", 30.0)
     with Client(line.config) as client:
-        client.applied()  # connects, which takes its time where much else is done
+        client.applied()  # connects, which is slow on a busy machine
         yield client
 
 
@@ -67,7 +67,7 @@ def has(client: Client, lsn: int) -> bool:
 
 
 def test_it_is_told_exactly_what_is_applied(client: Client, follower: FakeFollower) -> None:
-    """Through advances, repeats by another copy, steps back, builds anew, and late reports."""
+    """Through advances, repeats by another copy, steps back, rebuilds, and late reports."""
     random_ = random.Random(7)
     generation, at = 1, 0
     assert not has(client, 0)  # it has never run
@@ -81,14 +81,14 @@ def test_it_is_told_exactly_what_is_applied(client: Client, follower: FakeFollow
                 at += random_.randrange(3)
         follower.apply(at, generation)
         if generation > 1 and random_.random() < 0.5:
-            # The build before was nearly whole, and its job has not noticed yet.
+            # The previous build was nearly complete, and its job has not noticed yet.
             follower.report(lsn=LSN(10_000), generation=generation - 1)
         wanted = at + random_.randrange(-2, 3)
         assert has(client, wanted) is (wanted <= at)
 
 
 def test_no_thread_is_told_too_early(client: Client, follower: FakeFollower) -> None:
-    """Threads share a client; each learns at once, and only then, that its LSN is applied."""
+    """Threads share a client; each returns as soon as its LSN is applied, and not before."""
     early: list[int] = []
     last = 60
 
@@ -114,7 +114,7 @@ def test_no_thread_is_told_too_early(client: Client, follower: FakeFollower) -> 
 def test_a_token_of_a_commit_is_where_the_log_will_be(
     line: PipelineUnderTest, client: Client
 ) -> None:
-    """On an idle database exactly: nothing later need come before a wait for it can end."""
+    """Exactly so on an idle database: a wait for it can end without anything later."""
     with psycopg.connect(line.database.dsn) as connection:
         connection.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(ConfigError, match="within a transaction that has written"):

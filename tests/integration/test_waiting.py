@@ -1,4 +1,4 @@
-"""Commands that wait say for what, and end with an exit code that says why."""
+"""Commands that wait report for what, and end with an exit code that shows why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_snapshot_that_no_daemon_can_read_is_said_at_once_and_ends_in_time(
     assert sum("has not begun; no daemon reads the slot" in each for each in lines) >= 2
     assert "not over after" in err
     assert "what to do: cdc run" in err
-    # It was asked for all the same, and the next daemon reads it.
+    # The request was sent all the same, and the next daemon reads it.
     line.start().wait_ready()
     assert run(["snapshot", "public.t", "--wait", "--timeout", "2m", "--json", *config]) == Exit.OK
     assert json.loads(capsys.readouterr().out)[0]["state"] == "done"
@@ -55,7 +55,7 @@ def test_a_snapshot_that_takes_longer_ends_the_wait_as_temporary(
         with pytest.raises(snapshots.NotOverError, match="not over after") as raised:
             snapshots.wait(line.config, [number], timeout=4.0)
         assert raised.value.exit_code == Exit.TEMPORARY
-        # While the lock lasts, the snapshot is not well, and says what it may wait for.
+        # While the lock is held, the snapshot is not well, and reports what it may wait for.
         wait_until(lambda: waits(line, number), "nothing is said of the lock")
     wait_until(lambda: live_topic.read(line.config)[0].state == "done", "it is not read")
 

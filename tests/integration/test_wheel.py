@@ -1,7 +1,7 @@
 """The wheel: every file that a checkout has, and what a user of pip alone meets.
 
 The fresh environment has the wheel and the packages that it requires, linked from the test's own
-environment, so nothing is downloaded: an extra that was not asked for is not there.
+environment, so nothing is downloaded: extras that were not requested are missing.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def required(wheel: Path, *extras: str) -> set[str]:
 
 @pytest.fixture
 def plain(wheel: Path, tmp_path: Path) -> Path:
-    """Install the wheel without extras into an environment of its own; return its `cdc`."""
+    """Install the wheel without extras into its own environment; return its `cdc`."""
     home = tmp_path / "plain"
     venv.create(home, with_pip=False, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")

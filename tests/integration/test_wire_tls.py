@@ -1,4 +1,4 @@
-"""However the daemon reaches Postgres, and whoever reads the socket, the events are the same."""
+"""The events are the same however the daemon connects and whatever code reads the socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROW = (
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder for a socket, whose path may have 107 bytes."""
+    """A folder for a socket, whose path may have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         yield Path(folder)
 
@@ -57,7 +57,7 @@ def certified(folder: Path) -> dict[str, str]:
 
 
 def way(line: PipelineUnderTest) -> tuple[bool, str | None]:
-    """Return whether its walsender speaks TLS, and the address that it sees."""
+    """Return whether its walsender uses TLS, and the client address that it sees."""
     encrypted, address = line.query(
         "SELECT ssl, host(client_addr) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
         " WHERE pid = %s",
@@ -96,7 +96,7 @@ def test_tls_tcp_and_unix_sockets_bring_the_same_events(
         (False, "127.0.0.1"),
         (False, None),
     ]
-    # Rows about the sizes of TLS records and of libpq's buffer; then one of megabytes; then many.
+    # Rows near the sizes of TLS records and of libpq's buffer; then one of megabytes; then many.
     tcp.database.execute(
         *(_ROW.format(number, 200 + 37 * number) for number in range(1, 31)),
         _ROW.format(100, 100_000),

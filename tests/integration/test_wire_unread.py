@@ -1,7 +1,7 @@
-"""A wire that nobody reads, on TCP: what it sends arrives all the same, however much waits.
+"""A TCP wire that is not read: what it sends arrives all the same, however much waits.
 
 Only the kernel's own TCP shows it: a full receive buffer that may not grow makes Linux 6.6 and
-later drop acknowledgements too, now and then; so many wires are tried at once.
+later drop acknowledgements too, at times; so many wires are tried at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fixtures.daemon import wait_until
 _WIRES = 16
 _FEEDBACK = bytes(34)
 _HEAD_BYTES = 5  # of the message that carries it
-# What a walsender flushes at a time, and how often: small pieces use a buffer up before its time.
+# How much a walsender flushes at a time, and how often: small pieces use a buffer up early.
 _PIECES = (b"x" * 1_000, b"x" * 700)
 _PAUSE_SECONDS = 0.0005
 _FILL_SECONDS = 1.5
@@ -68,7 +68,7 @@ def unread() -> Iterator[list[Unread]]:
 
 
 def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> None:
-    """Feedback, that is: without it a walsender ends the session after wal_sender_timeout."""
+    """For feedback: without it a walsender ends the session after wal_sender_timeout."""
     began, room, sent = time.monotonic(), False, 0
     while (passed := time.monotonic() - began) < _FILL_SECONDS:
         for each in unread:

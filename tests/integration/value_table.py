@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Column type → what is written, as Postgres reads it.
+# Column type → its values, as Postgres reads them.
 VALUES: Final[dict[str, tuple[str, ...]]] = {
     "boolean": ("t", "f"),
     "bytea": ("\\x", "\\x000102", "\\xdeadbeef5c27fbff", "\\x7b2c7d22"),
@@ -108,13 +108,13 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
     "datemultirange": ("{[2026-01-01,2026-02-01)}", '{["0044-03-15 BC","0044-03-17 BC")}'),
 }  # fmt: skip
 
-# Types that only the server itself makes values of: no column can be given one.
+# Types of which only the server itself creates values: a column can't be given one.
 UNWRITABLE: Final = frozenset(
     ["gtsvector", "pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list",
      "pg_brin_bloom_summary", "pg_brin_minmax_multi_summary", "unknown"]
 )  # fmt: skip
 
-# Extension → its types → what is written.
+# Extension → its types → their values.
 EXTENSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "hstore": {"hstore": ('a=>NULL, "q "" \\\\ k"=>"NULL", ""=>"x, y=>#"'.replace('""', '\\"', 1),
                           "", '"ü"=>"𝄞\n"')},
@@ -132,7 +132,7 @@ EXTENSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
                 "geography": ("SRID=4326;POINT(1 2)",), "box2d": ("BOX(0 0,1 1)",)},
 }  # fmt: skip
 
-# Made by users: what makes a type, the built-in one that it is a domain over, what is written.
+# User-defined: what creates a type, the built-in type that it is a domain over, its values.
 MADE: Final[dict[str, tuple[str, str | None, tuple[str, ...]]]] = {
     "mood": ("CREATE TYPE {} AS ENUM ('sad', 'it''s \"ok\"')", None, ("sad", 'it\'s "ok"')),
     '"Od.d _"': ("CREATE TYPE {} AS ENUM ('x', '{{a,b}}', '')", None, ("x", "{a,b}", "")),

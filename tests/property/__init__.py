@@ -1,1 +1,1 @@
-"""Hold for every input that Hypothesis can think of."""
+"""Claims that must hold for every input that Hypothesis generates."""

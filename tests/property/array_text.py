@@ -1,4 +1,4 @@
-"""Postgres' array text, read and written character by character: the slow way, for tests.
+"""Postgres' array text, read and written character by character: slow, for tests.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Nested = list[Any]  # of itself, or of elements
+Nested = list[Any]  # of lists, or of elements
 
 
 def read(text: str, element: Callable[[str], object], delimiter: str = ",") -> Nested | str:
-    """Return the array as nested lists, None for NULL; the text where it states lower bounds."""
+    """Return the array as nested lists, None for NULL; the text if it states lower bounds."""
     if not text.startswith("{"):
         return text
     whole, at = _list(text, 0, element, delimiter)

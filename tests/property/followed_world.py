@@ -1,10 +1,10 @@
-"""A database that changes at random, the log that the real encoder makes of it, and its frontiers.
+"""A randomly changing database, the log that the real encoder makes of it, and its frontiers.
 
-Two keyed tables (one whose long column is often not sent, one with a key of two columns and whole
-old rows) and one without a key. Keys move, tables are truncated, events outgrow their topic, some
-rows are told again as a live snapshot does. The log may begin with an initial snapshot: two
-generations of it, ranges side by side, seqs with holes. Topics may be widened: from the epoch that
-begins there on, a key's events are in another partition.
+Two keyed tables (one whose long column is often not sent, one with a key of two columns and
+complete old rows) and one without a key. Keys change, tables are truncated, events outgrow their
+topic, some rows are repeated as in an incremental snapshot. The log may start with an initial
+snapshot: two generations of it, parallel ranges, seqs with holes. Topics may be widened: from the
+epoch that starts there on, a key's events are in another partition.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RELATIONS: Final = {
 
 
 class Record(NamedTuple):
-    """A record as a reader gets it."""
+    """A record as a reader receives it."""
 
     topic: str
     partition: int
@@ -80,7 +80,7 @@ class Record(NamedTuple):
 
 @dataclass
 class World:
-    """`records` and `frontiers` are the log; `states` the tables at each frontier."""
+    """`records` and `frontiers` are the log; `states` are the tables at each frontier."""
 
     chance: Random
     limit: int
@@ -98,15 +98,15 @@ class World:
     _ends: dict[Place, int] = field(default_factory=dict)
     _counts: Counter[Place] = field(default_factory=Counter)
     _dead: bool = False
-    _again: set[int] = field(default_factory=set)  # ordinals of the transaction told as `r`
+    _again: set[int] = field(default_factory=set)  # ordinals of the transaction, repeated as `r`
 
     def widen(self) -> World:
-        """Give every topic more partitions, and begin an epoch on them."""
+        """Give every topic more partitions, and start an epoch on them."""
         self.epoch, self.partitions = self.epoch + 1, self.partitions + self.chance.randint(1, 3)
         return self
 
     def run(self, transactions: int, *, ends: bool = True) -> World:
-        """Let so many commit, and publish them; unless it `ends` the last have no frontier yet."""
+        """Commit and publish transactions; unless it `ends`, the last have no frontier yet."""
         first = self.seq
         newest_id = max((each.schema_id for each in self.versions), default=0)
         resume = position(seq=self.seq, commit_lsn=self.lsn, end_lsn=self.lsn, schema_id=newest_id)
@@ -139,7 +139,7 @@ class World:
         return self
 
     def snapshot(self, *, widened: bool = False) -> World:
-        """Begin the log with an initial snapshot: a generation that was lost, and another.
+        """Start the log with an initial snapshot: a generation that was lost, and another.
 
         `widened`: the topics got more partitions between the two.
         """
@@ -178,7 +178,7 @@ class World:
         return f"b{self.chance.randrange(1000)}" + "x" * (3_000 if long else 0)
 
     def _step(self) -> tuple[Any, bool]:
-        """Return a change as the walsender tells it; and whether it is a row told again."""
+        """Return a change as the walsender sends it; and whether it is a repeated row."""
         kind = self.chance.random()
         if kind < 0.03:
             topic = self.chance.choice([USERS, LINES, CLICKS])

@@ -1,7 +1,7 @@
 """Histories of source transactions, and the frames that a walsender sends of them to a session.
 
-A history is what the database did; `frames` is what one session sees from some transaction on: a
-relation message before a table's first row and whenever its columns changed, often for nothing.
+A history is what the database did; `frames` is what one session receives from some transaction on:
+a relation message before a table's first row and whenever its columns changed, often without need.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _table(number: int, name: str, identity: ReplicaIdentity, *columns: Column) 
     return Relation(number, "cdc" if number == 3 else "public", name, identity, columns)
 
 
-# Keyed, keyed by two columns in another order than the table's, keyed and whole, keyless.
+# Keyed; keyed by two columns in another order than the table's; keyed, complete old rows; keyless.
 TABLES: Final = (
     _table(1, "users", ReplicaIdentity.DEFAULT, _column("id", 20, key=True), _NAME,
            _column("body", 25)),
@@ -62,12 +62,12 @@ KEYS: Final = {1: ("id",), 2: ("no", "id"), 3: ("id",), 4: ()}
 
 @dataclass(frozen=True)
 class Step:
-    """A message with its WAL address, and its table as it was then."""
+    """A message with its WAL address, and its table at that time."""
 
     lsn: int
     message: Message
     relations: tuple[Relation, ...] = ()
-    described_again: bool = False  # the walsender forgot that it had told the table
+    described_again: bool = False  # the walsender forgot that it had described the table
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _step(chance: Random, lsn: int, tables: list[Relation]) -> Step:
 
 
 def _altered(relation: Relation) -> Relation:
-    """Return the relation with a column more, or without it again."""
+    """Return the relation with one more column, or without it again."""
     columns = relation.columns
     columns = columns[:-1] if _EXTRA in columns else (*columns, _EXTRA)
     identity = relation.replica_identity
@@ -138,19 +138,19 @@ def _altered(relation: Relation) -> Relation:
 
 
 def history_of(seed: int, transactions: int) -> History:
-    """Make transactions in commit order, empty ones among them; columns come and go."""
+    """Return transactions in commit order, some of them empty; columns are added and dropped."""
     chance, tables = Random(seed), list(TABLES)
     history, lsn = [], 0x1_0000_0000
     for xid in range(700, 700 + transactions):
         if chance.random() < 0.3:
             altered = chance.randrange(len(tables))
             tables[altered] = _altered(tables[altered])
-        # A row's own address may lie before the commit of the transaction before it.
+        # A row's own address may be before the commit of the previous transaction.
         steps = tuple(
             _step(chance, lsn - chance.randint(0, 40), tables) for _ in range(chance.randint(0, 6))
         )
         final_lsn = lsn + chance.randint(0, 50)
-        # The end may be where the next one's commit record begins.
+        # The end may be where the next transaction's commit record starts.
         end_lsn = final_lsn + chance.randint(1, 9)
         time_us = TIME_US + xid * chance.randint(1, 1_000_000)
         history.append(Transaction(xid, final_lsn, end_lsn, time_us, steps))
@@ -158,12 +158,12 @@ def history_of(seed: int, transactions: int) -> History:
     return tuple(history)
 
 
-# From a seed and not value by value: a run is twenty times as fast, and the seed tells all.
+# From a seed and not value by value: that is twenty times as fast, and the seed determines all.
 histories: Final = st.builds(history_of, st.integers(0, 2**32 - 1), st.integers(1, 6))
 
 
 def frames(history: History, told: dict[int, Relation] | None = None) -> Iterator[bytes]:
-    """Yield what a session receives that has been told these tables: at its beginning none."""
+    """Yield what a session receives that knows these tables: at its start none."""
     told = {} if told is None else told
     for transaction in history:
         yield begin(transaction.final_lsn, transaction.xid, transaction.time_us)
@@ -179,7 +179,7 @@ def frames(history: History, told: dict[int, Relation] | None = None) -> Iterato
 
 
 def expected(history: History) -> list[Expected]:
-    """Return every record of the history in the one order, by the slow way."""
+    """Return every record of the history in its order, computed the slow way."""
     records: list[Expected] = []
     told: dict[int, Described] = {}
     seq = schema_id = 0

@@ -1,9 +1,9 @@
-"""A table that changes while a live snapshot reads it, with every unkindness that Postgres allows.
+"""A table that changes while an incremental snapshot reads it, in every way Postgres allows.
 
-Commits come in another order than their xids. A commit may stand in the WAL and not be visible yet,
-for as long as the model likes: it holds its rows' locks meanwhile, so whatever is visible at one
-moment is a state that a SELECT can see. Rows change their keys and leave their TOAST where it was.
-The daemon reads the WAL late, in any cuts, and dies.
+Commits come in another order than their xids. A commit may be in the WAL and not visible yet, for
+any time: meanwhile it holds its rows' locks, so whatever is visible at one moment is a state that a
+SELECT can see. Rows change their keys without sending their TOAST values. The daemon reads the WAL
+late, in any cuts, and dies.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _DESCRIBED: Final = described.Described(
     heaps=(),
 )
 SPAN: Final = 50  # keys
-_FULL: Final = 2  # rows of as many bytes as a chunk may have
+_FULL: Final = 2  # how many rows reach a chunk's limit in bytes
 
 Row = tuple[int, str | None]
-Op = tuple[int, Row | None]  # a key and its row from here on
+Op = tuple[int, Row | None]  # a key and its row from then on
 
 
 @dataclass
@@ -96,9 +96,9 @@ class Database:
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.wal: list[Committed] = []
-        self.rows: dict[int, Row] = {}  # that a SELECT sees
+        self.rows: dict[int, Row] = {}  # visible to a SELECT
         self.hung: list[Committed] = []
-        self._next_xid = 2**32 - 15  # they go round
+        self._next_xid = 2**32 - 15  # they wrap around
         self._ended = self._next_xid - 1
         self._open: list[int] = []
         self._lsn = 0x1_0000
@@ -120,7 +120,7 @@ class Database:
         return made
 
     def release(self) -> None:
-        """Let a commit that hangs become visible."""
+        """Make a hanging commit visible."""
         if self.hung:
             self._show(self.hung.pop(self.chance.randrange(len(self.hung))))
 
@@ -196,13 +196,13 @@ def _text(value: object) -> bytes:
 
 def _tuple(key: int, row: Row, *, sent: bool = True) -> tuple[Value, ...]:
     n, body = row
-    # A NULL is always sent; only what is out of line can stay where it was.
+    # A NULL is always sent; only a TOASTed value can be left out.
     kept = UNCHANGED if not sent and body else None if body is None else body.encode()
     return _text(key), _text(n), kept
 
 
 class Fetcher:
-    """Reads chunks of the model; it goes on changing meanwhile."""
+    """Reads chunks of the model, which keeps changing meanwhile."""
 
     def __init__(self, database: Database, session: str, key: bytes) -> None:
         self._database, self._session, self._key = database, session, key
@@ -223,7 +223,7 @@ class Fetcher:
         return InProgress(self._database.snapshot(), waiting, hidden=False)
 
     def cancel(self) -> None:
-        """Have nothing to end."""
+        """Nothing to cancel or close."""
 
     disconnect = close = cancel
 
@@ -305,7 +305,7 @@ class Clock:
 
 @contextmanager
 def played(database: Database) -> Iterator[None]:
-    """Put the model in place of the real database, and its own time in place of ours."""
+    """Replace the real database by the model, and the clock by the model's."""
     with (
         mock.patch.object(manager, "time", Clock()),
         mock.patch.object(governor, "_QUICK_SECONDS", 1e9),
@@ -324,7 +324,7 @@ def played(database: Database) -> Iterator[None]:
 
 
 def folded(values: list[bytes]) -> dict[int, Row]:
-    """Return the table that the events make, in `seq` order; every value must have been told."""
+    """Return the table that the events produce, in `seq` order; every value must have been sent."""
     rows: dict[int, dict[str, Any]] = {}
     moved: tuple[tuple[str, int], dict[str, Any]] | None = None
     for event in sorted(map(orjson.loads, values), key=lambda event: event["source"]["seq"]):

@@ -1,7 +1,7 @@
-"""Write pgoutput messages: the decoder's mirror, for tests only.
+"""Write pgoutput messages: the decoder's inverse, for tests only.
 
 Shares no code with the decoder, so that a shared mistake would have to be made twice; the golden
-recordings keep both to what real servers send.
+recordings check both against real servers.
 """
 
 from __future__ import annotations

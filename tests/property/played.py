@@ -1,4 +1,4 @@
-"""A replication stream whose bytes a test plays: the real one but for its connection."""
+"""A replication stream whose bytes come from a test: the real one without its connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc.source.wire import _Socket
 
 
 class Wire:
-    """Hands out the given pieces, one a read, then nothing; keeps what is sent."""
+    """Returns the given pieces, one per read, then nothing; keeps what is sent."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self.pieces = deque(pieces)
@@ -25,7 +25,7 @@ class Wire:
         self.notice: Any = None
 
     def start(self, command: bytes) -> None:
-        """It has started."""
+        """Do nothing: it has started."""
 
     def read(self) -> bytes:
         return self.pieces.popleft() if self.pieces else b""
@@ -34,7 +34,7 @@ class Wire:
         self.sent.append(data)
 
     def make_room(self) -> None:
-        """There is room."""
+        """Do nothing: there is room."""
 
     def other(self, message: bytes) -> None:
         socket: Any = _Socket.__new__(_Socket)
@@ -42,11 +42,11 @@ class Wire:
         _Socket.other(socket, message)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no resource is open."""
 
 
 def _now() -> float:
-    """Return the stream's own time, which a test may have taken over."""
+    """Return the stream's clock, which a test may have replaced."""
     now: float = vars(stream)["time"].monotonic()
     return now
 
@@ -68,7 +68,7 @@ class PlayedStream(Stream):
 
 
 def keepalive(wal_end: int, *, reply: bool = False) -> bytes:
-    """Return a keepalive as it stands in the stream."""
+    """Return a keepalive's bytes in the stream."""
     return pack(">cIcQqB", b"d", 22, b"k", wal_end, 0, reply)
 
 

@@ -1,7 +1,8 @@
-"""What an event must be, worked out the slow way: typed messages, dicts, the contract's sentences.
+"""What an event must be, computed the slow way: typed messages, dicts, the contract's sentences.
 
-Shares nothing with the compiled encoder but docs/EVENTS.md and the typed decoder, so that a shared
-mistake would have to be made twice. Values are read by regular expressions and plain arithmetic.
+Shares nothing with the compiled encoder except docs/EVENTS.md and the typed decoder, so that a
+shared mistake would have to be made twice. Values are read by regular expressions and plain
+arithmetic.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)\+00")
 
 @dataclass(frozen=True)
 class Described:
-    """A table as the log knows it: its relation message and what was decided about it."""
+    """A table as the log knows it: its relation message and the settings chosen for it."""
 
     relation: Relation
     key: tuple[str, ...]
@@ -54,7 +55,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row message stands."""
+    """The position of a row message."""
 
     lsn: int
     commit_lsn: LSN
@@ -74,7 +75,7 @@ class Expected:
 
 
 def value_of(type_id: int, modifier: int, text: str) -> object:  # noqa: C901, PLR0911 - a case a type
-    """Return the JSON value that docs/EVENTS.md promises for a column's text."""
+    """Return the JSON value that docs/EVENTS.md specifies for a column's text."""
     match type_id:
         case 16:
             return {"t": True, "f": False}[text]
@@ -118,7 +119,7 @@ def _micros(hours: str, minutes: str, seconds: str, fraction: str | None) -> int
 
 
 def events(message: RowMessage, table: Described, place: Place) -> list[Expected]:
-    """Return the records of one table for one message, tombstones among them, in order."""
+    """Return the records of one table for one message in order, with tombstones."""
     match message:
         case Insert(_, new):
             return [_upsert(table, place, "c", None, new, {})]
@@ -167,7 +168,7 @@ def _upsert(
 
 
 def _known(table: Described, old: KeyTuple | OldTuple) -> Row:
-    """Return what an old tuple tells: all of it, or of an old key the key's columns."""
+    """Return an old tuple's values: all of them, or for an old key the key's columns."""
     return {
         column.name: _json(column.type_id, column.type_modifier, value)
         for column, value in zip(table.relation.columns, old.values, strict=True)

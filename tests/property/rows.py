@@ -33,7 +33,7 @@ _texts = st.one_of(
         [PLACEHOLDER, '"', "\\", "%", "%b", "%(x)s", "\x01\x1f\x7f", "\n\t\r\b\f", "null", "𝄞🂡", ""]
     ),
 )
-# Long enough for its traps; short enough that two of them fit a topic's name when escaped.
+# Long enough for names that cause trouble; short enough that two fit a topic's name when escaped.
 short_names = st.one_of(
     st.text(_characters, min_size=1, max_size=5),
     st.sampled_from(["a.b", 'q"t', "%b%%", "_x41", "_", "cdc", "Ünï", "\\x"]),
@@ -90,7 +90,7 @@ _numerics = st.one_of(
 )
 _hexadecimal = st.binary(max_size=20).map(lambda data: "\\x" + data.hex())
 
-# By type: its modifiers, and what its values look like. 90001 is a type of the user's.
+# By type: its modifiers, and what its values look like. 90001 is a user-defined type.
 _TEXTS: dict[tuple[int, int], st.SearchStrategy[str]] = {
     (16, -1): st.sampled_from("tf"),
     (17, -1): _hexadecimal,
@@ -147,7 +147,7 @@ class Table(NamedTuple):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key's columns as docs/EVENTS.md says."""
+        """The key's columns, as docs/EVENTS.md specifies."""
         marked = tuple(column.name for column in self.relation.columns if column.key)
         by_catalog = self.relation.replica_identity in (
             ReplicaIdentity.FULL,
@@ -158,7 +158,7 @@ class Table(NamedTuple):
 
 @st.composite
 def tables(draw: st.DrawFn, relation_id: int = 16_402) -> Table:
-    """Draw a table with any identity; keys of several columns stand in any order."""
+    """Draw a table with any identity; keys of several columns are in any order."""
     names = draw(st.lists(column_names, min_size=1, max_size=7, unique=True))
     identity = draw(st.sampled_from(ReplicaIdentity))
     key = tuple(draw(st.permutations(names))[: draw(st.integers(0, min(3, len(names))))])
@@ -201,7 +201,7 @@ def key_of(table: Table, row: TupleData) -> KeyTuple:
 
 @st.composite
 def messages(draw: st.DrawFn, table: Table) -> RowMessage:
-    """Draw a message that Postgres could send of this table."""
+    """Draw a message that Postgres could send for this table."""
     relation_id = table.relation.relation_id
     names = frozenset(column.name for column in table.relation.columns)
     others = names - set(table.key)

@@ -1,4 +1,4 @@
-"""A session's frames, and the daemon's pure middle without its I/O."""
+"""A session's frames, and the daemon's pure code without its I/O."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def frame(message: Message | bytes, lsn: int = 0x1000) -> bytes:
 
 
 def chunk(*frames: bytes) -> bytes:
-    """Return frames as one read of the connection gives them."""
+    """Return frames as one read of the connection returns them."""
     return b"".join(frames) + PADDING
 
 
@@ -48,7 +48,7 @@ def commit(commit_lsn: int = 0x2000, end_lsn: int = 0, time_us: int = TIME_US) -
     return frame(Commit(LSN(commit_lsn), LSN(end_lsn or commit_lsn + 8), time_us), commit_lsn)
 
 
-def position(  # as `cdc setup` writes it, but for what is given
+def position(  # as `cdc setup` writes it, except for the given arguments
     *,
     end_lsn: int = 0x100,
     commit_lsn: int = 0,
@@ -74,7 +74,7 @@ def position(  # as `cdc setup` writes it, but for what is given
 
 
 class Published(NamedTuple):
-    """One message of the batch, and where it goes."""
+    """One message of the batch, and its destination."""
 
     topic: str
     partition: int
@@ -84,7 +84,7 @@ class Published(NamedTuple):
 
 @lru_cache(maxsize=4_096)
 def encoder_of(version: SchemaRecord, partitions: int = PARTITIONS) -> Encoder:
-    """Return the version's encoder; compiling one takes longer than a whole short history."""
+    """Return the version's encoder; compiling one takes longer than a complete short history."""
     return Encoder(version, DATABASE, PREFIX, partitions)
 
 
@@ -103,7 +103,7 @@ class Session:
         epoch: int = EPOCH,
         partitions: int = PARTITIONS,
     ) -> None:
-        """`keys` are the primary keys that the catalog tells, by relation id."""
+        """`keys` are the primary keys in the catalog, by relation id."""
         self.values = values or Values()
         self.batch = Batch()
         self.keys = keys
@@ -146,7 +146,7 @@ class Session:
         return version
 
     def waiting(self) -> list[Published]:
-        """Take what waits, each partition's in order; dead letters last."""
+        """Take what is waiting, each partition's in order; dead letters last."""
         records = [
             Published(partition.topic, partition.number, message["key"], message["value"])
             for partition in self.batch.waiting()

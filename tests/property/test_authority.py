@@ -1,4 +1,4 @@
-"""Whatever bytes a stranger writes under our prefixes: nothing raises, nothing is believed."""
+"""No bytes that a third party writes under our prefixes raise an error or are trusted."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ _contents = (
 
 
 def trigger_signed(purpose: str, xid: int, body: bytes, at_us: int = TIME_US) -> bytes:
-    """Return what the function of a trigger writes."""
+    """Return what a trigger's function writes."""
     head = b"1 k %d %d 0a" % (xid, at_us)
     inner = hashlib.sha256(_KEY.inner + purpose.encode() + b"\n" + head + b"\n" + body).digest()
     return head + b" " + hashlib.sha256(_KEY.outer + inner).hexdigest().encode() + b"\n" + body
 
 
 class Hearing:
-    """A session that hears messages."""
+    """A session that receives messages."""
 
     def __init__(self) -> None:
         self.refusals = Refusals()
@@ -91,7 +91,7 @@ class Hearing:
         self._at = 0x2000
 
     def hear(self, prefix: str, content: bytes, *, transactional: bool = True) -> int:
-        """Take a message; return how many events it made."""
+        """Receive a message; return how many events it caused."""
         before, self._at = self.session.sequencer.seq, self._at + 0x100
         message = frame(
             LogicalMessage(transactional, LSN(self._at - 8), prefix, content), self._at - 8
@@ -182,7 +182,7 @@ def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
 
 
 def test_a_command_that_empties_a_table_takes_no_condition() -> None:
-    """Whoever signed it: the rest of the table would be gone from every follower."""
+    """Any signer: followers would lose the rest of the table."""
     hearing = Hearing()
     of = (commands.Of("public", "wide"),)
     for more in ({"where": "n > 1"}, {"keys": (("1",),)}):
@@ -214,7 +214,7 @@ def test_a_follower_passes_over_what_is_no_canary(value: bytes | None) -> None:
 
 @given(st.binary().filter(lambda each: b"\0" not in each), st.binary())
 def test_a_prefix_of_any_bytes_is_decoded(prefix: bytes, content: bytes) -> None:
-    """What a database of another encoding holds comes as it is."""
+    """Text from a database of another encoding arrives unconverted."""
     written = encode(LogicalMessage(True, LSN(9), "PREFIX", content))  # noqa: FBT003 - transactional
     message = pgoutput.decode(written.replace(b"PREFIX", prefix))
     assert isinstance(message, messages.LogicalMessage)

@@ -1,8 +1,8 @@
-"""A table's random history: whoever reads it, however late, never takes a hidden column for clear.
+"""A table's random history: no reader, however late, treats a hidden column as a clear one.
 
-The model has the truth: which column each name was at each LSN. A daemon looks at the catalog at
-any later time, goes on, or starts again, and has masked what `Relations` lets it. Each value of a
-hidden column is checked by its number, so a name that passed to another one is a leak.
+The model knows which column each name was at each LSN. A daemon reads the catalog at any later
+time, continues or restarts, and masks as `Relations` decides. Each value of a hidden column is
+checked by its column number, so a name that passed to another column is a leak.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ steps = st.lists(
               st.integers(0, 5), st.integers(0, 5)),
     min_size=1, max_size=14,
 )  # fmt: skip
-# Of each message: how many steps later the catalog is looked at, and whether the daemon starts new.
+# For each message: how many steps later the catalog is read, and whether the daemon restarts.
 looks = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=14, max_size=14)
 
 
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 def history(chosen: list[tuple[str, int, int]]) -> list[State]:
-    """Return the table at each LSN, from the third column on made by chance."""
+    """Return the table at each LSN, changed at random from step to step."""
     columns = [NumberedColumn(at, name, type_id=25) for at, name in enumerate("abc", 1)]
     states = [State(tuple(columns), has_row=True)]
     for xid, (what, one, other) in enumerate(chosen, 1):
@@ -97,7 +97,7 @@ def test_the_hidden_column_is_never_shown(
         later, restarts = looks[lsn % len(looks)]
         if restarts:
             relations = Relations("shop", [], 0, written)
-        # Time never goes back: who has looked later before, looks no earlier now.
+        # Time never goes back: the catalog is read no earlier than it was read before.
         seen = max(seen, min(len(states) - 1, lsn + later))
         columns = tuple(
             Column(False, c.name, c.type_id, -1)  # noqa: FBT003 - of no key
@@ -110,7 +110,7 @@ def test_the_hidden_column_is_never_shown(
                 relation, facts, {}, LSN(lsn), replaying=False, selection=selection
             )
         except ConfigError:
-            return  # it halts, and nothing is published
+            return  # the daemon halts, and nothing is published
         written += relations.take_numbers()
         for column, told in zip(state.alive, version.columns, strict=True):
             assert told.attnum in (None, column.attnum)

@@ -1,4 +1,4 @@
-"""Any text is a condition of columns and literals, or refused; nothing of it is passed on."""
+"""Any text is either a condition of columns and literals or refused; none is passed on as it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _pieces = st.sampled_from(
      "COPY", "COMMIT", "E'", "U&'", "x'", "||", ".", "[", "{", "\n", "\u00a0", "é"]
 )  # fmt: skip
 _soups = st.lists(_pieces | _TEXTS, max_size=30).map(" ".join) | st.lists(_pieces).map("".join)
-# Of what is written: literals and quoted names first, so that nothing of them is looked at.
+# What may be written: literals and quoted names first, so that their content is not matched.
 _WRITTEN = re.compile(
     r"\(|\)|, | (?:=|<>|<=|>=|<|>|\+|-|\*|/|%|AND|OR|IS|IN|BETWEEN|LIKE|ILIKE|NOT|DISTINCT|FROM"
     r"|NULL|TRUE|FALSE|UNKNOWN|IS NOT|NOT IN|NOT BETWEEN|NOT LIKE|NOT ILIKE)(?= |\))"

@@ -1,4 +1,4 @@
-"""Rows of a binary COPY: the stream's bytes from other frames, in whatever pieces they come."""
+"""Rows of a binary COPY: the stream's bytes from other frames, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def copied(row: Row) -> bytes:
 
 
 class Played:
-    """A connection that gives pieces."""
+    """A connection that returns the given pieces."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
@@ -58,7 +58,7 @@ class Played:
         return self.pieces.pop(0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
     def finish(self) -> None:
         self.finished = True
@@ -79,7 +79,7 @@ def row_cases(draw: st.DrawFn, most: int = 4) -> tuple[Table, list[Row]]:
 
 
 class Reading:
-    """A table's rows on their way into a batch."""
+    """A table's rows on the way to a batch."""
 
     def __init__(
         self, table: Table, capacity: int = 1 << 40, session: Session | None = None
@@ -104,7 +104,7 @@ class Reading:
         ]
 
     def read(self, played: Played, pieces: list[bytes]) -> list[tuple[int, bytes | None, bytes]]:
-        """Return what a COPY that comes in these pieces puts into the batch."""
+        """Return what a COPY that arrives in these pieces puts into the batch."""
         played.pieces, played.finished = pieces, False
         with Copying(played, "COPY") as copying:  # type: ignore[arg-type]
             while chunk := copying.read():
@@ -115,7 +115,7 @@ class Reading:
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """Return the data in pieces that end at these places."""
+    """Return the data in pieces that end at these offsets."""
     ends = sorted({*at, len(data)} - {0})
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -196,7 +196,7 @@ def test_mutated_rows_encode_something_or_raise(
     try:
         records = Reading(table).read(played, [START + message(HEADER + bytes(mutated)) + END])
     except ProtocolError:
-        assert played.finished  # what still comes can't be told from the next answer
+        assert played.finished  # what still arrives can't be told apart from the next answer
     else:
         assert len(records) <= 1
 

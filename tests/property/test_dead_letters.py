@@ -1,4 +1,4 @@
-"""Whatever the row, the limit and the key: pointer and letter fit, and give back the same bytes."""
+"""For any row, limit and key: pointer and letter fit, and restore the same bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_event_comes_back_whole(
     try:
         split = dead.split("t", key, value, limit)
     except ConfigError:
-        # Only where the envelope, the key and placeholders leave no room.
+        # Only if the envelope, the key and placeholders leave no room.
         assert limit < 3_000
         return
     assert split == dead.split("t", key, value, limit)
@@ -89,7 +89,7 @@ USERS = Relation(
 
 
 def message(op: str, row: int, size: int) -> bytes:
-    """Return a frame about a row whose body is so long; every third row's key is too."""
+    """Return a frame about a row with a body of `size`; every third row's key is long too."""
     key = f"{row}-".encode() * (400 if row % 3 == 0 else 1)
     new, old = (key, b"x\x01" * size), OldTuple((key, b"old" * size))
     if op == "c":
@@ -120,7 +120,7 @@ def published(limit: int, frames: list[bytes], cuts: list[int]) -> list[Publishe
 def test_a_log_with_a_limit_tells_what_one_without_tells(
     steps: list[tuple[str, int, int]], cut: int
 ) -> None:
-    """The same events in the same order, by way of the letters, and each record fits."""
+    """The same events in the same order, resolved with the letters, and each record fits."""
     frames = [message(*step) for step in steps]
     limit = 4_000
     whole = published(16 << 20, frames, [])
@@ -138,7 +138,7 @@ def test_a_log_with_a_limit_tells_what_one_without_tells(
     told = sorted(filter(None, (_resolved(each.value, letters) for each in data)), key=_seq)
     assert told == sorted(filter(None, (each.value for each in whole)), key=_seq)
     assert letters.left() == []
-    # A tombstone stands behind its delete in the partition, under the key that this had.
+    # A tombstone follows its delete in the partition, under the delete's key.
     for before, each in itertools.pairwise(data):
         if each.value is None:
             assert (before.key, before.partition) == (each.key, each.partition)

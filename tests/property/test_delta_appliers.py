@@ -1,4 +1,4 @@
-"""Every applier leaves the same rows, whatever comes: held to each other and to a model."""
+"""Every applier leaves the same rows: compared with each other and with a model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BIG = (
 )
 TABLES = {
     "plain": Version(1, "public", "plain", "shop.public.plain", ("id",), BIG, VALUES),
-    # A key of two columns, of which one may be NULL or out of the calendar.
+    # A key of two columns, of which one may be NULL or outside the calendar.
     "odd": Version(2, "public", "odd", "shop.public.odd", ("at", "id"), BIG, VALUES),
     "array": Version(3, "public", "array", "shop.public.array", ("many",), BIG, VALUES),
-    # To Postgres 0 and -0 are one key.
+    # To Postgres 0 and -0 are the same key.
     "zero": Version(4, "public", "zero", "shop.public.zero", ("f",), BIG, VALUES),
     "pair": Version(5, "public", "pair", "shop.public.pair", ("f", "at"), BIG, VALUES),
 }
@@ -42,7 +42,7 @@ ROUNDS = 3
 
 
 class Play:
-    """Random cuts of a table, and what they come to."""
+    """Random cuts of a table, and the rows that result."""
 
     def __init__(self, chance: Random, version: Version) -> None:
         self.chance, self.version = chance, version
@@ -50,7 +50,7 @@ class Play:
         self.model: dict[bytes, Row] = {}
 
     def cut(self) -> Changes:
-        """Return changes of distinct keys, and do the same to the model."""
+        """Return changes of distinct keys, and apply them to the model."""
         chance = self.chance
         truncated = None
         if chance.random() < 0.08:
@@ -77,7 +77,7 @@ class Play:
 
     def row(self) -> Row:
         chance = self.chance
-        # As a key the table tells more dimensions by its text, and the model by its lists.
+        # In a key, the table has a multidimensional array as text, and the model as lists.
         grid = [2] if "many" in self.version.key else [[1], [2]]
         many = chance.choice([None, [1, None], grid, [], "[0:1]={1,2}"])
         row: Row = {
@@ -119,7 +119,7 @@ class Play:
 
 
 def seen(path: str, table: str) -> list[str]:
-    """Return what a reader sees, but for files and order, which a map has none of either."""
+    """Return what a reader sees, without files and order; a map has no order either."""
     rows = read_as_of_arrow(path, [f"public.{table}"]).tables[f"public.{table}"].to_pylist()
     for row in rows:
         row["_exact"] = sorted(row["_exact"] or ())
@@ -127,7 +127,7 @@ def seen(path: str, table: str) -> list[str]:
 
 
 def same_as_model(path: str, play: Play) -> None:
-    """Assert that the store's rows, as the log would write them, are the model's."""
+    """Assert that the store's rows, in the log's form, are the model's."""
     sink = DeltaSink(Settings("shop", "mirror", "shop", path))
     sink.open()
     found = {key: msgspec.json.decode(row) for key, _, row in sink.contents(play.version)}
@@ -143,7 +143,7 @@ def same_as_model(path: str, play: Play) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_appliers_leave_the_same_rows(table: str) -> None:
-    """Changes, deletes, unchanged columns, truncates, a wider version; a process each few cuts."""
+    """Changes, deletes, unchanged columns, truncates, a wider version; a new sink now and then."""
     first = first_seed("LOCKSTEP_DELTA_ROUNDS")
     for seed in range(first, first + ROUNDS):
         with TemporaryDirectory() as lake:
@@ -151,7 +151,7 @@ def test_appliers_leave_the_same_rows(table: str) -> None:
 
 
 def play_on(lake: Path, chance: Random, version: Version, *hows: str, turns: int = 8) -> None:
-    """Play cuts into a lake of each applier; all are as the model after each."""
+    """Play cuts into a lake of each applier; after each, all are equal to the model."""
     play = Play(chance, version)
     sinks = {how: opened(lake, how) for how in hows}
     for turn in range(turns):

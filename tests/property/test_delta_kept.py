@@ -1,4 +1,4 @@
-"""Mirrors that keep what others drop: every version of a row, or deleted rows, marked."""
+"""Mirrors that keep what others drop: every version of a row, or deleted rows, flagged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stored(path: Path) -> list[dict[str, Any]]:
 
 
 def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
-    """Return the seq of each row that held at an LSN, by id."""
+    """Return the seq of each row that was valid at an LSN, by id."""
     held = [
         each
         for each in rows
@@ -54,7 +54,7 @@ def as_of(rows: list[dict[str, Any]], lsn: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("seed", range(first_seed("LOCKSTEP_DELTA_ROUNDS"), first_seed() + 4))
 def test_a_history_holds_every_state_that_the_table_had(tmp_path: Path, seed: int) -> None:
-    """Deletes, truncates and values that were not sent too, however the changes are cut."""
+    """Also deletes, truncates and values that were not sent, however the changes are cut."""
     chance = Random(seed)
     settings = Settings(
         "shop", "mirror", "shop", str(tmp_path), history=frozenset({"public.users"})
@@ -101,7 +101,7 @@ def test_a_history_holds_every_state_that_the_table_had(tmp_path: Path, seed: in
 
 
 def test_a_deleted_row_stays_marked_with_its_last_values(tmp_path: Path) -> None:
-    """And is a row again when it comes back."""
+    """And is a normal row again when it is recreated."""
     settings = Settings("shop", "mirror", "shop", str(tmp_path), soft=True)
     sink = DeltaSink(settings)
     sink.open()

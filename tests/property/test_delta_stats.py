@@ -1,4 +1,4 @@
-"""A file's bounds hold every value of it, in the order that its readers compare by."""
+"""A file's bounds include every value in it, in the order that its readers compare by."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sinks.delta.actions import Files, put_version
 from sinks.delta.lake import Commit
 from sinks.delta.stats import Stats
 
-# Characters around those at which text is cut and compared: also the last one.
+# Characters around the limits at which text is cut and compared, including the last one.
 TEXT = st.text(st.sampled_from("a\x7f\xe9\ud7ff\ue000\U0001f600\U0010ffff"), max_size=34)
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-(2**15), 2**15 - 1),
@@ -40,7 +40,7 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def read(bound: object, kind: pa.DataType) -> Any:  # noqa: ANN401 - any type's
-    """Return a bound as a reader takes it."""
+    """Return a bound as a reader interprets it."""
     if pa.types.is_timestamp(kind):
         return datetime.fromisoformat(str(bound))
     return date.fromisoformat(str(bound)) if pa.types.is_date(kind) else bound
@@ -81,7 +81,7 @@ def test_only_the_first_columns_are_told_of() -> None:
 
 
 def test_an_upload_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In more parts than one, by an object store in this process' memory."""
+    """In more than one part, with an in-memory object store."""
     monkeypatch.setattr(parts, "_GROUP_BYTES", 10 << 20)
     schema = pa.schema([("id", pa.int64())])
     files = Files("memory:///table", {})

@@ -1,4 +1,4 @@
-"""Record batches and varints: read back, they are what was written, whatever it was."""
+"""Record batches and varints: any value, read back, is what was written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FRAME = struct.Struct("!qiibIhiqqqhii")
 
 
 def crc32c(data: bytes) -> int:
-    """Castagnoli's polynomial, a bit at a time: no code of the module under test."""
+    """Compute Castagnoli's polynomial bit by bit: no code of the module under test."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -35,7 +35,7 @@ def nullable(reader: Reader) -> bytes | None:
 
 
 def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Return a batch's head and records; the length and the sum must be right."""
+    """Return a batch's head and records; the length and the checksum must be right."""
     (offset, length, leader, magic, crc, attributes, last, first_ms, most_ms, who, epoch, number,
      count) = _FRAME.unpack_from(batch)  # fmt: skip
     assert (offset, leader, magic, attributes & ~1) == (0, -1, 2, 0x10)
@@ -96,7 +96,7 @@ def test_a_varint_read_back_is_what_was_written(value: int) -> None:
     reader = Reader(wire.varint(value))
     found = reader.varint()
     reader.end()
-    # Zigzag's largest takes all 64 bits.
+    # Zigzag's largest value takes all 64 bits.
     assert found == value
 
 
@@ -105,7 +105,7 @@ def test_a_string_read_back_is_what_was_written(text: str | None) -> None:
     try:
         data = wire.string(text)
     except UnicodeEncodeError:
-        return  # half of a surrogate pair is no text
+        return  # half of a surrogate pair is not valid text
     reader = Reader(data)
     assert reader.string() == text
     reader.end()

@@ -1,7 +1,7 @@
-"""Documents of random histories equal those that brute force makes of each frontier's rows.
+"""Documents of random histories equal those computed by brute force at each frontier.
 
-Parents, children and grandchildren are written, moved, deleted, given other keys and truncated; the
-cuts are made at random. Documents are only ever changed by what a cut says of them.
+Parents, children and grandchildren are written, moved, deleted, given other keys and truncated;
+cuts are random. Documents are changed only by what a cut contains.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DOCUMENTS: Final = {
         children={
             "items": _ITEMS,
             "buyer": Document(table="shop.people", by={"id": "person"}, one=True),
-            # The same table twice, and through a column that is no key.
+            # The same table twice, and through a column that is not a key.
             "others": Document(
                 table="shop.orders", by={"person": "person"}, columns=("id",), order=("note",)
             ),
@@ -109,7 +109,7 @@ def expected(name: str, world: World) -> dict[str, Any]:
 def _document(document: Document, row: dict[str, Any], world: World) -> dict[str, Any]:
     shown = document.columns or tuple(COLUMNS[document.table])
     if not document.by:
-        shown = (*KEYS[document.table], *shown)  # whatever is chosen
+        shown = (*KEYS[document.table], *shown)  # always, regardless of the chosen columns
     made = {name: _shown(row[name]) for name in shown}
     for name, child in document.children.items():
         rows = [
@@ -142,7 +142,7 @@ def arrow(name: str, table: Table) -> pa.Table:
 
 @dataclass
 class ArrowTables:
-    """`jobs.documents.kinds.Tables`, the plain way."""
+    """A simple implementation of `jobs.documents.kinds.Tables`."""
 
     world: World
     rows: dict[Node, NodeRows]
@@ -170,7 +170,7 @@ class ArrowTables:
 
 @dataclass
 class Deltas:
-    """Tables in Delta, a version more wherever a frontier changed them."""
+    """Tables in Delta, with one more version wherever a frontier changed them."""
 
     path: Path
     places: dict[str, Place] = field(default_factory=dict)
@@ -235,7 +235,7 @@ _steps = st.one_of(
     st.tuples(st.just("put"), _rows),
     st.tuples(st.just("put"), _rows),
     st.tuples(st.just("delete"), _rows),
-    # A changed key: another row's place, with this row's values.
+    # A changed key: the row takes another row's key, with its own values.
     st.tuples(st.just("rekey"), _rows),
     st.tuples(st.just("truncate"), st.sampled_from(sorted(COLUMNS))),
     st.tuples(st.just("cut"), st.none()),

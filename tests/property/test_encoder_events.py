@@ -1,4 +1,4 @@
-"""The compiled encoders against a slow reading of the contract, and against bytes nobody writes."""
+"""The compiled encoders against a slow reading of the contract, and against malformed bytes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def session_in_transaction(table: Table) -> Session:
 
 
 def parsed(text: bytes | None) -> Any:  # noqa: ANN401 - any JSON
-    """Return a JSON text's value; members keep their order, and no name may come twice."""
+    """Return a JSON text's value; members keep their order, and no name may occur twice."""
     if text is None:
         return None
 
@@ -77,7 +77,7 @@ def expected_records(table: Table, rows: list[RowMessage]) -> list[Expected]:
 
 
 def in_order(published: list[Published]) -> list[Expected]:
-    """Return the records in the order of seq, each tombstone behind the event before it."""
+    """Return the records in the order of seq, each tombstone after its event."""
     found, seq = [], 0
     for number, record in enumerate(published):
         value = parsed(record.value)
@@ -102,7 +102,7 @@ def test_events_are_what_the_contract_says(case: tuple[Table, list[RowMessage]])
         after = parsed(one.value)["after"] if one.value else None
         assert after is None or [*after] == [column.name for column in table.relation.columns]
     assert session.batch.bytes == sum(len(one.value or b"") for one in published)
-    # Frontiers tell events, so tombstones must not be among them.
+    # Frontiers count events, so tombstones must not be among them.
     events = Counter((one.topic, one.partition) for one in published if one.value is not None)
     assert session.batch.close() == events
     assert events.total() == session.sequencer.seq

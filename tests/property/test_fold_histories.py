@@ -1,8 +1,8 @@
-"""The fold gives back what a history did, and finds every fault injected into its log.
+"""The fold reproduces the result of a history, and finds every fault injected into its log.
 
 A history is a random sequence of source transactions over a keyed table with unchanged columns, one
-with a composite key and a keyless one. It is written down as docs/EVENTS.md says, with frontier
-records and the offsets that Kafka's control records take; then one fault is put in.
+with a composite key and a keyless one. It is written as docs/EVENTS.md specifies, with frontier
+records and the offsets that Kafka's control records take; then one fault is injected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACEHOLDER = "__debezium_unavailable_value"
 
 @dataclass
 class Rec:
-    """A record as a reader gets it; mutable, so that a fault can be put in."""
+    """A record as a reader receives it; mutable, so that a fault can be injected."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class Rec:
 
 @dataclass
 class Log:
-    """The log of a history, as the contract says it must look, and what the tables hold."""
+    """The log of a history, as the contract requires it, and the content of the tables."""
 
     chance: random.Random
     records: list[Rec] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Log:
         self.ends[place] = offset + 1
 
     def cut(self, touched: Counter[tuple[str, int]]) -> None:
-        """End a Kafka transaction: its control records take an offset each, then a frontier."""
+        """End a Kafka transaction: its control records take one offset each, then a frontier."""
         for place in touched:
             self.ends[place] += 1
         ends = tuple(PartitionEnd(*place, self.ends[place], n) for place, n in touched.items())
@@ -95,7 +95,7 @@ def key_of(table: str, row: Row) -> bytes | None:
 
 
 def change(log: Log) -> None:
-    """Make one random change to the tables and write it into the log."""
+    """Make one random change to the tables and write it to the log."""
     log.ordinal += 1
     chance = log.chance
     table = chance.choice(("users", "users", "follows", "clicks"))
@@ -111,7 +111,7 @@ def change(log: Log) -> None:
 
 
 def change_clicks(log: Log) -> None:
-    """Change the keyless table, whose old rows are sent whole."""
+    """Change the keyless table, whose old rows are complete."""
     new = {"url": f"/{log.chance.randrange(3)}", "ms": 1.5}
     what = log.chance.choice("ccud") if log.clicks else "c"
     if what == "c":
@@ -151,7 +151,7 @@ def change_keyed(log: Log, table: str, rows: dict[bytes, Row]) -> None:
 
 
 def history(chance: random.Random, transactions: int) -> Log:
-    """Return the log of that many source transactions, cut at random between them."""
+    """Return the log of `transactions` source transactions, cut at random between them."""
     log = Log(chance)
     for _ in range(transactions):
         log.commit += chance.randrange(48, 500)
@@ -191,7 +191,7 @@ def seed() -> st.SearchStrategy[random.Random]:
 @settings(max_examples=60, deadline=None)
 @given(seed(), st.integers(0, 60))
 def test_a_history_folds_to_its_tables_without_findings(chance: random.Random, n: int) -> None:
-    """Whatever the interleaving of the partitions."""
+    """For any interleaving of the partitions."""
     log = history(chance, n)
     folded = fold(log)
     assert folded.findings == ()
@@ -213,14 +213,14 @@ def drop_tombstone(log: Log) -> None:
 
 
 def duplicate(log: Log) -> None:
-    """Write an event once more at the end of its partition."""
+    """Write an event a second time at the end of its partition."""
     record = log.chance.choice([r for r in log.records if r.value is not None])
     place = (record.topic, record.partition)
     log.records.append(Rec(*place, log.ends[place], record.key, record.value))
 
 
 def swap(log: Log) -> None:
-    """Let two events of one partition change places."""
+    """Swap two events of one partition."""
     events = [r for r in log.records if r.value is not None]
     one = log.chance.choice(
         [
@@ -236,7 +236,7 @@ def swap(log: Log) -> None:
 
 
 def stray(log: Log) -> None:
-    """Send a later event of a key elsewhere, as a changed partitioner would."""
+    """Send a later event of a key to another partition, as a changed partitioner would."""
     seen: set[tuple[str, bytes]] = set()
     later = []
     for record in log.records:
@@ -252,7 +252,7 @@ def stray(log: Log) -> None:
 
 
 def tear(log: Log) -> None:
-    """Cut through a source transaction, with counts and offsets that agree with each other."""
+    """Cut inside a source transaction, with counts and offsets that agree with each other."""
     sources = {}
     for record in log.records:
         if record.value is not None:
@@ -291,13 +291,13 @@ def lose_last_frontier(log: Log) -> None:
 
 
 def claim_too_much(log: Log) -> None:
-    """Put a frontier's LSN behind a commit whose events come in a later cut."""
+    """Set a frontier's LSN above a commit whose events are in a later cut."""
     frontier = log.frontiers[0]
     log.frontiers[0] = frontier._replace(lsn=LSN(log.commit + 1))
 
 
 def lose_transaction(log: Log) -> None:
-    """Lose a whole source transaction."""
+    """Lose a complete source transaction."""
     lost = log.chance.choice(log.records)
     while lost.value is None:
         lost = log.chance.choice(log.records)
@@ -328,7 +328,7 @@ FAULTS: list[Callable[[Log], None]] = [
 @settings(max_examples=30, deadline=None)
 @given(chance=seed())
 def test_every_fault_is_found(fault: Callable[[Log], None], chance: random.Random) -> None:
-    """And told without any row's values."""
+    """And reported without any row's values."""
     log = history(chance, 60)
     fault(log)
     findings = fold(log).findings

@@ -1,7 +1,7 @@
-"""Frontier records over random batches, failed commits and crashes tell exactly what is there.
+"""Frontier records over random batches, failed commits and crashes match the log exactly.
 
 The log is a model: per partition its records' offsets, with the gaps that transaction markers take.
-A Kafka transaction commits whole or not at all; a crash forgets all but the log.
+A Kafka transaction commits completely or not at all; only the log survives a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLACES: list[Place] = [("p.a.t", 0), ("p.a.t", 1), ("p.a.u", 0)]
 
 
 class Log:
-    """A broker's view: what committed, and where each partition ends."""
+    """The broker's state: what committed, and where each partition ends."""
 
     def __init__(self) -> None:
         self.resume: ResumePosition = position()
@@ -32,7 +32,7 @@ class Log:
     def commit(
         self, resume: ResumePosition, events: dict[Place, int], frontier: FrontierRecord | None
     ) -> dict[Place, int]:
-        """Take a whole Kafka transaction; return the ends of its partitions."""
+        """Apply a complete Kafka transaction; return the ends of its partitions."""
         self.resume = resume
         ends = {}
         for place, count in events.items():
@@ -48,7 +48,7 @@ class Log:
 
 
 def check(log: Log) -> None:
-    """Each frontier says how many events lie between it and the one before, and where it ends."""
+    """Each frontier has the number of events since the previous one, and the end offsets."""
     seen, at = dict.fromkeys(PLACES, 0), dict.fromkeys(PLACES, 0)
     for frontier in log.frontiers:
         for topic, number, end, events in frontier.partitions:
@@ -91,7 +91,7 @@ def test_frontiers_count_every_event_once_and_stand_on_boundaries(seed: int, ste
             seq=seq,
             pending=frontiers.add(events),
         )
-        if chance.random() < 0.2:  # the commit fails: its session ends, and nothing of it is there
+        if chance.random() < 0.2:  # the commit fails: its session ends, and the log has none of it
             pending = [(topic, number) for topic, number, _ in log.resume.pending]
             frontiers = Frontiers("p", 1, log.resume, {place: log.ends[place] for place in pending})
             seq = log.resume.seq
@@ -102,7 +102,7 @@ def test_frontiers_count_every_event_once_and_stand_on_boundaries(seed: int, ste
         frontiers.acknowledged(log.resume, ends)
         assert not frontiers.fallen
         check(log)
-    # What no frontier covers is covered by the next that may be written.
+    # The next frontier covers what none covers yet.
     if not log.resume.open:
         pending = [(topic, number) for topic, number, _ in log.resume.pending]
         ends = {place: log.ends[place] for place in pending}

@@ -1,4 +1,4 @@
-"""However small the pieces of a large cut are: gathered, they are what the cut has done."""
+"""However small the pieces of a large cut are: gathered, they are the cut's result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gathering(MemorySink):
 
 
 class InPieces(Following):
-    """Takes each cut as `jobs.large` does, a partition after another, in the order of `mix`."""
+    """Takes each cut as `jobs.large` does, one partition after another, in the order of `mix`."""
 
     mix: Callable[[Partitions], None]
 
@@ -84,7 +84,7 @@ class InPieces(Following):
 
 
 def is_in_order(partitions: Partitions) -> bool:
-    """Return whether a partition alone can't tell: as the first reading finds by its counts."""
+    """Return whether one partition is not enough: `jobs.large` decides by its first counts."""
     if len({parsed(value).source.epoch for _, values in partitions for value in values}) > 1:
         return True
     for keys, values in partitions:
@@ -143,7 +143,7 @@ def test_gathered_pieces_are_the_databases_state(
 def test_what_tasks_write_is_the_databases_state(
     *, seed: int, transactions: int, events: int, limit: int, widened: bool
 ) -> None:
-    """Executors write to a store of whole rows, a partition each, one sooner than another."""
+    """Executors write to a store of complete rows, one partition each, at different times."""
     chance = Random(seed)
     world = made(chance, transactions, limit, begun=True, widened=widened)
     following = InPieces(world, whole_rows=True, histories=frozenset())

@@ -1,4 +1,4 @@
-"""Live snapshots add little to the stream's latency, and are no slower for a broker far away."""
+"""Incremental snapshots add little latency to the stream; a distant broker does not slow them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STEP = 0.001
 _SETTLED = 5.0
 _SECONDS = 15.0
 _READ_SECONDS = 0.005
-# What nine chunks in ten may add.
+# How many seconds nine chunks in ten may add at most.
 _ADDED = 0.1
 
 
 def play(alone: Callable[[float], float], row_seconds: float) -> tuple[float, list[float]]:
-    """Let chunks be read beside a stream that takes `alone` by itself, at each time.
+    """Read chunks alongside a stream whose own latency is `alone`, at each time.
 
-    Return the rows a second, and what each chunk has added, once settled.
+    Return the rows per second, and what each chunk has added, once settled.
     """
     governor = Governor()
     now = free_at = 0.0
@@ -56,12 +56,12 @@ def test_chunks_add_little_however_long_the_stream_takes_by_itself(
 ) -> None:
     rate, added = play(lambda _: alone, row_seconds)
     assert added[len(added) * 9 // 10] <= _ADDED
-    # A hundred rows at a time and a pause would be 250 a second.
+    # A hundred rows at a time and a pause would be 250 per second.
     assert rate >= 2_000
 
 
 def test_a_stream_that_falls_behind_gets_the_room() -> None:
-    """It takes ever longer: no broker far away."""
+    """Its latency keeps growing: the cause is not a distant broker."""
     rate, _ = play(lambda now: now, 1e-5)
     assert 0 < rate < 200
 

@@ -1,4 +1,4 @@
-"""However a table changes while it is read in chunks, the log ends as the table, TOAST included."""
+"""However a table changes while it is read in chunks, the log ends equal to it, with TOAST."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE = 5_000
 
 
 class Daemon:
-    """The sequencer and the live snapshots, as the pipeline drives them, over a model."""
+    """The sequencer and the incremental snapshots, as the pipeline drives them, over a model."""
 
     def __init__(self, chance: Random, database: Database) -> None:
         self.chance, self.database = chance, database
@@ -37,7 +37,7 @@ class Daemon:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a session from what was committed."""
+        """Start a session from what was committed."""
         self.session = Session(self.log.resume, KEYS, known=list(self.log.schemas), max_events=MANY)
         self.worker = Worker()
         verifier = Verifier(_CONFIG, _SERVER, Refusals(), dict)
@@ -61,7 +61,7 @@ class Daemon:
         self.frames: list[bytes] = []
 
     def read(self) -> None:
-        """Take some frames of the stream, wherever they end."""
+        """Take some frames of the stream, at any boundary."""
         if not self.frames and self.at < len(self.database.wal):
             self.frames = self.database.wal[self.at].frames
             self.at += 1

@@ -49,7 +49,7 @@ FIXED = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size
 
 
 class Masking(Session):
-    """A session under a selection."""
+    """A session with a selection."""
 
     def __init__(self, table: Table, selection: TableSelection) -> None:
         super().__init__(position(), {table.relation.relation_id: table.primary_key})
@@ -79,7 +79,7 @@ def published(table: Table, rows: list[RowMessage], selection: TableSelection) -
 
 
 def events(records: list[Published]) -> list[tuple[Any, Any]]:
-    """Return key and event of every record that is one, by seq."""
+    """Return key and event of every record that is an event, by seq."""
     pairs = [
         (None if r.key is None else json.loads(r.key), json.loads(r.value))
         for r in records
@@ -102,7 +102,7 @@ def masks(draw: st.DrawFn, table: Table) -> dict[str, Mask]:
 
 
 def select(chosen: dict[str, Mask]) -> TableSelection:
-    # Exact: a drawn name may hold stars and quotes.
+    # Exact: a drawn name may contain stars and quotes.
     return ALL._replace(masks=tuple((NamePattern(n, n, None), m) for n, m in chosen.items()))
 
 
@@ -132,7 +132,7 @@ def texts_of(rows: list[RowMessage], index: int) -> list[bytes]:
 def check_row(
     table: Table, rows: list[RowMessage], mask: dict[str, Mask], plain: Row, row: Row
 ) -> None:
-    """Compare a masked key, before or after with the one that has no masks."""
+    """Compare a masked key, before or after with its unmasked counterpart."""
     if plain is None or row is None:
         assert row is plain
         return
@@ -163,7 +163,7 @@ def check_row(
 def test_a_mask_changes_its_column_and_nothing_else(
     case: tuple[Table, list[RowMessage], dict[str, Mask]],
 ) -> None:
-    """Also which changes are changes of key, and so how many events there are, stays the same."""
+    """It also changes neither which changes are key changes nor the number of events."""
     table, rows, chosen = case
     plain = events(published(table, rows, ALL))
     masked = events(published(table, rows, select(chosen)))
@@ -177,7 +177,7 @@ def test_a_mask_changes_its_column_and_nothing_else(
 
 # --- secrets ---
 
-# Type and a way to write a value that occurs nowhere by chance.
+# Type and a way to write a value that never occurs by chance.
 SECRETS: dict[int, st.SearchStrategy[str]] = {
     25: st.text('sécret"\\%{}😀\n', min_size=12, max_size=20).map(lambda t: f"<<{t}>>"),
     20: st.integers(10**17, 9 * 10**17).map(str),
@@ -196,7 +196,7 @@ SECRETS: dict[int, st.SearchStrategy[str]] = {
 
 @st.composite
 def secrets(draw: st.DrawFn) -> tuple[Table, list[RowMessage], dict[str, Mask]]:
-    """Draw changes of a table whose every column but the first is masked and holds secrets."""
+    """Draw changes of a table whose columns except the first are masked and hold secrets."""
     identity = draw(st.sampled_from([ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL]))
     key = ("id", "s0")
     types = draw(st.lists(st.sampled_from(sorted(SECRETS)), min_size=2, max_size=5))

@@ -1,4 +1,4 @@
-"""The decoder against every message a writer can write, and against bytes that nobody writes."""
+"""The decoder against every message a writer can write, and against malformed bytes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ booleans = st.booleans()
 
 @st.composite
 def framed(draw: st.DrawFn) -> tuple[Message, bool, bool]:
-    """Draw a message with the facts that the caller of `decode` must know about its place."""
+    """Draw a message with the facts that the caller of `decode` must know about its context."""
     inside, parallel = draw(booleans), draw(booleans)
     if inside:
         return draw(in_stream), inside, parallel
@@ -133,12 +133,12 @@ def test_every_trailing_byte_raises(case: tuple[Message, bool, bool], trailing: 
 
 
 def assert_decodes_faithfully_or_raises(payload: bytes, *, inside: bool, parallel: bool) -> None:
-    """Whatever is accepted is understood to the last byte: written again, it is the same."""
+    """Whatever is accepted is understood completely: written again, the bytes are the same."""
     try:
         message = decode(payload, in_stream=inside, parallel=parallel)
     except ProtocolError:
         return
-    # The one name with two spellings: Postgres shortens it, and never sends it whole.
+    # The one name with two spellings: Postgres shortens it, and never sends the long one.
     if b"pg_catalog" not in payload:
         assert encode(message) == payload
 

@@ -1,4 +1,4 @@
-"""A place in Redis tells, for any values, the keys whose row may be there."""
+"""From a place in Redis follow, for any values, the keys whose row may be there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever the history and wherever it is cut: reduced and written, it is the database's state.
+"""For any history and any cuts: reduced and written, it is the database's state.
 
-At every frontier, with a sink that keeps what is not sent and with one that wants whole rows; the
-quick way and the one in order agree; and the fold, which knows nothing of cuts, ends with the same.
+At every frontier, with a sink that keeps what is not sent and with one that needs complete rows.
+The quick way and the ordered one agree; and the fold, which ignores cuts, ends with the same rows.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Torn(Exception):  # noqa: N818 - no error: the writer's death
 
 
 class Frail(MemorySink):
-    """Writes change by change, in the order given, and dies where it is told to."""
+    """Writes one change after another, in the given order, and dies after `left` changes."""
 
-    left = 0  # changes until then; 0: it lives
+    left = 0  # changes until its death; 0: it does not die
 
     def write(self, changes: Changes) -> int:
         if changes.version.name in self.histories():
@@ -95,7 +95,7 @@ class Frail(MemorySink):
 
 
 class Following:
-    """A sink in memory, brought from frontier to frontier as `jobs.following` does it."""
+    """A sink in memory, moved from frontier to frontier as `jobs.following` does it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Following:
 
     @staticmethod
     def letters(records: list[Record]) -> Whole:
-        """Return what the dead letters among the records are asked by, each once at least."""
+        """Return the lookup of the dead letters among the records, each at least once."""
         letters = Letters()
         for record in records:
             if record.topic == DEAD:
@@ -145,14 +145,14 @@ class Following:
 
 
 def both_ways(partitions: Partitions, bounds: Bounds, letter: Whole) -> None:
-    """Expect the quick way, where it can, to say what the one in order says."""
+    """Expect the quick way, if it can handle the events, to agree with the ordered one."""
     with suppress(NeedsOrderError):
         quick = newest(partitions, bounds)
         same(quick, in_order(partitions, bounds, letter=letter, rows=lambda *_: {}))
 
 
 def same(one: Reduced, other: Reduced) -> None:
-    """Expect both ways to say the same, but for the order of keys and what stands for no value."""
+    """Expect equal results, except for the order of keys and placeholders for missing values."""
     told = []
     for reduced in (one, other):
         rows = []
@@ -236,7 +236,7 @@ def test_every_frontier_is_the_databases_state(
 def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
     *, seed: int, transactions: int, whole_rows: bool, begun: bool, widened: bool
 ) -> None:
-    """Though it is torn off again; but for keys that have changed places all around."""
+    """Even if interrupted again; except if keys have swapped places in a cycle."""
     chance = Random(seed)
     world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
     following = Following(world, whole_rows=whole_rows, histories=frozenset())
@@ -256,7 +256,7 @@ def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
 def made(
     chance: Random, transactions: int, limit: int, *, begun: bool, widened: bool = False
 ) -> World:
-    """Return a history; a `widened` one has an epoch more, that begins anywhere in it."""
+    """Return a history; a `widened` one has one more epoch, which starts anywhere in it."""
     world = World(chance, limit)
     when = chance.choice(("snapshot", "stream", "stream")) if widened else ""
     if begun:
@@ -277,7 +277,7 @@ def expect(store: Memory, state: dict[str, Any], but: frozenset[str] = frozenset
 
 
 def test_the_newest_is_the_one_of_the_highest_seq() -> None:
-    """Not the one of the highest partition, nor the one that is given last."""
+    """Not the one of the highest partition, nor the one given last."""
     key = b'{"id":1}'
     older, newer = (([key], [_event(seq, {"id": 1, "name": str(seq)})]) for seq in (3, 10))
     gone = ([key], [_event(12, None, op="d")])
@@ -321,7 +321,7 @@ def _event(
 def test_the_order_in_which_events_are_given_is_nothing(
     *, seed: int, transactions: int, begun: bool, widened: bool
 ) -> None:
-    """Partitions in any order, events of each in any order: both ways find what seq says."""
+    """Partitions in any order, events of each in any order: both ways order them by seq."""
     chance = Random(seed)
     world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
     for bounds, records, _ in Cuts(world, chance):
@@ -346,7 +346,7 @@ def shuffled(
 
 
 def test_an_event_of_another_cut_is_a_gap() -> None:
-    """Another log stands where the frontiers' was, whatever the counts say."""
+    """The frontiers belong to another log, even if the counts match."""
     world = World(Random(3), 1 << 24).run(6)
     partitions = by_table(world.records)[USERS]
     for bounds in (Bounds(0, 3), Bounds(world.seq, world.seq + 100)):
@@ -355,7 +355,7 @@ def test_an_event_of_another_cut_is_a_gap() -> None:
 
 
 def test_what_nobody_knows_is_told_as_unknown() -> None:
-    """Both ways: the store has lost the row, or never had it; a shape that needs it shows none."""
+    """Both ways: the store lost the row or never had it. A shape that needs it has no output."""
     event = {
         "op": "u",
         "after": {"id": 1, "name": "Ada", "body": "__debezium_unavailable_value", "note": "?"},

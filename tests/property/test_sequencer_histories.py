@@ -46,13 +46,13 @@ class Log:
         sequencer.cut()
 
     def may_cut(self, session: Session) -> bool:
-        """With events to write, or at rest where no transaction is cut."""
+        """With events to write, or between source transactions if none is split."""
         sequencer = session.sequencer
         rests = not sequencer.in_transaction and not sequencer.place.open
         return sequencer.events > 0 or rests
 
     def first_uncovered(self, history: History) -> int:
-        """Return the latest transaction that a replay may begin at."""
+        """Return the latest transaction that a replay may start at."""
         for index, transaction in enumerate(history):
             if transaction.final_lsn >= self.resume.end_lsn:
                 return index
@@ -147,7 +147,7 @@ def test_a_replay_of_what_the_log_holds_publishes_nothing(history: History, sinc
 def test_an_idle_move_of_the_end_lsn_covers_what_went_before(
     history: History, chance: Random
 ) -> None:
-    """At rest the resume record moves to a keepalive's WAL end, up to the next commit's record."""
+    """When idle, the resume record moves to a keepalive's WAL end, at most to the next commit."""
     at = chance.randint(1, len(history))
     log = Log()
     session = log.session()

@@ -1,9 +1,9 @@
-"""The spool gives back exactly what survives, whatever nests, interleaves and is aborted.
+"""The spool returns exactly what survives, however transactions nest, interleave and abort.
 
 Backends are simulated as Postgres runs them: savepoints nest, an xid is assigned with the first
-write and the parents' before it, an abort takes the children along that were released into it. What
-is streamed lags behind what was written; what is aborted before it was streamed is never told. The
-model is a list of runs, each tagged with who wrote it.
+write and the parents' before it, an abort includes the children that were released into it. What is
+streamed lags behind what was written; what is aborted before it was streamed is never reported. The
+model is a list of runs, each with its writer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sub:
 
 
 class Backend:
-    """One session's open transaction, and what of it the spool must give back."""
+    """One session's open transaction, and what of it the spool must return."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -60,7 +60,7 @@ class Backend:
         self.waiting.append((self.stack[-1], self.world.chance.randbytes(length)))
 
     def stream(self) -> None:
-        """Send what waits, in runs of one subtransaction, as one append or several."""
+        """Send what is waiting, in runs of one subtransaction, as one append or several."""
         for sub, data in self.waiting:
             sub.streamed = True
             self.world.spool.append(self.top, self.xid(sub), memoryview(data))
@@ -76,7 +76,7 @@ class Backend:
             self.stack.pop()
 
     def rollback(self) -> None:
-        """Roll back to the innermost savepoint: it and all that was released into it."""
+        """Roll back to the innermost savepoint: it and everything released into it."""
         if len(self.stack) == 1:
             return
         sub = self.stack.pop()
@@ -101,7 +101,7 @@ class Backend:
         at = 0
         for chunk in chunks:
             at += len(chunk)
-            assert at in ends  # no message is cut
+            assert at in ends  # no message is split
             longest = max(len(data) for _, data in self.kept)
             assert len(chunk) < spool.CHUNK_BYTES + longest
         assert all(len(chunk) >= spool.CHUNK_BYTES for chunk in chunks[:-1])
@@ -117,7 +117,7 @@ class Backend:
 
 
 class World:
-    """Some backends over one spool."""
+    """Some backends that share one spool."""
 
     def __init__(self, directory: Path, memory_bytes: int, seed: int, first_xid: int) -> None:
         self.spool = Spool(directory, memory_bytes=memory_bytes)

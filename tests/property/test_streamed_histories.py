@@ -1,10 +1,10 @@
-"""Streamed before their commit or whole behind it, transactions become the same records.
+"""Streamed before their commit or complete after it, transactions become the same records.
 
-A walsender is played that streams some of a history's transactions: in blocks among those of others
-and among whole transactions, with an origin at each block's head, every table described once a
-transaction and again after each abort that is told, rows of savepoints that are rolled back, also
-nested and over several blocks, transactions that are rolled back altogether, keepalives and notices
-anywhere, and the bytes cut anywhere. The real intake takes it.
+The simulated walsender streams some of a history's transactions: in blocks among those of others
+and among complete transactions, with an origin at each block's start, every table described once
+per transaction and again after each reported abort, rows of savepoints that are rolled back, also
+nested and over several blocks, fully aborted transactions, keepalives and notices anywhere, and the
+bytes cut anywhere. The real intake takes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.property.played import NOTICE, PlayedStream, cut, keepalive
 from tests.property.stream import DATABASE, EPOCH, MANY, PREFIX, Session, frame
 from tests.property.test_sequencer_histories import Log, by_partition
 
-_MOOD: Final = 90_001  # the type of histories' that is not built in
+_MOOD: Final = 90_001  # the user-defined type in histories
 _SUBS: Final = 1_000  # xids of one transaction's savepoints
 _BETWEEN: Final = (keepalive(0), NOTICE)
 
@@ -58,7 +58,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def told_history(seed: int, transactions: int) -> History:
-    """Return a history with logical messages in some transactions, of larger xids."""
+    """Return a history with logical messages in some transactions, with larger xids."""
     chance, made = Random(f"{seed}/messages"), []
     for transaction in history_of(seed, transactions):
         steps = list(transaction.steps)
@@ -75,14 +75,14 @@ def told_history(seed: int, transactions: int) -> History:
 
 @dataclass
 class Block:
-    """Rows and their writers, and whose aborts are told behind them."""
+    """Rows and their writers, and the aborts that are reported after them."""
 
     items: list[tuple[int, Step]] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
 
 
 class Streamed:
-    """One transaction on its way: what its blocks hold, and what has been told in it."""
+    """One transaction being streamed: what its blocks contain, and what was described in it."""
 
     def __init__(self, transaction: Transaction, chance: Random, *, doubtful: bool) -> None:
         self.xid = transaction.xid
@@ -96,10 +96,10 @@ class Streamed:
         self.blocks = list(self._planned(transaction, doubtful=doubtful))
 
     def commit(self, told: dict[int, Relation]) -> None:
-        """Note which tables Postgres takes to be known to the session from here on."""
+        """Update which tables Postgres believes that the session knows from now on."""
         for relation_id, relation in self._ever_told.items():
             if told.get(relation_id) != relation:
-                # What made it another than it was made Postgres forget the one of before.
+                # The change of description made Postgres forget the previous one.
                 told.pop(relation_id, None)
         told |= self._told
 
@@ -111,7 +111,7 @@ class Streamed:
             kept = doubtful and chance.random() < 0.3
             writer = self._sub() if kept else self.xid
             block = Block([(writer, left.pop(0)) for _ in range(chance.randint(0, 3)) if left])
-            # Of what is of no table, a savepoint's is not told from the transaction's own.
+            # Messages without a table do not show whether a savepoint wrote them.
             self.in_doubt |= kept and any(step.relations for _, step in block.items)
             if junk and chance.random() < 0.4:
                 yield from self._undone(block, junk, told=not (doubtful and chance.random() < 0.3))
@@ -119,7 +119,7 @@ class Streamed:
                 yield block
 
     def _undone(self, block: Block, junk: list[Step], *, told: bool) -> Iterator[Block]:
-        """Yield the block with rows that are rolled back behind it, or behind a next one."""
+        """Yield the block with rows that are rolled back after it, or after the next one."""
         chance = self._chance
         subs = [self._sub() for _ in range(chance.randint(1, 3))]
         self.in_doubt |= not told
@@ -128,7 +128,7 @@ class Streamed:
         first = chance.randint(0, len(rows))
         block.items += rows[:first]
         yield block
-        # An abort is told of whoever's rows were streamed.
+        # An abort is reported for every savepoint with streamed rows.
         aborts = [sub for sub in subs if sub in written] if told else []
         chance.shuffle(aborts)
         yield Block(rows[first:], aborts)
@@ -138,7 +138,7 @@ class Streamed:
         return self._newest
 
     def next_block(self) -> Iterator[bytes]:
-        """Yield the next block, and the aborts that are told behind it."""
+        """Yield the next block, and the aborts that are reported after it."""
         block = self.blocks.pop(0)
         yield frame(StreamStart(self.xid, first_segment=not self._begun))
         self._begun = True
@@ -167,16 +167,16 @@ class Streamed:
 
 @dataclass
 class Sent:
-    """What a session receives; `doubtful` are the transactions that cannot be told from it."""
+    """What a session receives; `doubtful` are the transactions that are in doubt in it."""
 
     frames: list[bytes]
     doubtful: set[int]
 
 
 def alike(history: History, begin: int, end: int) -> bool:
-    """Whether no transaction in between has another description of what the one at `end` writes.
+    """Whether no transaction in between has another description of a table that `end` writes.
 
-    Where one does, what is streamed before it is in doubt (tests/unit/test_inprogress.py).
+    If one has, what is streamed before it is in doubt (tests/unit/test_inprogress.py).
     """
     told = versions(history[end])
     return all(
@@ -188,7 +188,7 @@ def alike(history: History, begin: int, end: int) -> bool:
 
 
 def versions(transaction: Transaction) -> dict[int, set[Relation]]:
-    """Return how a transaction describes each table."""
+    """Return all descriptions of each table in a transaction."""
     found = dict[int, set[Relation]]()
     for step in transaction.steps:
         for relation in step.relations:
@@ -270,14 +270,14 @@ class Reading:
         self.session.describe(relation)
 
     def turns(self) -> Iterator[None]:
-        """Take all there is, a chunk a turn."""
+        """Take everything available, one chunk per iteration."""
         while self.intake.take() or self.intake.reading_back or self.stream.wire.pieces:
             yield
 
 
 @contextmanager
 def spooling(chance: Random) -> Iterator[Path]:
-    """Give a directory for spools that keep little in memory and give back small chunks."""
+    """Provide a directory for spools that keep little in memory and return small chunks."""
     small = partial(Spool, memory_bytes=chance.choice((0, 500, 1 << 20)))
     with ExitStack() as closing:
         closing.enter_context(mock.patch.object(intake_module, "Spool", small))
@@ -320,7 +320,7 @@ def test_streamed_transactions_become_the_records_of_whole_ones(
 def test_what_is_in_doubt_is_never_published_from_its_stream(
     history: History, chance: Random
 ) -> None:
-    """All before it is, and a next session that does not stream gives the rest."""
+    """Everything before it is, and the next session, which does not stream, gives the rest."""
     log, sends = Log(), sent(history, chance, doubtful=True)
     raised = False
     with spooling(chance) as folder:
@@ -347,7 +347,7 @@ def test_what_is_in_doubt_is_never_published_from_its_stream(
 def test_crashes_anywhere_also_in_the_middle_of_a_read_back_lose_and_double_nothing(
     history: History, chance: Random
 ) -> None:
-    """Each session streams other transactions than the one before, or all whole."""
+    """Each session streams other transactions than the previous one, or none."""
     log = Log()
     with spooling(chance) as folder:
         for last in [False] * chance.randint(0, 4) + [True]:

@@ -1,6 +1,6 @@
 """Event values → text that Postgres reads as the same value: docs/EVENTS.md, backwards.
 
-For tests only, and the slow way: what can be turned back has lost nothing. Shares no code with the
+For tests only, and slow: a value that can be turned back has lost nothing. Shares no code with the
 forms. JSON numbers must have been read as `Number`, so that none of their digits is lost either.
 """
 
@@ -26,7 +26,7 @@ class Number(str):
 
 
 def loads(text: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """Return what JSON text holds, with numbers as their digits."""
+    """Return the value of JSON text, with numbers as their digits."""
     return json.loads(text, parse_int=Number, parse_float=Number)
 
 
@@ -92,7 +92,7 @@ def _bytes(value: str, options: Values) -> bytes:
 
 def _decimal(name: str, modifier: int, value: Any, options: Values) -> str:  # noqa: ANN401
     if options.decimal_handling_mode != "precise":
-        # The digits as they are; money's own point stands where the database's locale puts it.
+        # The digits as they are; money's decimal point depends on the database's locale.
         if name == "money":
             assert options.money_fraction_digits == 2, "the test server's locale is C"
         return str(value)

@@ -1,7 +1,7 @@
-"""Run schedules by the thousand: `python -m tests.simulation --schedules 100000 --seed 0`.
+"""Run many schedules: `python -m tests.simulation --schedules 100000 --seed 0`.
 
-The last line is a JSON object: schedules, sessions, faults by kind, seconds. A schedule that breaks
-is named by its seed, which alone repeats it.
+The last line is a JSON object: schedules, sessions, faults by kind, seconds. A failing schedule is
+named by its seed, which is enough to repeat it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from tests.simulation.run import BrokenError, run
 
-# A piece of work for one process; a multiple of the schedules that share a history.
+# How many schedules one process runs at a time; a multiple of those that share a history.
 _PIECE = 1_000
 
 

@@ -1,7 +1,7 @@
-"""Kafka as far as a transactional producer and a read_committed reader can tell.
+"""The part of Kafka that a transactional producer and a read_committed reader can see.
 
 Partitions hold records and transaction markers, each with an offset. A transactional id has an
-epoch; `init_transactions` raises it and aborts what an older producer left open, and whoever comes
+epoch; `init_transactions` raises it and aborts what an older producer left open, and a producer
 with an older epoch is fenced. `Producer` has the methods of confluent-kafka's that the publisher
 calls, and its errors; the schedule decides which acknowledgements are lost and which requests never
 arrive.
@@ -36,15 +36,15 @@ class Transaction:
 
 
 class Broker:
-    """What is committed, and who may write."""
+    """The committed records, and the current writers."""
 
     def __init__(self) -> None:
         self.committed: dict[Place, list[Record]] = {}
         self.ends: dict[Place, int] = {}
         self.epochs: dict[str, int] = {}
         self.open: dict[str, Transaction] = {}
-        self.late = ""  # whose last request to commit is still on its way
-        # Told of every transaction that commits, when a reader can see it.
+        self.late = ""  # the writer whose last commit request is still on its way
+        # Called with every transaction that commits, once a reader can see it.
         self.watch: Callable[[Transaction], None] = lambda _: None
 
     def fence(self, writer: str) -> int:
@@ -62,7 +62,7 @@ class Broker:
         return offset
 
     def stable(self, place: Place) -> int:
-        """Return how far a read_committed reader gets: to the first record of what is open."""
+        """Return the last stable offset: the first record of an open transaction, or the end."""
         held = [
             each.written[place][0].offset for each in self.open.values() if place in each.written
         ]
@@ -98,7 +98,7 @@ def _error(code: int, **what: bool) -> KafkaException:
 
 
 class Producer:
-    """confluent_kafka.Producer, of one process; `settings` as the publisher gives them."""
+    """confluent_kafka.Producer, in one process; `settings` as the publisher gives them."""
 
     def __init__(self, broker: Broker, scheduler: Scheduler, settings: dict[str, Any]) -> None:
         self._broker = broker
@@ -106,7 +106,7 @@ class Producer:
         self.writer: str = settings["transactional.id"]
         self._epoch = 0
         self._begun = False
-        self._ending = False  # the commit has been sent, its answer has not come
+        self._ending = False  # the commit has been sent, its answer has not arrived
         self._unsent: list[tuple[Place, dict[str, Any]]] = []
         self._reports: list[tuple[Callable[..., None], Message]] = []
 
@@ -140,13 +140,13 @@ class Producer:
         self._unsent.append(((topic, partition), message))
 
     def poll(self, _timeout: float) -> int:
-        """Let some of what waits go out, and some reports come in."""
+        """Send some of the waiting messages, and deliver some reports."""
         self._send(self._scheduler.some(len(self._unsent)))
         self._report(self._scheduler.some(len(self._reports)))
         return 0
 
     def flush(self, _timeout: float) -> int:
-        """Send all; return how much is not acknowledged yet."""
+        """Send all; return how many are not acknowledged yet."""
         if self._scheduler.happens("flush times out"):
             self._send(self._scheduler.some(len(self._unsent)))
             self._report(self._scheduler.some(len(self._reports)))
@@ -180,7 +180,7 @@ class Producer:
         self._broker.abort(self.writer)
         self._begun = False
 
-    # -- between here and the broker ---------------------------------------------------------------
+    # -- between the producer and the broker -------------------------------------------------------
 
     def _send(self, count: int) -> None:
         going, self._unsent = self._unsent[:count], self._unsent[count:]

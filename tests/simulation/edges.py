@@ -1,7 +1,7 @@
 """The real modules' edges, replaced by those of the current world while schedules run.
 
-The only place that knows what the product's modules import: where one of them asks the outside for
-something new, this is where it gets it.
+The only place that knows what the product's modules import: when one of them needs something more
+from outside, it is added here.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _SMALL_BYTES: Final = 2_500
 
 
 class SimulatedStream(Stream):
-    """The real stream but for how it connects and sleeps."""
+    """The real stream, except for how it connects and sleeps."""
 
     def __init__(
         self, _config: Config, _wake_fd: int, *, whole: bool = False, patience: int = 1
     ) -> None:
         assert patience >= 1
         self.world = World.current
-        # Half of the schedules stream; a session that must read a transaction anew does not.
+        # Half of the schedules stream; a session that must reread a transaction does not.
         streaming = self.world.streams and not whole
         self.streaming = "on" if streaming else "off"
         self._parts, self._have, self._need = [], 0, HEADER_SIZE
@@ -118,13 +118,13 @@ def _lookup(name: str) -> Callable[..., Any]:
 
 
 class _Direct(Publisher):
-    """What `DirectPublisher` promises, which is no other than what `Publisher` does."""
+    """`DirectPublisher`, which guarantees the same as `Publisher`."""
 
     def __init__(self, config: Config, name: str, transaction_seconds: int) -> None:
         super().__init__(config, name, transaction_seconds=transaction_seconds)
 
     def close(self) -> None:
-        """Let go of nothing."""
+        """Do nothing: no connection is open."""
 
 
 class _Catalog(Nothing):
@@ -145,7 +145,7 @@ class _Watching(Nothing):
 
 
 class _Agreeing:
-    """Columns of today's catalog that are always those of the stream."""
+    """Columns of today's catalog that always equal those of the stream."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -154,7 +154,7 @@ class _Agreeing:
 
 
 class _Current:
-    """Whatever the current world has under these names, looked up at each use."""
+    """The current world's objects under these names, looked up at each use."""
 
     def __init__(self, **calls: Any) -> None:  # noqa: ANN401 - stands for any module
         self.__dict__.update(calls)
@@ -172,9 +172,9 @@ _PUBLICATION = records.Publication(name="p", oid=1, tables={})
 
 @contextlib.contextmanager
 def played() -> Iterator[None]:
-    """Put the world's edges in place of the real ones for as long as this lasts."""
+    """Replace the real edges by the world's within this context."""
     stack = contextlib.ExitStack()
-    # One spool for all: making one takes as long as a session.
+    # One spool for all: creating one takes as long as a session.
     spool = Spool(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     stack.callback(spool.close)
 

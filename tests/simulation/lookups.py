@@ -1,8 +1,8 @@
-"""What the brokers answer to lookups: a consumer and the questions of `cdc.log.absence`, played.
+"""The brokers' answers to lookups: a simulated consumer and the questions of `cdc.log.absence`.
 
-Any lookup may answer wrongly: the topic or partition is not known, the metadata or an end is from
-before, the partition is empty, or nothing is answered. The next answer about the same thing is
-right again: that is what proves whether the product asks twice where it must.
+Any lookup may be answered wrongly: the topic or partition is not known, the metadata or an end is
+outdated, the partition is empty, or there is no answer. The next answer about the same thing is
+right again: this proves whether the product asks twice where it must.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Lookups:
     """The answers of one world's brokers."""
 
     def __init__(self, broker: Broker, scheduler: Scheduler, topics: frozenset[str]) -> None:
-        self.topics = topics  # that exist
+        self.topics = topics  # the existing topics
         self._broker = broker
         self._scheduler = scheduler
-        self._lied: set[object] = set()  # about what the newest answer was wrong
+        self._lied: set[object] = set()  # what the newest answer was wrong about
 
     def _wrong(self, about: object, *kinds: str) -> str:
-        """Return how the next answer about it is wrong; nothing where it is right."""
+        """Return how the next answer about it is wrong; an empty text if it is right."""
         lied = about in self._lied
         self._lied.discard(about)
         if lied:
@@ -66,7 +66,7 @@ class Lookups:
     def span(
         self, place: Place, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     ) -> tuple[int, int]:
-        """Return a partition's offsets as a lookup has them. Raises what a client would."""
+        """Return a partition's offsets as a lookup returns them. Raises what a client would."""
         kind = self._wrong(place, *_SPAN)
         if kind == "lookup is not answered":
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "simulated"))
@@ -84,7 +84,7 @@ class Lookups:
 
 
 class Consumer:
-    """confluent_kafka.Consumer, read_committed, as far as the reader calls it."""
+    """confluent_kafka.Consumer, read_committed, with the methods that the reader calls."""
 
     def __init__(self, broker: Broker, lookups: Lookups) -> None:
         self._broker, self._lookups = broker, lookups
@@ -108,7 +108,7 @@ class Consumer:
         return come
 
     def poll(self, _timeout: float) -> None:
-        """Hear nothing."""
+        """Receive nothing."""
 
     def close(self) -> None:
         self._due = []

@@ -1,10 +1,10 @@
 """What must be true of the log at every moment, whatever went wrong.
 
 At each commit that a reader can see: the events are the stream up to some point, dense in seq, and
-the resume record beside them says to which. At each confirmation: its LSN stands in a committed
-resume record. At each frontier record: exactly the counted events lie below its offsets, and it
-stands between two source transactions. In the end: the very records that a daemon which nothing
-ever happens to would have written, in the same partitions, in the same order.
+the resume record committed with them names that point. At each confirmation: its LSN is in a
+committed resume record. At each frontier record: exactly the counted events are below its offsets,
+and it is between two source transactions. In the end: exactly the records that a daemon without any
+fault would have written, in the same partitions, in the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Records = dict["Place", list[tuple[bytes | None, bytes | None]]]
 
 
 class Expected(NamedTuple):
-    """The log of a daemon that nothing ever happens to."""
+    """The log of a daemon without any fault."""
 
     records: Records
     seqs: tuple[int, ...]  # after each source transaction
@@ -66,7 +66,7 @@ class Oracle:
     slot: Slot
     prefix: str
     seq: int = 0
-    due: bool = False  # whether the initial snapshot is to be handed over first
+    due: bool = False  # whether the initial snapshot must be handed over first
     resume: records.ResumePosition | None = None
     frontier: records.FrontierRecord | None = None
     ends: dict[Place, int] = field(default_factory=dict)  # of the newest frontier
@@ -133,13 +133,13 @@ class Oracle:
         self.frontier = frontier
 
     def _between_transactions(self, frontier: records.FrontierRecord) -> bool:
-        """Return whether all up to its LSN is counted, and nothing that comes later."""
+        """Return whether everything up to its LSN is counted, and nothing after it."""
         seqs = expected(self.history).seqs
         whole = [index for index, each in enumerate(self.history) if each.end_lsn <= frontier.lsn]
         return frontier.seq == (seqs[whole[-1]] if whole else 0)
 
     def finish(self, *, offsets_told: bool, proven: bool) -> None:
-        """Check what stands in the end; a frontier waits for every offset to be told.
+        """Check the final state; a frontier waits until every offset is reported.
 
         A session that is stopped before the replay is `proven` confirms nothing.
         """

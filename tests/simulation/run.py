@@ -23,15 +23,15 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.walsender import history
 from tests.simulation.world import World
 
-# Schedules to a history: making one, and what it must give, takes as long as a few schedules.
+# How many schedules share a history: building one, with its expected log, takes as long as a few.
 _SHARED: Final = 8
-# Short ones, where little hides what went wrong, and some in which partitions are written often.
+# Mostly short histories, where little hides an error, and some that write partitions often.
 _TRANSACTIONS: Final = (4, 6, 6, 20)
 _MAX_EVENTS: Final = (1, 2, 5)
 
 
 class BrokenError(AssertionError):
-    """A schedule after which the log is not what it must be."""
+    """A schedule whose resulting log is wrong."""
 
 
 class Outcome(NamedTuple):
@@ -62,7 +62,7 @@ def config(max_events: int, direct: str = "off") -> Config:
 
 
 def schedules(first: int, count: int) -> Iterator[tuple[int, History]]:
-    """Yield seeds with their histories; a seed's history depends on nothing but the seed."""
+    """Yield seeds with their histories; a seed's history depends only on the seed."""
     for seed in range(first, first + count):
         yield seed, _history(seed // _SHARED)
 
@@ -104,7 +104,7 @@ def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Log nothing: every schedule is full of what a daemon would warn of."""
+    """Log nothing: every schedule causes many of a daemon's warnings."""
     before = logging.root.manager.disable
     logging.disable()
     try:
@@ -114,7 +114,7 @@ def _silent() -> Iterator[None]:
 
 
 def run(first: int, count: int) -> Outcome:
-    """Run `count` schedules from seed `first` on."""
+    """Run `count` schedules, starting at seed `first`."""
     faults: Counter[str] = Counter()
     sessions = 0
     with played(), _silent():

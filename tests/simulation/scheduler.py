@@ -1,8 +1,8 @@
-"""All chance of a schedule, and the threads and the clock that go with it.
+"""All randomness of a schedule, and its threads and clock.
 
 One seed, one `Random`: every question of the world ("does the answer get lost?") takes its next
-number, so a schedule is the same every time. Faults have a budget: once it is spent the world is
-kind, and the daemon must come to rest.
+number, so a schedule is the same every time. Faults have a budget: once it is spent there are no
+more faults, and the daemon must reach its end state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-# How often each happens where it could, while the budget lasts. Not all of them are faults.
+# The probability of each event where it is possible, within the budget. Not all of them are faults.
 _ODDS: Final = {
     "crash": 0.02,  # at each failpoint
     "crash while waiting": 0.01,
@@ -30,7 +30,7 @@ _ODDS: Final = {
     "server crashes": 0.1,
     "coordinator is wrong": 0.05,
 }
-# Likewise, with a budget of their own: a session asks so much before it streams.
+# Likewise, with a separate budget, because a session makes many lookups before it streams.
 _LOOKUPS: Final = {
     "topic is unknown": 0.05,
     "partition is unknown": 0.05,
@@ -53,7 +53,7 @@ _ALWAYS: Final = {
 
 
 class Crash(BaseException):
-    """The process is gone. No `except Exception` of the product's may see it."""
+    """The process has died. No `except Exception` of the product's may catch it."""
 
 
 class Scheduler:
@@ -64,13 +64,13 @@ class Scheduler:
         self.faults: Counter[str] = Counter()
         self.now = 1_000.0
         self._left = {"faults": budget, "lookups": budget // 2}
-        # Half of the schedules are about few kinds of fault, so that each also comes alone.
+        # Half of the schedules have only a few kinds of fault, so that each also occurs alone.
         kinds = sorted(_ODDS)
         few = self.chance.random() < 0.5
         self._kinds = set(self.chance.sample(kinds, 3) if few else kinds)
 
     def happens(self, what: str) -> bool:
-        """Return whether it happens here; a fault is counted and paid for."""
+        """Return whether it happens here; a fault is counted and charged to its budget."""
         if what in _ALWAYS:
             return self.chance.random() < _ALWAYS[what]
         if what in _LOOKUPS:
@@ -89,7 +89,7 @@ class Scheduler:
         return self.chance.randint(0, count) if count > 0 else 0
 
     def piece(self, size: int) -> int:
-        """Return how much of `size` bytes comes at once: often all, sometimes crumbs."""
+        """Return how many of `size` bytes arrive at once: often all, sometimes only a few."""
         kind = self.chance.random()
         if kind < 0.6:
             return size
@@ -108,7 +108,7 @@ class Clock:
         self._scheduler = scheduler
 
     def monotonic(self) -> float:
-        # Never the same twice, so that no loop hangs on a difference.
+        # Never the same value twice, so that no loop hangs on a difference of zero.
         self._scheduler.now += 1e-6
         return self._scheduler.now
 
@@ -120,7 +120,7 @@ class Clock:
 
 
 class Future:
-    """Stand in for `concurrent.futures.Future`: to ask for a result is to let its thread run."""
+    """Stand in for `concurrent.futures.Future`: waiting for a result runs its thread."""
 
     def __init__(self, worker: Worker, call: Callable[[], Any]) -> None:
         self._worker, self._call = worker, call
@@ -129,7 +129,7 @@ class Future:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        # Its thread goes on whenever it likes: between any two looks of the loop's.
+        # Its thread may run at any time: between any two checks by the loop.
         if not self.over and self._worker.goes_on():
             self._worker.run_one()
         return self.over
@@ -148,14 +148,14 @@ class Future:
         try:
             self._result = self._call()
         except (Crash, AssertionError):
-            raise  # a broken promise is told at once
+            raise  # a broken invariant is reported at once
         except BaseException as error:  # noqa: BLE001 - raised where the loop looks
             self._error = error
         self.over = True
 
 
 class Worker:
-    """Stand in for `cdc.worker.Worker`: its calls run when the schedule says, in their order."""
+    """Stand in for `cdc.worker.Worker`: its calls run when the schedule decides, in order."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.wake_fd = -1
@@ -176,7 +176,7 @@ class Worker:
         return not self._calls
 
     def goes_on(self) -> bool:
-        """Return whether it does something at this very moment."""
+        """Return whether its thread runs at this moment."""
         return bool(self._calls) and self._scheduler.happens("thread goes on")
 
     def run_one(self) -> None:
@@ -184,7 +184,7 @@ class Worker:
         self._calls.popleft().run()
 
     def wake(self) -> None:
-        """Wake nobody: the loop is never asleep."""
+        """Do nothing: the loop is never asleep."""
 
     def drain(self) -> None:
-        """Leave nothing to drain."""
+        """Do nothing: there is nothing to drain."""

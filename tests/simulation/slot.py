@@ -1,8 +1,8 @@
-"""A replication slot: committed transactions in order, sent again from what was confirmed.
+"""A replication slot: committed transactions in order, sent again from the confirmed LSN.
 
-`Wire` is the socket of one session. It gives the bytes that a walsender would send in pieces of any
-size, keepalives among them, and takes feedback. What lies behind the confirmed LSN is sent in every
-session; a slot may also have forgotten a confirmation, as one does whose server crashed.
+`Wire` is the socket of one session. It returns the bytes that a walsender would send in pieces of
+any size, with keepalives, and takes feedback. Everything after the confirmed LSN is sent in every
+session; a slot may also have lost a confirmation, as it does when its server crashes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def _keepalive(wal_end: int, *, reply: bool) -> bytes:
 
 
 class Slot:
-    """The server's side, over all sessions."""
+    """The server's side, in all sessions."""
 
     def __init__(self, history: History, scheduler: Scheduler) -> None:
         self.history = history
-        self.committed = 0  # so many of the history's transactions are in the WAL
+        self.committed = 0  # how many of the history's transactions are in the WAL
         self.confirmed = LSN(0)
-        self.remembered = LSN(0)  # what of that would outlive a crash of the server
+        self.remembered = LSN(0)  # which confirmed LSN survives a crash of the server
         self.watch: Callable[[LSN], None] = lambda _: None
         self._scheduler = scheduler
 
     def goes_on(self) -> None:
-        """Let the source commit some more."""
+        """Commit some more transactions at the source."""
         self.committed += self._scheduler.some(len(self.history) - self.committed)
 
     def confirm(self, lsn: LSN) -> None:
@@ -77,10 +77,10 @@ class Wire:
         )
 
     def make_room(self) -> None:
-        """Nothing piles up: what is not read is not sent."""
+        """Do nothing: what is not read is not sent."""
 
     def read(self) -> bytes:
-        """Return some of what has come, whole messages or not."""
+        """Return some of the available bytes, which may end inside a message."""
         if self._scheduler.happens("connection is cut"):
             raise psycopg.OperationalError("simulated")
         self._fill()

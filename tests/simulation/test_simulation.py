@@ -1,6 +1,6 @@
-"""Some schedules in every test run; and the simulator itself finds what would be wrong.
+"""Some schedules in every test run; and the simulator finds planted bugs.
 
-LOCKSTEP_SCHEDULES says how many, LOCKSTEP_SEED where they begin; `make campaign` runs 100,000.
+LOCKSTEP_SCHEDULES is their number, LOCKSTEP_SEED the first one; `make campaign` runs 100,000.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.world import World
 
 _SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "1000"))
 _FIRST = first_seed("LOCKSTEP_SCHEDULES")
-# Any of the planted mistakes shows within so many.
+# Every planted mistake shows within this many schedules.
 _ENOUGH = 1_500
 
 
@@ -44,7 +44,7 @@ def test_a_schedule_is_the_same_every_time() -> None:
     assert run(40, 40) == run(40, 40)
 
 
-# -- the simulator bites: each of these would be a bug in the product ------------------------------
+# -- the simulator finds planted bugs --------------------------------------------------------------
 
 _cut, _begin, _settle = Pipeline._cut, Sequencer.begin, Pipeline._settle
 _commit, _keep, _acknowledged = Lanes.commit, Stream.keep, Frontiers.acknowledged
@@ -128,11 +128,11 @@ _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
 ]
 
 
-# -- lookups that answer wrongly: what they did when one answer was believed -----------------------
+# -- wrong answers to lookups: the effect of trusting a single answer ------------------------------
 
 
 def test_it_finds_what_one_answer_hid_when_it_was_believed() -> None:
-    """An unknown topic was read as one that does not exist: no snapshot was due, so it streamed."""
+    """An unknown topic was read as a missing one: no snapshot was due, so it streamed."""
     believed = mock.patch.object(absence, "absent", return_value={"the topic"})
     alone = mock.patch.object(due, "expect_done", return_value=None)
     with believed, alone, pytest.raises(BrokenError, match=r"initial snapshot|record is gone"):
@@ -140,7 +140,7 @@ def test_it_finds_what_one_answer_hid_when_it_was_believed() -> None:
 
 
 def test_it_finds_what_one_stale_end_hid_when_it_was_believed() -> None:
-    """An end from before is a resume record from before: its changes came again."""
+    """An outdated end gives an outdated resume record: its changes were published again."""
     believed = mock.patch.object(absence, "confirmed", lambda _, first: first)
     alone = mock.patch.object(resume, "expect_not_older", return_value=None)
     with believed, alone, pytest.raises(BrokenError):

@@ -1,9 +1,9 @@
-"""What a walsender sends of a history: transactions whole, or in blocks before they commit.
+"""What a walsender sends of a history: transactions complete, or in blocks before they commit.
 
-A transaction that is streamed comes in blocks among others' until its commit, with every change
-under its own or a subtransaction's xid, and each table described anew; some subtransactions, and
-some whole transactions that the history knows nothing of, are rolled back on the way. A message
-that belongs to no transaction comes at once. Once committed, all of it must be as if sent whole.
+A streamed transaction's blocks arrive among others' until its commit, with every change under its
+own or a subtransaction's xid, and each table described again. Some subtransactions, and some
+complete transactions that are not in the history, are rolled back meanwhile. A message outside any
+transaction arrives at once. After the commit, the result must be as if it had been sent complete.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cdc.events import LSN
 from tests.property.histories import History, Step, Transaction, history_of
 from tests.property.stream import begin, commit, frame
 
-# A message of no transaction stands in a history as one without an xid.
+# A history has a message outside any transaction as a transaction with this xid.
 _NONE: Final = 0
-_MOOD: Final = 90_001  # the type of histories' that is not built in
-_AHEAD: Final = 3  # so many transactions may be open beside the one that commits next
+_MOOD: Final = 90_001  # the user-defined type in histories
+_AHEAD: Final = 3  # how many transactions may be open at once, with the one that commits next
 _GHOSTS: Final = 5_000_000  # xids of transactions that are rolled back
 
 Told = dict[int, Relation]
@@ -62,7 +62,7 @@ def _message(chance: Random, lsn: int, *, own: bool) -> Step:
 
 
 def whole(transaction: Transaction, told: Told) -> Iterator[bytes]:
-    """Yield a transaction's frames as they come when it has committed."""
+    """Yield a transaction's frames as they are sent when it has committed."""
     if transaction.xid == _NONE:
         for step in transaction.steps:
             yield frame(step.message, step.lsn)
@@ -90,14 +90,14 @@ class _Open:
     xid: int
     left: list[Step]
     told: Told = field(default_factory=dict)
-    described: Told = field(default_factory=dict)  # also what an abort has made it forget
+    described: Told = field(default_factory=dict)  # includes what an abort made it forget
     begun: bool = False
     writer: int = 0  # the subtransaction that writes; 0 for the transaction itself
     newest: int = 0  # of its subtransactions
 
 
 class Walsender:
-    """One session's sender, from a transaction of the history on."""
+    """One session's sender, starting at a transaction of the history."""
 
     def __init__(self, history: History, first: int, chance: Random, *, streaming: bool) -> None:
         self._history = history
@@ -113,7 +113,7 @@ class Walsender:
         }
 
     def committed(self) -> Iterator[bytes]:
-        """Yield the frames of the next transaction, and move on."""
+        """Yield the frames of the next transaction, and advance."""
         index, transaction = self._next, self._history[self._next]
         self._next += 1
         if index not in self._streamed:
@@ -131,7 +131,7 @@ class Walsender:
             ),
             transaction.final_lsn,
         )
-        # A table that was altered is told again, also where it is what it was before.
+        # A table that was altered is described again, even if it changed back to its earlier state.
         for relation_id, relation in opened.described.items():
             if self._told.get(relation_id) != relation:
                 self._told.pop(relation_id, None)
@@ -139,7 +139,7 @@ class Walsender:
         del self._open[index]
 
     def block(self) -> Iterator[bytes]:
-        """Yield a block of a transaction that is open, or the end of one that is rolled back."""
+        """Yield a block of an open transaction, or the end of one that is rolled back."""
         near = [i for i in range(self._next, self._next + _AHEAD) if i in self._streamed]
         if near and self._chance.random() < 0.8:
             yield from self._block(self._opened(self._chance.choice(near)))
@@ -182,20 +182,20 @@ class Walsender:
                 opened.newest += 1
                 undone = opened.xid + 1_000 * opened.newest
                 yield from self._rows(opened, opened.left[0], undone)
-                break  # what aborts is the newest: it must not take what follows along
+                break  # the newest one aborts: later ones must not abort with it
             yield from self._rows(opened, opened.left.pop(0), opened.writer or opened.xid)
         yield frame(StreamStop())
         if undone:
             yield frame(StreamAbort(opened.xid, undone))
             opened.described |= opened.told
-            opened.told.clear()  # as pgoutput does: it tells again whatever follows
+            opened.told.clear()  # as pgoutput does: it describes the following tables again
 
     @staticmethod
     def _rows(opened: _Open, step: Step, writer: int) -> Iterator[bytes]:
         yield from _described(step, opened.told, writer)
         message: Message = step.message
         if not isinstance(message, Origin):
-            # A logical message tells the transaction's xid, not its subtransaction's.
+            # A logical message carries the transaction's xid, not its subtransaction's.
             xid = opened.xid if isinstance(message, LogicalMessage) else writer
             message = with_xid(message, xid=xid)
         yield frame(message, step.lsn)

@@ -1,7 +1,7 @@
-"""One schedule: a history, a daemon that dies and comes back, and what the log must hold.
+"""One schedule: a history, a daemon that dies and restarts, and what the log must hold.
 
-`World` is the only place that knows how the product's modules are joined: it puts the played edges
-where the real ones are imported, and runs `cdc.pipeline.Pipeline` as `cdc.daemon` does.
+`World` is the only place that knows how the product's modules fit together: it puts the simulated
+edges where the real ones are imported, and runs `cdc.pipeline.Pipeline` as `cdc.daemon` does.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from tests.simulation.lookups import Lookups
 from tests.simulation.scheduler import Clock, Crash, Future, Scheduler, Worker
 from tests.simulation.slot import Slot
 
-# A schedule that does not come to rest by then never will.
+# A schedule that has not reached its end by then never will.
 _SESSIONS: Final = 60
 _TURNS: Final = 20_000
 _SYSTEM: Final = System("7", 1)
-# Long enough for everything that waits for a time: an idle slot's move takes ten seconds.
+# Long enough for everything that waits for a time: an idle slot advances every ten seconds.
 _TURN_SECONDS: Final = 0.4
 
 
 class StuckError(AssertionError):
-    """The daemon does not come to rest, though nothing goes wrong any more."""
+    """The daemon does not reach its end state, though there are no more faults."""
 
 
 class Nothing:
-    """Takes every call and gives nothing: for what is only told."""
+    """Takes every call and returns nothing: for objects that are only notified."""
 
     def __getattr__(self, _name: str) -> Any:  # noqa: ANN401 - stands for any method
         return _ignore
 
     def keep(self) -> None:
-        """Stand for a method that closes what is used again."""
+        """Stand in for a method that closes what is used again."""
 
 
 def _ignore(*_: object, **__: object) -> None:
@@ -55,7 +55,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 
 class World:
-    """Everything there is, for one seed."""
+    """The complete state of one seed's schedule."""
 
     current: World
 
@@ -112,7 +112,7 @@ class World:
         self.broker.commit("setup")
 
     def _unfinished(self) -> list[snapshot_topic.Record]:
-        """Return the records of a snapshot of no rows that lacks nothing but its hand-over."""
+        """Return the records of a snapshot without rows that lacks only its hand-over."""
         self.plan = Plan(
             pipeline=self.config.pipeline, generation=1, token="token", epoch=EPOCH,
             database="shop_db", publication=records.Publication(name="p", oid=1, tables={}),
@@ -125,15 +125,15 @@ class World:
         return [*written, snapshot_topic.state_record(self.config, state)]
 
     def _take(self) -> None:
-        """Do what `cdc.snapshot.initial.take` does where a snapshot lacks but its hand-over."""
+        """Do what `cdc.snapshot.initial.take` does if a snapshot lacks only its hand-over."""
         state = due.state(self.config)
         if state is not None and state.stage != "done":
             handover.write(self.config, self.plan, "token")
 
-    # -- what the product asks of the log ----------------------------------------------------------
+    # -- what the product reads from the log -------------------------------------------------------
 
     def read(self, topic: str) -> dict[bytes, bytes]:
-        """Return the newest value of each key, as a read_committed reader finds them."""
+        """Return the newest value of each key, as a read_committed reader sees them."""
         found = self.broker.committed.get((topic, 0), [])
         return {record.key or b"": record.value or b"" for record in found}
 
@@ -163,7 +163,7 @@ class World:
     # -- running -----------------------------------------------------------------------------------
 
     def turn(self, seconds: float) -> None:
-        """Let time pass while the loop waits: the source commits, threads run, the process dies."""
+        """Advance time while the loop waits: the source commits, threads run, the process dies."""
         scheduler = self.scheduler
         self.turns += 1
         if self.turns > _TURNS:
@@ -190,7 +190,7 @@ class World:
         return resting and slot.confirmed >= history[-1].end_lsn
 
     def run(self) -> None:
-        """Run sessions until the log holds the whole history and the daemon has stopped."""
+        """Run sessions until the log holds the full history and the daemon has stopped."""
         World.current = self
         while not self.daemon.stopping:
             self.sessions += 1
@@ -210,13 +210,13 @@ class World:
             pipeline.start()
             pipeline.run()
         except StoppedError:
-            pass  # told to stop while it read again what the log already holds
+            pass  # asked to stop while it reread what the log already holds
         except Crash:
             self.daemon.stopping = False
             self._leave_behind(pipeline)
             for worker in (self.worker, *self.lanes):
-                worker.restart()  # a session that only fails leaves its threads at their work
-            return  # without a word: what was open stays open
+                worker.restart()  # a session that only fails leaves its threads running
+            return  # the process dies: what was open stays open
         except CDCError as error:
             if error.policy is Policy.HALT:
                 raise
@@ -225,7 +225,7 @@ class World:
         pipeline.close()
 
     def _leave_behind(self, pipeline: Pipeline) -> None:
-        """Let the request to commit, which the process may have sent last, come later, or never."""
+        """Let the commit request, which may be the last thing sent, arrive later or never."""
         if not pipeline.streaming or not pipeline.lanes.in_flight:
             return
         batch = pipeline.lanes.in_flight[0]

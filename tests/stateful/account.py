@@ -1,8 +1,8 @@
-"""Postgres' own account of every committed change, and the log held against it event by event.
+"""Postgres' own account of every committed change, compared with the log event by event.
 
-A slot with the plugin `test_decoding` tells, in commit order, each change with the columns and
-values that it had at its LSN. Its text is parsed here and nowhere else; the log's events are
-brought into the same form, where a changed key is one update again.
+A slot with the plugin `test_decoding` reports, in commit order, each change with the columns and
+values that it had at its LSN. Only this module parses its text; the log's events are converted to
+the same form, where a changed key is one update again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _COLUMN: Final = re.compile(
     r"""(\w+)\[([^\]]+)\]:(null|unchanged-toast-datum|'(?:[^']|'')*'|\S+)(?: |$)""", re.DOTALL
 )
 _UNSENT: Final = "unchanged-toast-datum"
-# A partitioned table's rows go by the table's own name, and its partitions' truncates by it alone.
+# A partitioned table's rows have the table's own name, and only that name's truncates count.
 _PARTS: Final = {"app.part_0": "app.part", "app.part_1": "app.part"}
 
 Row = dict[str, str | None]
 
 
 class Change(NamedTuple):
-    """One change: `old` and `new` as far as they are told, `unsent` what of `new` is not."""
+    """One change: `old` and `new` as far as they are sent; `unsent` are `new`'s missing columns."""
 
     kind: str
     table: str
@@ -141,7 +141,7 @@ def _texts(row: dict[str, Any] | None) -> Row:
 
 
 def differences(wanted: list[Change], found: list[Change]) -> list[str]:
-    """Return the first places where the log is not what was committed."""
+    """Return the first places where the log differs from what was committed."""
     lines = []
     for index, (want, have) in enumerate(zip_longest(wanted, found)):
         if want is None or have is None or not _alike(want, have):
@@ -154,7 +154,7 @@ def differences(wanted: list[Change], found: list[Change]) -> list[str]:
 def _alike(want: Change, have: Change) -> bool:
     if (want.kind, want.table) != (have.kind, have.table):
         return False
-    # An old image may fill what was not sent, and tells the columns of the identity at least.
+    # An old image may fill what was not sent, and contains at least the columns of the identity.
     filled = {name: have.new.get(name) for name in want.unsent - have.unsent}
     if have.unsent - want.unsent or have.new != want.new | filled:
         return False
@@ -164,7 +164,7 @@ def _alike(want: Change, have: Change) -> bool:
 
 
 def _short(change: Change | None) -> str:
-    """Return a change with its long values cut; the model's values are nobody's secrets."""
+    """Return a change with its long values cut; the model's values are not secret."""
     if change is None:
         return "nothing"
     rows = [{k: v and v[:12] for k, v in row.items()} for row in (change.old, change.new)]

@@ -1,8 +1,8 @@
-"""Events folded into rows, held against what SELECT gave at an LSN when nobody wrote.
+"""Events folded into rows, compared with what SELECT returned at an LSN without concurrent writes.
 
-Rows go by `rid`, which no operation changes, below their relation's oid; an event without it finds
-its row by the columns it tells. Compared are the columns that a row's last event told and that the
-table still has: what a default filled in, or a new type spelt anew, is in no event.
+Rows are identified by relation oid and `rid`, which no operation changes; an event without a `rid`
+finds its row by the columns that it has. Compared are the columns that a row's last event had and
+that the table still has: values set by a default, or converted to a new type, are in no event.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TABLES: Final = (
 
 
 class Snapshot(NamedTuple):
-    """What stood in the tables at an LSN, by relation and rid."""
+    """The content of the tables at an LSN, by relation and rid."""
 
     lsn: LSN
     tables: dict[int, dict[str, Row]]
 
 
 def snapshot(connection: Connection[Any]) -> Snapshot:
-    """Return what stands now; nobody may write meanwhile."""
+    """Return the current content; there must be no concurrent writes."""
     (lsn,) = connection.execute("SELECT pg_current_wal_lsn()").fetchone() or ("0/0",)
     tables = {}
     for oid, schema, name in connection.execute(_TABLES, (list(SCHEMAS),)).fetchall():
@@ -49,7 +49,7 @@ def _texts(row: dict[str, Any] | None) -> Row:
 
 
 class Folded:
-    """The rows that the events so far make."""
+    """The rows that result from the events so far."""
 
     def __init__(self, pipeline: PipelineUnderTest) -> None:
         self._relations = {s.schema_id: s.relation_id for s in reader.read_schemas(pipeline.config)}

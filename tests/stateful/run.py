@@ -1,4 +1,4 @@
-"""One run of the model: a seed, a number of steps, a pipeline, and everything held to account."""
+"""One run of the model: a seed, a number of steps, a pipeline, and the check of everything."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.fixtures.witness import records_of
 from tests.stateful import account, folding
 from tests.stateful.source import Source
 
-# Of every so many steps one is about the daemon, and one takes a snapshot.
+# On average, one step in this many is about the daemon, and one in this many takes a snapshot.
 _DAEMON_STEPS: Final = 40
 _SNAPSHOT_STEPS: Final = 25
 _CATCH_UP_SECONDS: Final = 120.0
 
 
 class Run:
-    """Writes `steps` operations with the daemon coming and going; then `check`."""
+    """Runs `steps` operations while the daemon is started and ended; then `check`."""
 
     def __init__(self, pipeline: PipelineUnderTest, seed: int) -> None:
         self._pipeline = pipeline
@@ -33,11 +33,11 @@ class Run:
         self.done: Counter[str] = Counter()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self._source.close()
 
     def begin(self) -> None:
-        """Set the pipeline up; Postgres' own account begins at the same point."""
+        """Set the pipeline up; Postgres' own account starts at the same point."""
         self._pipeline.set_up()
         self._pipeline.query(
             "SELECT pg_create_logical_replication_slot(%s, 'test_decoding')::text", self._slot
@@ -53,7 +53,7 @@ class Run:
                 self._snapshot()
         self.done.update(self._source.done)
         self._source.rest()
-        # A published commit is the newest WAL then: nothing need wait for an idle slot.
+        # Then a published commit is the newest WAL: nothing must wait for an idle slot.
         self._pipeline.database.execute("INSERT INTO app.marker VALUES (1, 1, 1)")
         self._look()
 
@@ -66,7 +66,7 @@ class Run:
             self._snapshots.append(folding.snapshot(connection))
 
     def _meddle(self) -> None:
-        """Start the daemon, or end it one way or the other."""
+        """Start the daemon, or end it in one of two ways."""
         daemon = self._pipeline.daemon
         code = daemon.process.poll()
         if code is not None:
@@ -80,7 +80,7 @@ class Run:
             self.done["daemon stopped"] += 1
 
     def check(self) -> int:
-        """Hold the log against everything; return the number of events."""
+        """Compare the log with everything; return the number of events."""
         pipeline = self._pipeline
         if pipeline.daemon.process.poll() is not None:
             pipeline.start()
@@ -90,7 +90,7 @@ class Run:
         found = account.events(pipeline)
         wanted, changes = account.told(pipeline, self._slot), account.logged(found)
         assert not account.differences(wanted, changes)
-        # The account itself: one change fewer, and two exchanged, do not pass.
+        # The check itself: one change fewer, and two exchanged, do not pass.
         half = len(changes) // 2
         assert account.differences(wanted, changes[:half] + changes[half + 1 :])
         assert account.differences(wanted, [changes[-1], *changes[1:-1], changes[0]])
@@ -105,7 +105,7 @@ class Run:
         return position.end_lsn >= end and not position.pending
 
     def _settled(self) -> bool:
-        """Whether all that was committed is seen: it is in one partition sooner than in another."""
+        """Whether everything committed is visible: partitions become visible at different times."""
         config = self._pipeline.config
         admin = topics.admin(config)
         existing = topics.existing(admin, config.prefix)
@@ -114,7 +114,7 @@ class Run:
         return told and all(span.stable == span.end for span in spans.values())
 
     def _fold(self, found: list[dict[str, object]]) -> None:
-        """Hold what the events make against every snapshot, each at its LSN."""
+        """Compare the rows that the events produce with every snapshot, each at its LSN."""
         folded, at = folding.Folded(self._pipeline), 0
         for snapshot in self._snapshots:
             while at < len(found) and _commit_lsn(found[at]) < snapshot.lsn:

@@ -1,7 +1,7 @@
-"""Writes to a database, one operation after another; what fails, fails as it would for anybody.
+"""Writes to a database, one operation after another; some fail, as in any application.
 
-Column and table names are never used twice for different things, so that a reader can tell what a
-name means; a table that is dropped and made again keeps its name, because that is the point.
+Column and table names are never used twice for different things, so that a reader knows what a name
+means; a table that is dropped and recreated keeps its name on purpose.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from psycopg.pq import TransactionStatus
 
 _SESSIONS: Final = 3
 _KEYS: Final = 12
-_BULK: Final = 400  # rows: more than logical_decoding_work_mem holds
-# Out of line, and never sent again where it has not changed.
+_BULK: Final = 400  # rows: more than fit into logical_decoding_work_mem
+# Stored out of line, and never sent again if unchanged.
 _BIG: Final = "repeat(md5(random()::text), 90)"
 
 SCHEMAS: Final = ("app", "moved")
@@ -32,7 +32,7 @@ SETUP: Final = (
     "CREATE TABLE app.part_0 PARTITION OF app.part FOR VALUES IN (0)",
     "CREATE TABLE app.part_1 PARTITION OF app.part FOR VALUES IN (1)",
 )
-# Each gets the columns of `_CREATE`; what is said of it here makes the difference.
+# Each gets the columns of `_CREATE`; the statements here make the difference.
 _TABLES: Final = {
     "plain": (),
     "other": (),
@@ -44,17 +44,17 @@ _CREATE: Final = (
     "ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY (id)",
     "ALTER TABLE {} ALTER big SET STORAGE EXTERNAL",
 )
-# A column's type, and those it may become: its text stays the same.
+# A column's type, and those that it may be changed to: its text stays the same.
 _WIDER: Final = {"integer": ("bigint",), "bigint": ("text",), "text": ("varchar(200)",)}
 
 
 @dataclass
 class Table:
-    """A table as the model knows it; Postgres may know better after a rollback."""
+    """A table as the model knows it; after a rollback it may differ in Postgres."""
 
     schema: str
     name: str
-    extra: dict[str, str] = field(default_factory=dict)  # columns that come and go: their types
+    extra: dict[str, str] = field(default_factory=dict)  # types of columns that come and go
 
     @property
     def quoted(self) -> str:
@@ -62,7 +62,7 @@ class Table:
 
 
 class Source:
-    """Several sessions on one database, and every operation they know."""
+    """Several sessions on one database, and every operation that they can do."""
 
     def __init__(self, dsn: str, chance: Random) -> None:
         self._dsn = dsn
@@ -80,7 +80,7 @@ class Source:
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._dsn)
-        # A lock is another session's of this thread: it would never come while we wait.
+        # Another session of this thread holds the lock: waiting would never end.
         connection.execute("SET lock_timeout = '20ms'")
         connection.commit()
         return connection
@@ -99,7 +99,7 @@ class Source:
     # -- one operation -----------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Do something; what Postgres refuses is undone, and counts as nothing."""
+        """Do one operation; if Postgres refuses it, it is rolled back and not counted."""
         chance = self._chance
         kinds: list[tuple[int, Callable[[psycopg.Connection[Any]], None]]] = [
             (30, self._insert), (26, self._update), (9, self._change_key), (10, self._delete),
@@ -127,7 +127,7 @@ class Source:
         session.rollback()
 
     def rest(self) -> None:
-        """End every transaction, also those that are prepared: they may hold tables locked."""
+        """End every transaction, including prepared ones: they may hold tables locked."""
         for session in self._sessions:
             if session.info.transaction_status is not TransactionStatus.IDLE:
                 (session.rollback if self._chance.random() < 0.3 else session.commit)()
@@ -135,7 +135,7 @@ class Source:
             self._finish(name)
 
     def close(self) -> None:
-        """Leave nothing open, whatever happened."""
+        """Leave nothing open, in any case."""
         for session in self._sessions:
             session.close()
         for name in list(self._prepared):
@@ -151,7 +151,7 @@ class Source:
         return self._chance.randint(1, _KEYS)
 
     def _extra(self, table: Table) -> tuple[str, str]:
-        """Return columns that not every version has, and values for them."""
+        """Return columns that not every version of the table has, and values for them."""
         values = {"integer": "7", "bigint": "8000000000", "text": "E'a''b\\\\c\\nü'"}
         some = {
             name: values.get(kind, "'v'")
@@ -215,7 +215,7 @@ class Source:
         session.execute(f"DELETE FROM {table.quoted} WHERE id > %s".encode(), (first + 20,))
 
     def _partition(self, session: psycopg.Connection[Any]) -> None:
-        """Insert into, move between, delete from the partitions; or empty all of them."""
+        """Insert into, move between, or delete from the partitions; or truncate all of them."""
         statement = self._chance.choice((
             "INSERT INTO app.part VALUES (%(id)s, nextval('app.rows'), 0, %(id)s %% 2)",
             "UPDATE app.part SET region = 1 - region, n = n + 1 WHERE id = %(id)s",
@@ -267,7 +267,7 @@ class Source:
     # -- definitions -------------------------------------------------------------------------------
 
     def _alter(self, session: psycopg.Connection[Any]) -> None:
-        """Change a definition, in a transaction of its own or in one that has written."""
+        """Change a definition, in a separate transaction or in one that has written."""
         table = self._table()
         connection = self._admin if self._chance.random() < 0.6 else session
         change = self._chance.choice((
@@ -276,7 +276,7 @@ class Source:
             self._identity, self._identity,
         ))  # fmt: skip
         if connection is session and change in {self._make_again, self._rename, self._move}:
-            connection = self._admin  # what the model calls it would be another's after a rollback
+            connection = self._admin  # after a rollback the model's name could be another table's
         change(connection, table)
 
     @staticmethod

@@ -1,8 +1,8 @@
 """The model on real servers: two short runs in every test run, many with `make campaign`.
 
-LOCKSTEP_SEED repeats a run, also whether it streams transactions; LOCKSTEP_STEPS says how long it
-is. A failing run is made smaller by fewer steps, since the first steps of a seed are the same
-however many follow.
+LOCKSTEP_SEED repeats a run, including whether it streams transactions; LOCKSTEP_STEPS sets its
+length. A failing run is made smaller with fewer steps, since the first steps of a seed do not
+depend on how many follow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_the_log_is_what_was_committed_whatever_was_done(
 
 @pytest.fixture(scope="module")
 def model_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], str]]:
-    """Start a server of a major, of the model's own: it takes two phases, and streams early."""
+    """Start a separate server of a major: it allows two-phase commits, and streams early."""
     stacks: dict[int, LocalStack] = {}
 
     def server(major: int) -> str:
@@ -76,7 +76,7 @@ def modelled(
     kafka_server: KafkaServer,
     tmp_path: Path,
 ) -> Iterator[PipelineUnderTest]:
-    """Make a pipeline for the model's schemas, not yet set up."""
+    """Create a pipeline for the model's schemas, not yet set up."""
     with (
         fresh_database(model_servers(major)) as database,
         fresh_topic_prefix(kafka_server.bootstrap) as prefix,

@@ -11,7 +11,7 @@ from cdc.log.values import NAMESPACE, form
 from cdc.log.values_options import Values
 
 _OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
-# What may stand behind a value must not change it: bytes that the forms look for among them.
+# Bytes after a value must not change it, even those that the forms search for.
 _BEHIND = (b"", b"t\0\0\0 12 +", b" " * 30, b"+" * 30, b"9" * 30)
 
 
@@ -22,7 +22,7 @@ def column(name: str, modifier: int = -1) -> SchemaColumn:
 
 
 def written(name: str, text: str | bytes, modifier: int = -1, **options: Any) -> object:  # noqa: ANN401
-    """Return the value in the event, whatever stands before and behind its text."""
+    """Return the value in the event, with any bytes before and after its text."""
     value = text if isinstance(text, bytes) else text.encode()
     function = eval(  # noqa: S307 - our own text
         f"lambda b, p, q: {form(column(name, modifier), Values(**options))}", dict(NAMESPACE)

@@ -29,7 +29,7 @@ def test_taken_messages_are_counted_once_and_tombstones_not_at_all() -> None:
 
 
 def test_a_partition_that_got_no_event_has_moved_all_the_same() -> None:
-    """Frontiers tell the end of the topic of dead letters too."""
+    """Frontiers include the end of the dead-letter topic too."""
     batch = Batch()
     [letters] = batch.topic("dead", 1)
     letters.append(message(b"k", b"chunk"))

@@ -1,4 +1,4 @@
-"""What is told of two commits that ran in turns."""
+"""The comparison of two commits that ran in turns."""
 
 from __future__ import annotations
 

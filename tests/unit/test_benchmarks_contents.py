@@ -1,4 +1,4 @@
-"""A figure counts only if all arrived exactly once: the checks must see one wrong event."""
+"""A figure counts only if every event arrived exactly once: checks must see one wrong event."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_pinned_backlog_fills_whole_transactions(workload: Workload) -> None:
 
 
 def test_one_transaction_is_timed_from_the_slot_on() -> None:
-    """From its first record on, the server's decoding and our setting aside would be left out."""
+    """A clock from the first record on would miss the server's decoding and our spilling."""
     clocks = {workload.name: workload.clock for workload in WORKLOADS}
     assert clocks["drain-bigtx"] is Clock.SLOT_TAKEN
     assert clocks["drain-inserts"] is Clock.FIRST_RECORD

@@ -1,4 +1,4 @@
-"""The page of costs is what was measured, and the stages are those of the daemon's row path."""
+"""The page of costs shows what was measured, and its stages are those of the daemon's row path."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_part_costs_less_than_the_whole() -> None:
 
 
 def test_a_frame_that_is_no_row_of_ours_is_passed_over() -> None:
-    """A keepalive between rows is the stream's to answer, and is not timed."""
+    """The stream answers a keepalive between rows, and it is not timed."""
     recording, batch = recorded(), Batch()
     body = b"k" + bytes(17)
     keepalive = b"d" + (len(body) + 4).to_bytes(4, "big") + body

@@ -1,4 +1,4 @@
-"""A program's children count for it, also when they have ended."""
+"""A program's children count for it, also after they have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.programs import Program
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A child that works and holds 60 MB until it is told to end.
+# A child that works and holds 60 MB until it is asked to end.
 _CHILD = "b = bytearray(60 << 20); sum(range(2_000_000)); print('ready', flush=True); input()"
 _PARENT = f"""
 import subprocess, sys, time

@@ -1,4 +1,4 @@
-"""A figure is only as good as what reads the clock, the counters and the stream's end."""
+"""A figure depends on what reads the clock and the counters, and on what finds the stream's end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_cpu_seconds_are_read_past_a_command_with_blanks_and_parentheses() -> None:
-    """The command's name is the program's own choice; a naive split would shift every field."""
+    """The program chooses its command's name; a naive split would shift every field."""
     ticks = os.sysconf("SC_CLK_TCK")
     stat = f"42 (a b) c) S {' '.join(['0'] * 10)} {3 * ticks} {2 * ticks} 0 0 0"
     assert measure.parse_cpu_seconds(stat) == 5.0
@@ -35,7 +35,7 @@ def test_own_cpu_seconds_grow_with_work() -> None:
 
 def test_a_processs_cpu_is_shared_out_among_its_threads() -> None:
     threads = measure.thread_cpu_seconds(os.getpid())
-    assert threads["loop"] > 0  # this one, which imported all of this
+    assert threads["loop"] > 0  # this thread, which imported all of this
     assert sum(threads.values()) <= measure.cpu_seconds(os.getpid()) + 0.05
 
 
@@ -58,7 +58,7 @@ def test_what_lies_in_a_folder_is_summed_without_the_log(tmp_path: Path) -> None
 
 
 def test_foreign_load_is_never_negative() -> None:
-    """Counters of the machine and of processes tick apart; a small surplus of ours is nothing."""
+    """Counters of machine and processes tick separately; a small surplus of ours is ignored."""
     own = iter([0.0, 1e9])
     foreign = measure.Foreign(lambda: next(own))
     assert foreign.cores() == 0.0
@@ -105,7 +105,7 @@ def test_the_histogram_holds_every_latency_below_its_bound() -> None:
 
 
 def test_slow_changes_are_told_by_the_stretch_in_which_they_were_committed() -> None:
-    """A reader that is away from 1.0 to 1.5 s makes late what was committed then, and no other."""
+    """A reader that is away from 1.0 to 1.5 s delays what was committed then, and nothing else."""
     ms = 1_000
     commits = range(7_000 * ms, 10_000 * ms, 10 * ms)
     away = (8_000 * ms, 8_500 * ms)

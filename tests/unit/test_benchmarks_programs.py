@@ -1,4 +1,4 @@
-"""A program under measurement that breaks gives an error with its own words, never a figure."""
+"""A measured program that breaks gives an error with its own output, never a figure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_program_that_fails_tells_its_last_words(tmp_path: Path) -> None:
 
 
 def test_a_program_that_ends_while_it_is_watched_is_an_error(tmp_path: Path) -> None:
-    """Even with exit code 0: whoever watches it waits for something that will not come."""
+    """Even with exit code 0: the benchmark would wait for something that never arrives."""
     with python("pass", tmp_path) as program:
         program.wait(30)
         with pytest.raises(BenchmarkError, match="while it was measured"):

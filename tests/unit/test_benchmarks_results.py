@@ -135,7 +135,7 @@ def test_what_all_of_them_take_is_told_and_bearable() -> None:
 
 
 def test_a_row_s_values_carry_no_percent_sign() -> None:
-    """Where the id is a parameter, a percent sign would be taken for the mark of one."""
+    """If the id is a parameter, a percent sign would be read as the start of a placeholder."""
     assert "%" not in rows.VALUES
 
 

@@ -59,7 +59,7 @@ def test_a_cause_counts_for_as_long_as_it_overlaps_the_change() -> None:
     assert causes["ms of garbage collection"] == {"all": 0.075, "slow": 0.15}
     assert causes["ms of log watch"] == {"all": 0.005, "slow": 0.0}
     assert causes["events of its batch"] == {"all": 2, "slow": 1}
-    # A wait is shared out evenly over its window: 2 ms in 2 ms, of which the slow one has 1.09.
+    # A wait is spread evenly over its window: 2 ms in 2 ms, of which the slow one has 1.09.
     assert causes["ms of broker waiting for a core"]["slow"] == pytest.approx(1.09)
 
 

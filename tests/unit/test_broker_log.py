@@ -1,4 +1,4 @@
-"""A broker that is away is one line in the log, and another where something changes."""
+"""An unavailable broker is one line in the log, and another when something changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def said(log: BrokerLog, client: int, reason: str, port: int = 9092, ms: int = 0) -> str | None:
-    """Return the line that goes through where a client of ours logs a failure."""
+    """Return the line that passes when one of our clients logs a failure."""
     broker = f"127.0.0.1:{port}/bootstrap"
     text = f"[thrd:{broker}]: {broker}: Connect to ipv4#127.0.0.1:{port} failed: {reason}"
     text += f" (after {ms}ms in state CONNECT, {ms} identical error(s) suppressed)"

@@ -1,4 +1,4 @@
-"""What is told of bugs, of other processes' output and of libraries' errors holds no value."""
+"""Reports of bugs, other processes' output and libraries' errors contain no row values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sinks.opensearch.client import Reason, refusal
 
 VALUE = "ada@x.org"
 
-# As Python, Spark and the JVM write them: values stand in the errors' words, on any line of these.
+# As Python, Spark and the JVM write them: values are in the errors' messages, on any line of them.
 PYTHON = f"""\
 Traceback (most recent call last):
   File "/srv/jobs/snapshot.py", line 12, in copy

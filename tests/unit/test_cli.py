@@ -54,15 +54,15 @@ def test_every_command_shows_an_example_that_parses(path: tuple[str, ...]) -> No
     examples = [line.strip() for line in epilog.splitlines() if line.strip().startswith("cdc ")]
     assert any(line.startswith(" ".join(path)) for line in examples)
     for line in examples:
-        # What the shell does with the rest of the line is not ours.
+        # The rest of the line is for the shell.
         words = line.split("|")[0].split(" > ")[0].split("#")[0].split()
         if tuple(words[: len(path)]) != path:
             continue
-        # Raises where an option or argument is not as the command takes it.
+        # Raises if an option or argument does not fit the command.
         LEAVES[path].make_context(path[-1], words[len(path) :])
 
 
-# What these print is no data of ours: a daemon's log, SQL to be piped, a value or a log as it is.
+# These print no structured data: a daemon's log, SQL to be piped, a raw value or log.
 WITHOUT_JSON = {
     ("run",),
     ("dead", "show"),

@@ -1,4 +1,4 @@
-"""Whoever waits is told who is behind and by how much, who does not run, who has halted and why."""
+"""A wait's error names followers that lag, and by how much, do not run, or have halted and why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_has_applied_nothing_is_not_told_in_bytes() -> None:
 
 
 class Away:
-    """Reports that come once; then no broker answers, and whoever asks waits for all his time."""
+    """Returns reports once; then no broker answers, and each call waits for its full timeout."""
 
     def __init__(self, _: Config) -> None:
         self.newest = {"cache": record(5)}
@@ -78,13 +78,13 @@ class Away:
         raise UnavailableError("nobody answers", hint="")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def test_threads_that_ask_a_broker_that_is_away_wait_beside_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not one after another, each for its time and all those before it."""
+    """Not one after another, where each would also wait for all before it."""
     monkeypatch.setattr(module, "Readings", Away)
     monkeypatch.setattr(module, "_ASK_SECONDS", 0.5)
     cache = msgspec.convert({"redis": {"url": "redis://localhost"}}, Follower)
@@ -107,6 +107,6 @@ def test_threads_that_ask_a_broker_that_is_away_wait_beside_each_other(
     for thread in threads:
         thread.join()
     assert len(failed) == 8
-    # One after another that would be 4 s; the first time one may take longer to connect.
+    # One after another that would be 4 s; the first call may take longer, because it connects.
     assert asked[0] >= 5
     assert sum(asked[1:]) < 2

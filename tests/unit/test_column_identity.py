@@ -1,4 +1,4 @@
-"""Where a column may be in a relation message, by what two looks at the catalog say."""
+"""Where a column may be in a relation message, according to two reads of the catalog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_relations import relation
 
 
 def numbers(columns: str, lsn: int = 1, *, changed: str = "", **more: object) -> ColumnNumbers:
-    """Return numbers: a letter is a column, `.` a dropped one, capitals are not sent."""
+    """Return column numbers: a letter is a column, `.` a dropped one; capitals are not sent."""
     found = tuple(
         NumberedColumn(
             at, "" if name == "." else name.lower(), type_id=23, sent=not name.isupper(),
@@ -43,7 +43,7 @@ def hiding(*names: str, keep: str = "") -> TableSelection:
 @pytest.mark.parametrize(
     ("before", "told", "today", "attnum", "expected"),
     [
-        # before, the message, today; * behind a letter: its catalog row is another one
+        # before, the message, today; `changed` columns have another catalog row
         ("iem", "iem", numbers("iem", 9), 2, {1}),
         ("iem", "ime", numbers("ime", 9, changed="me"), 2, {1}),
         ("iem", "ioem", numbers("iomex", 9, changed="oemx"), 2, {1}),
@@ -83,7 +83,7 @@ def test_another_membership_may_have_sent_other_columns() -> None:
 
 
 def test_keep_speaks_of_the_hidden_column_only_by_the_name_it_was_hidden_by() -> None:
-    """`*: null, n: keep` was said of another n."""
+    """`*: null, n: keep` referred to another column n."""
     star = hiding("*", keep="in")
     first = numbers("ine")
     known = hidden(star, {}, first)
@@ -118,7 +118,7 @@ def test_a_hidden_column_that_a_log_of_an_older_version_has_takes_setup() -> Non
     )  # fmt: skip
     assert [column.attnum for column in first.columns] == [None, None, None]
     upgraded = Relations("shop", [first], 1)
-    told(upgraded, "ien", numbers("ien", 9), 5)  # nothing was ever dropped: the order says it
+    told(upgraded, "ien", numbers("ien", 9), 5)  # no column was ever dropped: the order is enough
     upgraded = Relations("shop", [first], 1)
     with pytest.raises(ConfigError, match="may be n") as raised:
         told(upgraded, "ien", numbers("i.en", 9), 5)

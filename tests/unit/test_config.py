@@ -1,4 +1,4 @@
-"""The configuration says exactly what is wrong with it, all at once, and never a secret."""
+"""Configuration errors name exactly what is wrong, all at once, and never a secret."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_what_is_not_a_configuration_is_a_finding_not_a_crash(
 
 
 def test_of_a_file_that_cannot_be_read_nothing_is_missed(path: Path) -> None:
-    """What it may well say is not called missing."""
+    """Settings that the file may contain are not reported as missing."""
     assert "missing" not in refusal(path, f"{MINIMAL}\nfollowers: [")
 
 
@@ -289,7 +289,7 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     assert loaded(path, text) == loaded(path)
     for at in known_paths().leaves + known_paths().open + known_paths().deep:
         assert f"{at[-1]}:" in text
-    # Every commented field is one that can be switched on as it stands.
+    # Every commented field can be uncommented as it is.
     switched = "\n".join(
         line.replace("# ", "", 1) if ": " in line and line.lstrip().startswith("# ") else line
         for line in text.splitlines()
@@ -307,7 +307,7 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
 
 @pytest.mark.parametrize("written", ["off", "on", "parallel", '"on"'])
 def test_a_choice_spelled_on_or_off_is_no_yes_or_no(path: Path, written: str) -> None:
-    """YAML 1.1 reads `off` as false; Postgres calls it off, and so does the field."""
+    """YAML 1.1 reads `off` as false; in Postgres and in this field it is the word off."""
     text = MINIMAL.replace("shop\nlog:", f"shop\n  streaming: {written}\nlog:")
     assert loaded(path, text).source.streaming == written.strip('"')
 

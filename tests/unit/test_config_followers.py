@@ -1,4 +1,4 @@
-"""Followers are loaded as they are written, and what is wrong with one is told with its place."""
+"""Followers are loaded as they are written, and an error about one names its place."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_followers_are_loaded_as_they_are_written(path: Path) -> None:
     config = loaded(path, FOLLOWERS)
     mirror, cache, orders = config.followers.values()
     assert list(config.followers) == ["mirror", "cache", "orders"]
-    # A section of which everything is default is one all the same.
+    # A section with only defaults is a section too.
     assert mirror.delta is not None
     assert mirror.redis is None
     assert mirror.delta.deletes == "hard"
     assert cache.redis is not None
-    # As sinks know the table, who compare with what the schema topic says.
+    # By the name that sinks have for the table, which they compare with the schema topic's.
     assert cache.redis.shapes['public."odd.name"'].fields == ("a", "b")
     assert orders.opensearch is not None
     assert orders.max_events == 7

@@ -35,7 +35,7 @@ STORES: Final = ("delta", "redis", "opensearch")
 
 
 def secret() -> str:
-    """Return a text that is nowhere else, long enough for every field."""
+    """Return a text that occurs nowhere else, long enough for every field."""
     return f"{MARKER}-{next(_numbers)}-" + "x" * 32
 
 
@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 
 def filled(kind: Any, at: tuple[str, ...]) -> Any:  # noqa: ANN401, PLR0911 - what YAML takes
-    """Return a value for a type with a secret wherever one may be; None where none may."""
+    """Return a value for a type, with a secret wherever one is possible; None if none is."""
     note = note_of(kind)
     if isinstance(note, Never):
         return secret()

@@ -1,4 +1,4 @@
-"""Each refusal at the start: what differs, and an exit code on which no supervisor restarts."""
+"""Each refusal at the start: what differs, and an exit code after which no supervisor restarts."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ FOUND = Found(SYSTEM, SOURCE)
 
 
 def source(**changes: object) -> Found:
-    """Return what was found, but for these facts of the source."""
+    """Return what was found, with these facts of the source changed."""
     return FOUND._replace(source=SOURCE._replace(**changes))  # type: ignore[arg-type]
 
 
 def slot(**changes: object) -> Found:
-    """Return what was found, but for these facts of the slot."""
+    """Return what was found, with these facts of the slot changed."""
     return source(slot=SLOT._replace(**changes))  # type: ignore[arg-type]
 
 
 def promoted(left_at: int, **changes: object) -> Found:
-    """Return what a server tells that left our timeline there."""
+    """Return what a server reports that left our timeline there."""
     system = System("7431", 3, (Ancestor(1, LSN(left_at)), Ancestor(2, LSN(left_at + 0x100))))
     return source(**changes)._replace(system=system)
 
@@ -94,7 +94,7 @@ def test_slot_log_and_source_that_meet_are_accepted() -> None:
 
 @pytest.mark.parametrize("left_at", [0x5000, 0x5001, 0x9000])
 def test_a_promoted_server_that_has_all_of_the_log_is_followed(left_at: int) -> None:
-    """Its timeline goes into the log, so that the next start compares with this one."""
+    """The log records its timeline, so that the next start compares with this one."""
     going_on = check(CONFIG, IDENTITY, POSITION, promoted(left_at, wal_end=LSN(left_at)))
     assert going_on == replace(IDENTITY, timeline=3)
 
@@ -121,13 +121,13 @@ def test_a_history_file_names_each_ancestor() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        slot(confirmed_flush_lsn=LSN(0)),  # all is replayed, and skipped
+        slot(confirmed_flush_lsn=LSN(0)),  # everything is replayed, and skipped
         slot(wal_status="extended"),
         source(publication=members(follows=501, users=502, new=503)),
         source(publication=members(people=502, follows=501)),  # renamed: the same member
         source(
             publication=members(users=502), tables=frozenset({"public.users"})
-        ),  # dropped, with all it held
+        ),  # dropped, with all its rows
         source(publication=replace(PUBLICATION, name="renamed")),
     ],
 )
@@ -203,7 +203,7 @@ REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
         "cdc setup",
     ),
     (
-        slot(wal_status="lost"),  # before 17 it says no more
+        slot(wal_status="lost"),  # before Postgres 17 there is no reason given
         GapError,
         "was invalidated: the WAL it needs is gone",
         "cdc setup",

@@ -1,4 +1,4 @@
-"""Each thing that would stop the pipeline is found, and comes with what mends it."""
+"""Every problem that would stop the pipeline is found, and comes with its fix."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FACTS = SourceFacts(SERVER, SLOT, PUBLICATION, [TABLE], [], set_up=True)
 
 
 def check_all(config: Config, facts: SourceFacts) -> list[Finding]:
-    """Return what the doctor says of the source: requirements, and all else."""
+    """Return the doctor's findings about the source: requirements, and all others."""
     return requirements.check(config, requirements.Facts(facts, None)) + check_source(config, facts)
 
 
@@ -182,7 +182,7 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "error",
         'GRANT rds_replication TO "me";',
     ),
-    # The catalog's word counts for nothing where the attempt succeeds.
+    # What the catalog says does not count if the attempt succeeds.
     (server(may_replicate=False), "replication", "ok", ""),
     (
         server(may_create=False, settings=SETTINGS)
@@ -313,13 +313,13 @@ def users(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a tuple
 
 
 def copies(replicas: int, in_sync: int, least: int) -> dict[str, Any]:
-    """A data topic with so many copies, of which so many must be in sync."""
+    """A data topic with `replicas` copies, of which `least` must be in sync."""
     settings = {"min.insync.replicas": str(least)}
     return users(replicas=replicas, in_sync=in_sync, settings=settings)
 
 
 def transaction_log(replicas: int, least: int) -> dict[str, Any]:
-    """Three brokers, and their own topic with so many copies."""
+    """Three brokers, and their own topic with `replicas` copies."""
     settings = {"min.insync.replicas": str(least)}
     state = TopicFacts("__transaction_state", 50, replicas, replicas, 0, settings)
     return {"cluster": Cluster("c", 3, {}), "transaction_log": state}

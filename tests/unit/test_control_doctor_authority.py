@@ -1,4 +1,4 @@
-"""The doctor tells who may command the pipeline, and where a password goes as it stands."""
+"""The doctor reports who may command the pipeline, and where a password is sent unencrypted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a promotion would find missing is told beforehand, with the SQL that mends it."""
+"""What a promotion would find missing is reported before, with the SQL that fixes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def host(slot: Any = COPY, **settings: str) -> Host:  # noqa: ANN401 - a slot or none
-    """Return a standby with this slot and these settings changed."""
+    """Return a standby with this slot, and these settings changed."""
     server = SERVER._replace(in_recovery=True, settings=SERVER.settings | SETTINGS | settings)
     return Host("two:5432", server, slot)
 

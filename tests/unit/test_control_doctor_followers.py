@@ -1,4 +1,4 @@
-"""What followers name is held against what is captured, before any of them is started."""
+"""What followers name is checked against what is captured, before any of them is started."""
 
 from __future__ import annotations
 

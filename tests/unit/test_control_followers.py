@@ -1,4 +1,4 @@
-"""No follower that stands is passed over, and none that keeps up, or has just begun, is named."""
+"""Every stalled follower is reported; one that keeps up, or has just started, is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLLOWERS = {
     "hourly": {"redis": {"url": "redis://localhost"}, "every_seconds": HOUR},
     "docs": {"redis": {"url": "redis://localhost"}, "mirror": "hourly", "documents": {}},
 }
-# Of a job that has been there for a day, at an idle pipeline, or at one that is written to.
+# A job that has run for a day, at a pipeline that is idle or busy.
 IDLE = {"began": DAY, "moved": 3, "canary": 3}
 
 
@@ -37,7 +37,7 @@ def told(
     canary_seconds: float = 5.0,
     **given: Any,  # noqa: ANN401 - the report's fields
 ) -> list[Complaint]:
-    """Return what is said of a follower; times are how long ago they were."""
+    """Return the complaints about a follower; times are in seconds ago."""
     fields = {"began": "began_at_us", "moved": "moved_at_us", "canary": "canary_at_us"}
     fields |= {"failing": "failing_since_us", "age": "at_us"}
     record = reported(
@@ -58,15 +58,15 @@ def told(
     [
         IDLE,
         IDLE | {"lag": 2.0},
-        # Nobody writes, and no canary is sent: nothing is applied because there is nothing.
+        # No writes, and no canaries: nothing is applied because there is nothing.
         IDLE | {"canary_seconds": 0.0, "moved": DAY, "canary": DAY},
-        # It has just begun, after a night without any job.
+        # It has just started, after a night without any job.
         {"began": 2, "moved": 2, "canary": DAY / 2, "state": "starting"},
         {"began": 2, "moved": 2, "state": "starting", "lag": 40.0},
-        # Configured to apply once an hour, and made from a mirror that is.
+        # Configured to apply once an hour, and documents that are made from such a mirror.
         IDLE | {"name": "hourly", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
         IDLE | {"name": "docs", "lag": 1.5 * HOUR, "moved": HOUR, "canary": HOUR},
-        # An error that has passed.
+        # An error that is over.
         IDLE | {"errors": 7},
     ],
 )
@@ -77,7 +77,7 @@ def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "says", "code"),
     [
-        # A job begun again, whose first large batch waits for executors for hours.
+        # A restarted job, whose first large batch waits for executors for hours.
         (
             {"began": 3 * HOUR, "moved": 3 * HOUR, "canary": DAY, "lag": DAY},
             "cache has applied nothing for 3 h, and the log has held for",
@@ -85,19 +85,19 @@ def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
         ),
         ({"began": 70, "moved": 70, "lag": DAY}, "cache has applied nothing for 70 s", Exit.OK),
         ({"began": 2, "moved": 2, "lag": DAY / 2}, "cache is behind: the log has held", Exit.OK),
-        # Of a store that was up when the session began, and refuses every batch.
+        # A store that was up when the session started, and refuses every batch.
         (
             IDLE | {"lag": HOUR, "moved": HOUR, "state": "following"},
             "cache has applied nothing for 60 min",
             Exit.FAILED,
         ),
-        # Documents whose mirror stands, or is not there.
+        # Documents whose mirror is stalled, or missing.
         (
             IDLE | {"name": "docs", "lag": DAY, "moved": DAY},
             "docs has applied nothing for 24 h",
             Exit.FAILED,
         ),
-        # A store that does not answer: a restart passes.
+        # A store that does not answer: a restart of it is no failure.
         (
             IDLE | {"what": "away", "failing": 20, "state": "waiting", "moved": DAY},
             "cache is waiting: away",
@@ -115,7 +115,7 @@ def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
         ),
         ({"began": 300, "moved": 3}, "cache: no canary has come out of it for 300 s", Exit.OK),
         (IDLE | {"canary": 300}, "cache: no canary has come out of it for 300 s", Exit.OK),
-        ({"canary": 300}, "cache: no canary", Exit.OK),  # of a job that tells no more
+        ({"canary": 300}, "cache: no canary", Exit.OK),  # a job that reports nothing else
         (IDLE | {"age": 30}, "cache is not running", Exit.FAILED),
         ({"state": "stopped"}, "cache is not running", Exit.FAILED),
         ({"state": "halted", "what": "a gap"}, "cache has halted: a gap", Exit.CONFIG),

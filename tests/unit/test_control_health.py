@@ -1,4 +1,4 @@
-"""Health never says that all is well while the log stands still."""
+"""Health never reports that all is well while the log is stalled."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_dead_and_not_ready(health: Health, clock: 
 
 
 def passed(health: Health, clock: Clock, *, wal_end: int, published: int, seq: int) -> None:
-    """Let the stall's time go by, with a loop that turns."""
+    """Advance past the stall's time, while the loop runs."""
     for _ in range(4):
         clock.seconds += STALL_SECONDS / 3
         health.beat()

@@ -84,7 +84,7 @@ class _Screen(io.StringIO):
 def test_only_a_terminal_that_wants_them_gets_colours(
     setting: dict[str, str], stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file with colours is unreadable, and so is the screen of who asked for none."""
+    """Colours make a file unreadable; on a terminal, the environment may disable them."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in setting.items():

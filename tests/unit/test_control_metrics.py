@@ -1,4 +1,4 @@
-"""Metrics are plain attributes until somebody reads them, and say what they measure."""
+"""Metrics are plain attributes until they are read, and describe what they measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the slot lasts, and who holds it back: foretold before it is lost."""
+"""How long the slot lasts, and what holds it back: reported before it is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def slot(**changes: Any) -> Any:  # noqa: ANN401 - fields of a tuple
 
 
 def gauge(*looks: tuple[float, int, int], safe_bytes: int | None = 1024 * MB) -> Retention:
-    """Return what looks at (seconds, WAL end, restart LSN) come to."""
+    """Return the result of looks at (seconds, WAL end, restart LSN)."""
     made, seen = Gauge(), None
     for at, wal_lsn, restart_lsn in looks:
         seen = made.observe(at, wal_lsn, slot(restart_lsn=restart_lsn, safe_wal_bytes=safe_bytes))
@@ -51,7 +51,7 @@ def test_the_rate_is_smoothed_so_that_one_burst_does_not_alarm() -> None:
     calm = [(5.0 * n, MB * n, 1) for n in range(20)]
     burst = gauge(*calm, (100.0, 120 * MB, 1)).wal_bytes_per_second
     assert burst is not None
-    assert 0.2 * MB < burst < 4 * MB  # the burst alone is 20 MB a second
+    assert 0.2 * MB < burst < 4 * MB  # the burst alone is 20 MB per second
 
 
 def test_a_slot_without_a_limit_is_never_lost() -> None:
@@ -80,13 +80,13 @@ def test_a_restart_lsn_that_moves_is_no_slot_that_stands_still() -> None:
             "warning",
             "after 600.0 MiB more of WAL, in about 10 min",
         ),
-        # Nobody reads from it: it stands still by itself.
+        # No process reads from it: that alone stalls it.
         (
             Retention(slot(safe_wal_bytes=600 * MB)._replace(active_pid=None), 1.0 * MB),
             "warning",
             "in about 10 min",
         ),
-        # Nobody knows the rate: little room is too little.
+        # The rate is unknown: little room is too little.
         (Retention(SLOT._replace(safe_wal_bytes=600 * MB)), "warning", "after 600.0 MiB more"),
     ],
 )
@@ -101,9 +101,9 @@ def test_a_slot_in_danger_is_told(retention: Retention, severity: str, words: st
     "retention",
     [
         Retention(slot()),
-        Retention(slot(safe_wal_bytes=MB)),  # the slot follows, at the first look
-        Retention(slot(safe_wal_bytes=600 * MB), 1.0 * MB, 10),  # the slot follows
-        Retention(slot(safe_wal_bytes=600 * MB), 1024.0, 90),  # in a week
+        Retention(slot(safe_wal_bytes=MB)),  # the slot advances, at the first look
+        Retention(slot(safe_wal_bytes=600 * MB), 1.0 * MB, 10),  # the slot advances
+        Retention(slot(safe_wal_bytes=600 * MB), 1024.0, 90),  # lost in a week
         Retention(slot(safe_wal_bytes=5_000 * MB)),
         Retention(slot(wal_status="extended"), 1.0 * MB, 900),
     ],

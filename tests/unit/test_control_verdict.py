@@ -1,4 +1,4 @@
-"""Nothing that cannot move on is called well: each state by name, and a property over all."""
+"""No stalled state is reported as healthy: each state by name, and a property over all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def follower(
     reached: float | None = None,
     **given: Any,  # noqa: ANN401
 ) -> Standing:
-    """Return a follower that reports at this moment that it follows and has just moved."""
+    """Return a follower that reports now that it follows and has just moved."""
     fields: dict[str, Any] = {
         "began_at_us": ago(DAY),
         "moved_at_us": ago(0),
@@ -72,7 +72,7 @@ def live(state: str = "running", **given: Any) -> LiveRecord:  # noqa: ANN401
 
 
 def facts(**given: Any) -> Facts:  # noqa: ANN401
-    """Return the facts of a pipeline at which all is well, with some of them changed."""
+    """Return the facts of a healthy pipeline, with some of them changed."""
     well: dict[str, Any] = {
         "resume_lsn": LSN(5), "resume_age_seconds": 1.0, "lag_bytes": 0, "slot": SLOT,
         "daemon": STREAMING, "followers": (follower(),), "now_us": now_us(),
@@ -89,7 +89,7 @@ def test_what_moves_on_is_well() -> None:
     assert found == Verdict(Level.OK, "all is well")
     assert found.exit_code == Exit.OK
     assert found.fields() == {"level": "ok", "sentence": "all is well", "causes": []}
-    # The log has more for it, since a moment; and nothing is said of what is paused or over.
+    # A short lag, and snapshots that are paused, over or have just failed, are not reported.
     quiet = (live("paused"), live("done"), live("stopped"), live(failing_since_us=now_us()))
     assert judged(followers=(follower(lag=5.0),), live=quiet).level is Level.OK
 
@@ -101,12 +101,12 @@ State = tuple[dict[str, Any], Level, str, int]
 
 
 def states() -> dict[str, State]:
-    """Return each state by name, at this moment: what is changed, level, words, exit code."""
+    """Return each state by name, as of now: what is changed, level, words, exit code."""
     return states_of_the_log() | states_of_snapshots_and_followers()
 
 
 def states_of_the_log() -> dict[str, State]:
-    """Return those of setup, slot, daemon and initial snapshot."""
+    """Return the states of setup, slot, daemon and initial snapshot."""
     return {
         "not set up": ({"resume_lsn": None, "slot": None}, Level.FAILED, "not set up", 78),
         "the log is lost": ({"resume_lsn": None}, Level.FAILED, "no resume record", 78),
@@ -163,7 +163,7 @@ def states_of_the_log() -> dict[str, State]:
 
 
 def states_of_snapshots_and_followers() -> dict[str, State]:
-    """Return further ones."""
+    """Return the states of incremental snapshots and followers."""
     return {
         "a live snapshot in its first errors": (
             {"live": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
@@ -262,7 +262,7 @@ def test_no_frontier_that_stays_where_it_is_though_the_log_has_more_is_green(
     state: str, lag: float, reached: float, moved: float, began: float,
     canary: float | None, what: str,
 ) -> None:  # fmt: skip
-    """Whatever its job reports of itself: the log has the last word."""
+    """Regardless of what its job reports: the log decides."""
     found = judged(
         followers=(
             follower(

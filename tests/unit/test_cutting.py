@@ -1,4 +1,4 @@
-"""Cuts follow each other without a gap, within their limits; a record that does not fit is told."""
+"""Cuts follow each other without gaps and within limits; a record that does not fit is an error."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def cuts(cutter: Cutter, now: float = 0.0) -> list[Cut]:
 
 
 def followed(record: FrontierRecord) -> int:
-    """Return how many events it counts of the one topic."""
+    """Return how many events of the followed topic it counts."""
     return sum(events for topic, _, _, events in record.partitions if topic == "a")
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
-    """Each begins where the one before ended, in every partition; none is larger than it must."""
+    """Each starts where the previous one ended, in every partition; none is larger than it must."""
     chance = Random(seed)
     records = frontiers(chance, 30)
     most = chance.choice((1, 7, 40, MANY))
@@ -82,7 +82,7 @@ def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
         assert cut.events == sum(within)
         assert cut.events <= most or len(list(filter(None, within))) == 1
     assert sum(cut.events for cut in found) == sum(map(followed, records))
-    # Another follower that stands at one of these frontiers goes on with the next.
+    # Another follower that is at one of these frontiers continues with the next.
     at = chance.choice(found)
     stands = NEW._replace(epoch=at.epoch, lsn=at.lsn, seq=at.seq, place=at.place)
     again = Cutter(stands, lambda topic: topic == "a", Limits(MANY, MANY << 10))
@@ -93,7 +93,7 @@ def test_cuts_follow_each_other_whatever_the_limit(seed: int) -> None:
 
 
 def test_a_torn_cut_is_cut_again_to_the_same_end() -> None:
-    """Whatever the limits say; and not before its end is in the log."""
+    """Regardless of the limits; and not before its end is in the log."""
     records = frontiers(Random(1), 12)
     reached = records[7].seq
     cutter = Cutter(NEW, lambda _: True, Limits(1, 1), reached)
@@ -109,7 +109,7 @@ def test_a_torn_cut_is_cut_again_to_the_same_end() -> None:
 
 
 def test_what_waits_is_bounded_though_it_counts_next_to_nothing() -> None:
-    """Of topics that are not followed, while cuts are held back: the log keeps them as well."""
+    """Records of topics that are not followed, while cuts are held back: the log keeps them too."""
     cutter = Cutter(NEW, lambda _: False, Limits(MANY, MANY << 10, events_per_second=1))
     come = 0
     while not cutter.has_enough:

@@ -1,4 +1,4 @@
-"""A server that refuses us after having let us in is asked again, seldom and not for ever."""
+"""A server that refuses us after we have streamed is retried, rarely and not for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = PermissionDeniedError("password authentication failed", hint="rotate i
 
 
 class Clock:
-    """Time that passes only in sleeps."""
+    """A clock that advances only in sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Scripted(Daemon):
-    """A daemon whose sessions end as the test says; None is one that streamed."""
+    """A daemon whose sessions end as given; None is one that streamed."""
 
     def __init__(self, clock: Clock, *ends: CDCError | None) -> None:
         super().__init__(CONFIG)

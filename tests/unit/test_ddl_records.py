@@ -1,4 +1,4 @@
-"""A DDL statement's message becomes a record; what anybody else wrote becomes none."""
+"""A DDL statement's message becomes a record; any other message does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row larger than its topic takes: the pointer in its place, the letter, and the way back."""
+"""A row larger than its topic allows: the pointer in its place, the letter, and the way back."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_head_tells_what_a_person_wants_to_know() -> None:
 
 
 def test_what_surely_fits_is_not_looked_at() -> None:
-    """The longest event a row of that size can become, and the widest envelope beside it."""
+    """Such a row's longest possible event fits, with the widest envelope."""
     limit = dead.record_limit(16 << 20)
     small = dead.plain_bytes(limit)
     longest = len(orjson.dumps("\x01" * small)) + 2 * 1_600 * 128

@@ -22,7 +22,7 @@ INFINITE: Final = float("inf")
 @pytest.mark.parametrize(
     ("stored", "kind", "values", "texts"),
     [
-        # As SELECT 3.3::real::text and so on say.
+        # As Postgres prints it: SELECT 3.3::real::text and so on.
         ((SINGLE, [3.3, 1e6, 0.0, NAN]), TEXT, ["3.3", "1e+06", "0", "NaN"], []),
         ((DOUBLE, [0.1, 1e15, 1.0, -INFINITE]), TEXT, ["0.1", "1e+15", "1", "-Infinity"], []),
         ((pa.list_(SINGLE), [[3.3, None]]), TEXT, ["{3.3,NULL}"], []),
@@ -30,7 +30,7 @@ INFINITE: Final = float("inf")
         ((SINGLE, [1e30, -INFINITE]), AMOUNT, [None, None], [f"1{30 * '0'}", "-Infinity"]),
         ((SINGLE, [3.3]), DOUBLE, [3.299999952316284], []),
         ((DOUBLE, [3.0, 3.5, 1e30]), LONG, [3, None, None], ["3.5", "1e+30"]),
-        # What the new type can't hold: none of it ends the follower.
+        # What the new type can't hold: none of it stops the follower.
         ((TEXT, ["7", 30 * "1", "x"]), LONG, [7, None, None], [30 * "1", "x"]),
         ((TEXT, ["0001-01-01 00:00:00+14"]), INSTANT, [None], ["0001-01-01 00:00:00+14"]),
         ((TEXT, ["2026-01-02 03:00:00+01"]), INSTANT, [datetime(2026, 1, 2, 2, tzinfo=UTC)], []),

@@ -1,4 +1,4 @@
-"""The page on types says what the code does."""
+"""The page on types describes what the code does."""
 
 from __future__ import annotations
 

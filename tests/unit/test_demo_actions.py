@@ -1,4 +1,4 @@
-"""The demo's writers do the same again for the same seed, and keep to their own rows."""
+"""The demo's writers repeat their actions for the same seed, and change only their own rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTORS = 4
 
 
 class Recorder:
-    """A cursor that notes what it is given; every statement changes one row."""
+    """A cursor that records its statements; every statement changes one row."""
 
     def __init__(self) -> None:
         self.statements: list[tuple[str, Any]] = []

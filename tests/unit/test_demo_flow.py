@@ -104,7 +104,7 @@ def test_a_kill_is_recovered_from_by_what_was_committed_after_it(flow: Flow) -> 
 
 
 def test_rows_of_the_snapshot_are_read_and_no_changes() -> None:
-    """What was there before is neither late nor the first change; its holes are in no follower."""
+    """Existing rows are neither late nor the first change; followers do not lack its holes."""
     flow = Flow(FRONTIERS, ["mirror"])
     for seq in range(1, 4):
         flow.take(change(seq, NOW - 9, "r"), NOW)
@@ -206,7 +206,7 @@ def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
 
 
 def test_followers_are_shown_with_what_they_have_applied_and_lack(flow: Flow) -> None:
-    """Also one that has fallen silent, whatever it said last."""
+    """Also one that no longer reports, whatever its last report was."""
     flow.take(frontier(100, NOW + 1), NOW + 1)
     silent = reported(100, NOW + 1, follower="cache", store="redis", at_us=0)
     flow.note_followers({"mirror": reported(60, NOW + 0.6), "cache": silent}, NOW + 1)

@@ -1,4 +1,4 @@
-"""The demo clears its own folder at every start, and nobody else's."""
+"""The demo clears its own folder at every start, and no other."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Return what is found between a state and the rows that the database is made to hold."""
+    """Return the findings between a state and rows that the database is made to return."""
 
     def run(state: TableState, stored: list[Row], key: tuple[str, ...] = ("id",)) -> list[str]:
         def rows(connection: object, table: database.Table) -> Iterator[Row]:
@@ -106,7 +106,7 @@ def test_keyless_rows_are_compared_as_a_multiset(compared: Callable[..., list[st
 def test_of_a_table_past_the_log_what_is_there_must_be_right(
     compared: Callable[..., list[str]],
 ) -> None:
-    """Rows and columns that no change has told may be missing; a wrong value is wrong."""
+    """Rows and columns that are in no change may be missing; a wrong value is an error."""
     state, rest = keyed({"id": 1, "n": "a"}), keyless({"url": "/"})
     state.whole = rest.whole = False
     stored = [{"id": 1, "n": "a", "bio": "long"}, {"id": 2, "n": "b", "bio": None}]

@@ -1,4 +1,4 @@
-"""The ends of the topics, asked of a broker that has just come back."""
+"""The end offsets of the topics, from a broker that has just restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACE = ("shop.cdc.frontier", 0)
 
 
 class Returning:
-    """An admin client whose broker answers as one does that is not the leader yet."""
+    """An admin client whose broker answers as one that is not yet the leader."""
 
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
@@ -33,7 +33,7 @@ class Returning:
 
 
 def following(refusals: int, monkeypatch: pytest.MonkeyPatch) -> Tail:
-    """Return a tail that follows one partition of such a broker's."""
+    """Return a tail that follows one partition of such a broker."""
     monkeypatch.setattr(tail_module, "consumer", lambda *_, **__: None)
     broker = Returning(refusals)
     monkeypatch.setattr("cdc.log.topics.admin", lambda _: broker)

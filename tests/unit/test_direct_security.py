@@ -1,4 +1,4 @@
-"""What librdkafka's settings ask of a connection, and what only librdkafka can do."""
+"""What librdkafka's settings require of a connection, and what only librdkafka can do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's primitive types, requests and answers as bytes, and what may not be taken for one.
+"""Kafka's primitive types, requests and answers as bytes, and which bytes are rejected.
 
 The answers are those of a broker 4.3.1, recorded (tests/golden/direct/answers.json).
 """

@@ -1,4 +1,4 @@
-"""Each extra is known by the modules that it brings, and by the pip line that installs it."""
+"""Each extra is identified by the modules that it brings, and by the pip line that installs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def test_every_extra_is_known() -> None:
-    # `console` brings nothing, `dev` is for a checkout.
+    # `console` brings no module, `dev` is for a checkout.
     assert set(extras.MODULES) == set(EXTRAS) - {"console", "dev"}
 
 

@@ -1,4 +1,4 @@
-"""What the fold says of single records that break the contract, and how it folds the odd ones."""
+"""The fold's findings about single records that break the contract, and how it folds odd ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def event(op: str, seq: int, after: Row | None = None, **source: object) -> byte
 
 
 def findings(fold: Fold) -> list[str]:
-    """Return what it found, leaving out that no frontier was given."""
+    """Return its findings, without those about a missing frontier."""
     told = fold.finish().findings
     return [each for each in told if "frontier" not in each]
 
@@ -79,7 +79,7 @@ def test_a_create_after_a_delete_in_another_change_does_not_inherit() -> None:
 
 
 def test_a_row_not_told_yet_is_no_finding_once_a_live_snapshot_has_told_it() -> None:
-    """The table was there before the log held it, and a snapshot reads it behind the change."""
+    """The table existed before the log held it, and a snapshot reads it after the change."""
     fold = Fold()
     fold.add(T, 0, 0, b'{"id":1}', event("u", 1, {"id": 1, "body": "?"}, unchanged=["body"]))
     fold.add(T, 0, 1, b'{"id":1}', event("r", 2, {"id": 1, "body": "whole"}))
@@ -160,7 +160,7 @@ def test_a_tombstone_must_stand_right_behind_its_delete() -> None:
 
 
 def test_a_transaction_in_two_pieces_is_told() -> None:
-    """Its events must follow each other in `seq`: another one's between them are a tear."""
+    """Its events must be consecutive in `seq`: another transaction's between them split it."""
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}, commit_lsn="0/100", ordinal=1))
     fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}, commit_lsn="0/200", ordinal=1))
@@ -218,7 +218,7 @@ def test_a_frontier_lies_behind_its_commit() -> None:
 
 
 def test_a_new_epoch_may_begin_at_a_lower_lsn() -> None:
-    """Another server's WAL has its own addresses: only within an epoch do they compare."""
+    """Another server's WAL has other addresses: LSNs compare only within an epoch."""
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}, commit_lsn="5/100"))
     fold.add_frontier(Frontier(1, LSN.parse("5/130"), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
@@ -313,7 +313,7 @@ def test_a_pointer_that_differs_from_its_letter_elsewhere_is_told() -> None:
 
 
 def test_what_began_elsewhere_is_folded_as_far_as_the_log_tells_it() -> None:
-    """Of a table copied past the log unknown columns are left out; a truncate makes it whole."""
+    """Unknown columns of a table copied past the log are left out; a truncate completes it."""
     fold, update = Fold(whole=lambda *_: False), {"id": 1, "n": 2, "bio": "?"}
     fold.add(T, 0, 0, b"1", event("u", 1, update, unchanged=["bio"]))
     fold.add(T, 0, 1, b"2", event("d", 2, before={"id": 2}))

@@ -1,4 +1,4 @@
-"""The rows of an initial snapshot in the fold: any order of ranges, holes, and what may not be."""
+"""The rows of an initial snapshot in the fold: any order of ranges, holes, and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def change(seq: int, ident: int, op: str, ordinal: int) -> Record:
     return ident % 2, b"%d" % ident, event(op, seq, after, commit_lsn="0/200", ordinal=ordinal)
 
 
-# Two generations: the second has no 3, which is deleted behind its rows, and a newer 1.
+# Two generations: the second has no 3, which is deleted after its rows, and a newer 1.
 SNAPSHOT = [row(7, 1), row(2, 2), row(1, 3), row(300, 2), row(290, 1), row(200, 4)]
 GONE = row(400, 3, "d", before={"id": 3})
 STREAM = [change(401, 5, "c", 1), change(402, 4, "d", 2)]
@@ -36,7 +36,7 @@ FRONTIERS = [
 
 
 def folded(records: list[Record], frontiers: list[Frontier], seed: int = 0) -> Fold:
-    """Feed partitions and frontiers in some interleaving that the seed gives."""
+    """Feed partitions and frontiers in an interleaving that depends on the seed."""
     chance = random.Random(seed)
     queues: list[list[Any]] = [[r for r in records if r[0] == n] for n in (0, 1)]
     queues.append(list(frontiers))

@@ -1,4 +1,4 @@
-"""When a frontier is due, and what it says."""
+"""When a frontier is due, and what it contains."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_end_behind_what_was_acknowledged_before_is_a_loss() -> None:
     frontiers = at(0x200, 4)
     assert not frontiers.fallen
     frontiers.add({USERS: 2})
-    # Two more records, and yet it ends where it ended.
+    # Two more records, and yet it ends at the same offset.
     frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 17})
     assert frontiers.fallen == {USERS: (17, 18)}
 

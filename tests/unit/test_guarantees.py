@@ -1,4 +1,4 @@
-"""Every guarantee names a test that is there."""
+"""Every guarantee names a test that exists."""
 
 from __future__ import annotations
 

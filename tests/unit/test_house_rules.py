@@ -1,4 +1,4 @@
-"""The rules of ARCHITECTURE.md that a machine can hold."""
+"""The rules of ARCHITECTURE.md that a test can check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 LINES_IN_A_FUNCTION = 70
 
-# Who may know whom: the name on the left is imported by the folders on the right, and no others.
+# The name on the left may be imported by the folders on the right, and by no others.
 IMPORTED_BY = {
     "confluent_kafka": ("cdc/log", "cdc/control", "cdc/demo", "tests", "benchmarks"),
     "psycopg": ("cdc/source", "cdc/client.py", "cdc/control", "cdc/demo", "tests", "benchmarks"),
@@ -37,7 +37,7 @@ IMPORTED_BY = {
 PURE = ("cdc/decode/", "cdc/sequence.py", "cdc/events.py", "cdc/errors.py")
 IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
 
-# Catch-all modules gather what nobody owns.
+# Catch-all modules collect what has no owner.
 CATCH_ALLS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 
 
@@ -48,7 +48,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> set[str]:
-    """Return the top-level names that a module imports, wherever in it."""
+    """Return the top-level names that a module imports, anywhere in it."""
     found = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):

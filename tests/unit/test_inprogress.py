@@ -1,4 +1,4 @@
-"""Blocks of open transactions: what is spooled under whose name, and which commits are in doubt."""
+"""Blocks of open transactions: what is spooled for which xid, and which commits are in doubt."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Blocks:
         self.open = InProgress(self.spool)
 
     def block(self, *frames: bytes, xid: int = TOP) -> None:
-        """Walk one whole block."""
+        """Walk one complete block."""
         self.open.start(StreamStart(xid, first_segment=True))
         whole = chunk(*frames, STOP)
         assert self.open.walk(whole, 0) == (len(whole) - len(PADDING), None)
@@ -126,7 +126,7 @@ def test_a_transaction_of_which_nothing_came_is_empty(blocks: Blocks) -> None:
 
 
 def test_a_block_may_be_cut_at_every_byte(tmp_path: Path) -> None:
-    """What is read past a chunk's last whole frame is its padding: there must be enough of it."""
+    """Bytes read past a chunk's last complete frame are its padding: there must be enough of it."""
     frames = [ORIGIN, described(TOP), row(TOP), row(SUB, b"long" * 9), message(), row(TOP), STOP]
     whole = b"".join(frames)
     for cut in range(len(whole)):
@@ -182,7 +182,7 @@ def test_an_aborted_transaction_leaves_nothing(blocks: Blocks) -> None:
     assert len(blocks.commit()) == 1
 
 
-# What tells no xid of its own stands in a block under the writer before it.
+# A message without an xid belongs to the writer before it in the block.
 NAMELESS: dict[str, Callable[[], bytes]] = {"an origin": lambda: ORIGIN, "nothing": bytes}
 
 
@@ -190,7 +190,7 @@ NAMELESS: dict[str, Callable[[], bytes]] = {"an origin": lambda: ORIGIN, "nothin
 def test_a_subtransaction_that_spans_blocks_can_still_be_aborted(
     blocks: Blocks, begins: Callable[[], bytes]
 ) -> None:
-    """Each block of a transaction that came by replication begins with its origin."""
+    """Each block of a replicated transaction starts with its origin."""
     blocks.block(begins(), described(TOP), row(TOP), row(SUB, b"never"))
     for _ in range(3):
         blocks.block(begins(), row(SUB, b"never"))
@@ -221,7 +221,7 @@ def test_an_origin_behind_an_abort_belongs_to_nobody_who_may_abort(blocks: Block
 def test_a_subtransaction_that_is_still_there_is_in_doubt(
     blocks: Blocks, aborted: int | None
 ) -> None:
-    """Its abort is not always told; the server knows, and sends none of it when sent whole."""
+    """Its abort is not always streamed; sent at its commit, the transaction does not include it."""
     blocks.block(described(TOP), row(TOP), row(SUB), row(CHILD))
     if aborted:
         blocks.abort(aborted)
@@ -243,7 +243,7 @@ def test_what_one_subtransaction_left_stays_in_doubt_when_a_later_one_is_gone(
 
 
 def test_a_table_described_otherwise_since_puts_its_transaction_in_doubt(blocks: Blocks) -> None:
-    """Read back, the older description would stand for what Postgres takes to be told already."""
+    """Read back, the older description would replace the newer one, which is not sent again."""
     other, oid = 900, 2
     blocks.block(described(TOP), row(TOP))
     blocks.block(described(other, oid), row(other), xid=other)
@@ -262,7 +262,7 @@ def test_a_table_described_alike_puts_nothing_in_doubt(blocks: Blocks) -> None:
 
 
 def test_a_logical_message_is_in_doubt(blocks: Blocks) -> None:
-    """Its xid is the whole transaction's, whoever wrote it and whether that was rolled back."""
+    """Its xid is always the top-level transaction's, even if its writer was rolled back."""
     blocks.block(described(TOP), row(TOP), message())
     blocks.block(row(TOP))
     with pytest.raises(RereadError):
@@ -280,7 +280,7 @@ def test_what_was_told_to_be_rolled_back_leaves_no_doubt(blocks: Blocks) -> None
 
 
 def test_a_description_goes_with_the_subtransaction_that_brought_it(blocks: Blocks) -> None:
-    """At an abort Postgres forgets what it has told, and tells it again before the next row."""
+    """At an abort Postgres forgets its descriptions, and repeats them before the next row."""
     blocks.block(described(TOP, 2), described(SUB), row(SUB))
     blocks.abort(SUB)
     blocks.block(described(TOP), row(TOP))

@@ -1,4 +1,4 @@
-"""What of the Spark app needs no Spark: its help, its errors, how ranges are grouped."""
+"""The parts of the Spark app that need no Spark: its help, its errors, how ranges are grouped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_error_in_a_task_keeps_its_kind() -> None:
 
 
 def test_only_what_may_pass_is_left_to_spark_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would try four times what no try can mend."""
+    """Spark would try four times what no retry can fix."""
     thrown: list[Exception] = []
 
     def fail(*_: object) -> Iterator[RangeRecord]:

@@ -1,4 +1,4 @@
-"""A partition without a leader is asked again: it is given one within moments."""
+"""A request to a partition without a leader is retried: it gets a leader within moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's reader is told of the brokers, from librdkafka's settings."""
+"""The broker options of Spark's reader, from librdkafka's settings."""
 
 from __future__ import annotations
 

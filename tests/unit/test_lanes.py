@@ -1,7 +1,7 @@
-"""Lanes: flushes in turn, commits in turn, and an error that takes along what follows it.
+"""Lanes: flushes in turn, commits in turn, and an error that also fails what follows it.
 
-Real workers with writers that wait where the test says: each step of each lane is let through by
-name, so that every order in which the two threads may run can be played.
+Real workers with writers that wait where the test says: each step of each lane is released by name,
+so that every order in which the two threads may run can be tested.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cdc.worker import Worker
 from tests.fixtures.daemon import wait_until
 from tests.property.stream import position
 
-# None of it takes longer than a moment; the rest is for a machine that does much else.
+# Each step takes a moment; the rest is for a busy machine.
 _SECONDS = 60.0
 _STEPS = ("flush", "commit")
 _OVER = InvariantError("the test is over")
 
 
 class Gate:
-    """One step of one lane, which each time waits for an `open` of its own, in whatever order.
+    """One step of one lane, which each time waits for a separate `open`, in any order.
 
     Both ways go through queues: no arrival and no opening can be overtaken by the next one.
     """
@@ -41,11 +41,11 @@ class Gate:
         self._openings: SimpleQueue[Exception | None] = SimpleQueue()
 
     def open(self, error: Exception | None = None) -> None:
-        """Let the step through once, this time or the next; with an error it fails."""
+        """Release the step once, this time or the next; with an error it fails."""
         self._openings.put(error)
 
     def reached(self, seconds: float = _SECONDS) -> bool:
-        """Return whether the step is waited at within this time; each arrival counts once."""
+        """Return whether the step starts to wait within this time; each arrival counts once."""
         try:
             self._arrivals.get(timeout=seconds)
         except Empty:
@@ -94,9 +94,9 @@ class FakePublisher:
 
 
 class World:
-    """One test's lanes, and what they did, in the order in which it ended."""
+    """One test's lanes, and their steps in the order in which these ended."""
 
-    log = SimpleNamespace(direct="off")  # it is the writers' configuration, too
+    log = SimpleNamespace(direct="off")  # this also stands in for the writers' configuration
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -115,7 +115,7 @@ class World:
         return self._gates[name]
 
     def cut(self, seq: int) -> InFlight:
-        """Send a batch on its way; its seq names it."""
+        """Start the commit of a batch; its seq names it."""
         self.lanes.commit(position(seq=seq), Cut(1, 10, None), time.monotonic())
         return self.lanes.in_flight[-1]
 
@@ -123,7 +123,7 @@ class World:
         """Wait until no worker has anything to do: none acts once the test is over."""
         self.over = True
         for gate in self._gates.values():
-            gate.open(_OVER)  # one for who waits there; who comes later sees that it is over
+            gate.open(_OVER)  # one for a step that waits; a later one sees that it is over
         for worker in self._workers:
             worker.submit(_nothing).result(_SECONDS)
 
@@ -165,7 +165,7 @@ def flushed(batch: InFlight) -> None:
 
 def test_a_start_opens_every_lane_before_any_is_used(world: World) -> None:
     world.lanes.open()
-    # Those of small batches, too, which an older daemon may have.
+    # Including those of small batches, which an older daemon may have.
     assert world.done == ["open 0", "open 1", *(f"open {name}" for name in DIRECT)]
     assert free(world.lanes)
     assert not settling(world.lanes)
@@ -229,7 +229,7 @@ def test_a_third_batch_waits_for_the_first_ones_commit(world: World) -> None:
 
 
 def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None:
-    """The second is flushed and could go, the first one's commit takes its time."""
+    """The second is flushed and ready, while the first one's commit takes long."""
     lanes = world.lanes
     first = world.cut(1)
     world.gate("flush 0").open()
@@ -254,7 +254,7 @@ def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None
 def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     count: int, world: World
 ) -> None:
-    """The loop's own order of calls, with all threads as free as they like to be."""
+    """The loop's own order of calls, with all threads running freely."""
     lanes = world.use(count)
     gates = [world.gate(f"{what} {lane}") for lane in range(count) for what in _STEPS]
     noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
@@ -286,7 +286,7 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
 
 
 def test_a_commit_is_told_only_after_its_acknowledgement(world: World) -> None:
-    """Flush and commit both end between the loop's two looks: the ends must not be skipped."""
+    """Flush and commit both end between two checks of the loop: neither end must be skipped."""
     lanes = world.lanes
     first = world.cut(1)
     assert seqs(lanes.acknowledged()) == []
@@ -356,9 +356,9 @@ def test_what_follows_a_commit_that_failed_is_aborted_and_never_committed(
 
 
 def test_what_follows_a_batch_that_could_not_be_sent_is_aborted(world: World) -> None:
-    """Its own flush went well, and began before the first one's was known to have failed."""
+    """Its own flush succeeded, and started before the first one's was known to have failed."""
     first = world.cut(1)
-    second = world.cut(2)  # the loop never does: it looks at `free`
+    second = world.cut(2)  # the loop never does this: it checks `free`
     world.gate("flush 1").open()
     flushed(second)
     world.gate("flush 0").open(_LOST)

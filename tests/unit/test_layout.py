@@ -1,7 +1,7 @@
-"""Which layer knows which, and which module owns which foreign client.
+"""Which layer imports which, and which module owns which foreign client.
 
-Sizes, docstrings and imports between packages are held in test_house_rules; this is what lies
-within `cdc`.
+Sizes, docstrings and imports between packages are checked in test_house_rules; this test is about
+the modules of `cdc`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SOURCES = {
     for path in sorted((ROOT / "cdc").rglob("*.py"))
 }
 
-# Who may hold a client in the hand. Everybody else asks these modules, which also translate the
-# client's errors; a module more on a line is a decision, with its reason.
+# The modules that may use a client. All others call these, which also translate the client's
+# errors; adding a module to a line is a decision, with its reason.
 OWNERS = {
     "psycopg": {
         "cdc/source",
@@ -32,12 +32,12 @@ OWNERS = {
         "cdc/control/readiness.py",  # names the connection's type
         "cdc/control/setup.py",  # names the connection's type
         "cdc/control/setup_publication.py",  # the same
-        "cdc/demo",  # an application: it writes to the source as any other would
+        "cdc/demo",  # an application: it writes to the source like any other
     },
     "confluent_kafka": {
         "cdc/log",
         "cdc/control/setup.py",  # names the admin client's type
-        "cdc/demo/tail.py",  # a reader of its own, so that the view does not share the writer's
+        "cdc/demo/tail.py",  # a separate reader, so that the view does not share the writer's
     },
     "google_crc32c": {"cdc/log/direct"},
     "alembic": {"cdc/source/migrations.py"},
@@ -46,15 +46,15 @@ OWNERS = {
     "requests": {"cdc/local/artifacts.py"},
     "maven_artifact": {"cdc/local/artifacts.py"},
     "click": {"cdc/cli"},
-    # The demo's proof reads the followers' stores on its own, as any of their readers.
+    # The demo's proof reads the followers' stores directly, like any of their readers.
     "redis": {"cdc/demo/stores.py"},
     "opensearchpy": {"cdc/demo/stores.py"},
     "deltalake": {"cdc/demo/stores.py"},
     "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/demo/view.py"},
-    "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a configuration of its own
+    "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a separate configuration
 }
 
-# What each part may import of ours when it runs; names of types alone are free.
+# What each part may import from `cdc` at run time; imports for types alone are free.
 LAYERS = {
     "cdc/events.py": set[str](),
     "cdc/errors.py": set[str](),
@@ -94,11 +94,11 @@ CORE = ("cdc/pipeline.py", "cdc/daemon.py", "cdc/control", *LAYERS)
 
 
 def modules(node: ast.AST) -> set[str]:
-    """Return the modules that an import statement names, as `cdc.part` where they are ours."""
+    """Return the modules that an import statement names, as `cdc.part` if they are ours."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
     if isinstance(node, ast.ImportFrom) and node.module:
-        if node.module == "cdc":  # `from cdc import continuity` names a part, or a fact of cdc
+        if node.module == "cdc":  # `from cdc import continuity` names a part or attribute of cdc
             named = {alias.name for alias in node.names}
             return {f"cdc.{name}" if not name.startswith("__") else "cdc" for name in named}
         return {".".join(node.module.split(".")[:2])}
@@ -127,7 +127,7 @@ def test_a_foreign_client_has_few_owners(client: str) -> None:
         if client in {found.split(".")[0] for found in imports(name, types_too=True)}
     }
     assert {name for name in users if not name.startswith(owners)} == set()
-    # An owner that has let go of the client leaves the line.
+    # An owner that no longer uses the client must be removed from the line.
     assert {owner for owner in owners if not any(name.startswith(owner) for name in users)} == set()
 
 
@@ -146,7 +146,7 @@ def test_the_daemon_runs_without_the_tools_around_it() -> None:
 
 
 def test_no_file_names_a_persons_home() -> None:
-    """A path that holds on one machine only."""
+    """Such a path exists on one machine only."""
     home = re.compile(rb"/(?:home|Users)/[a-z]|/root/")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False

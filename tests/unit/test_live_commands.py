@@ -1,4 +1,4 @@
-"""Commands and signals as the daemon reads them, and what is no command."""
+"""Commands and signals as the daemon reads them, and what it rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live snapshot that meets errors tries again later each time, and not for ever."""
+"""An incremental snapshot that meets errors retries later each time, and not for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the cache is whole and is what the lock says, however it came there."""
+"""What is in the cache is complete and matches the lock, wherever it came from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @dataclass
 class Repository:
-    """A Maven repository of one file, with the faults that a test gives it."""
+    """A Maven repository of one file, with the faults that a test chooses."""
 
     url: str = ""
     asked: list[str | None] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a stack remembers, and who may change it."""
+"""What a stack remembers, and which process may change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java is taken."""
+"""Which Java is chosen."""
 
 from __future__ import annotations
 

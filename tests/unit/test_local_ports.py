@@ -1,4 +1,4 @@
-"""Ports: free now, and out of reach of outgoing connections later."""
+"""Ports: free at the moment, and outside the range of later outgoing connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_port_that_someone_listens_on_is_not_free() -> None:
 
 
 def test_a_port_whose_last_connection_lingers_is_free() -> None:
-    """A killed server's port is in TIME_WAIT and must be given to the same server again."""
+    """A killed server's port is in TIME_WAIT and must be available to the same server again."""
     with socket.create_server((ports.LOOPBACK, 0)) as listener:
         port: int = listener.getsockname()[1]
         client = socket.create_connection((ports.LOOPBACK, port))

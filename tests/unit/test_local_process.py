@@ -1,4 +1,4 @@
-"""A process is its pid and its start: never another that has the pid by chance."""
+"""A process is identified by its pid and its start: never another that has the pid by chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What spark-submit is given: jars that fit the installed Spark, and our code in a zip."""
+"""What spark-submit gets: jars that fit the installed Spark, and our code in a zip."""
 
 from __future__ import annotations
 

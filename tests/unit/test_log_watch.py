@@ -1,4 +1,4 @@
-"""What the watch says of topics that are not as they were, and of those that are."""
+"""The watch's findings about topics that have changed, and about those that have not."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def judged(**changed: object) -> list[CDCError]:
 
 
 def test_topics_that_stand_as_they_should_are_no_problem() -> None:
-    """Records that retention may delete may be gone, and markers stand behind the last record."""
+    """Records that retention may delete may be missing, and markers follow the last record."""
     assert judged() == []
 
 
 def test_what_was_lost_and_written_over_is_named() -> None:
-    """The partition is longer than ever: only the order of what was acknowledged tells."""
+    """The partition is longer than before: only the order of acknowledged offsets shows it."""
     known = KNOWN._replace(fallen={(USERS, 0): (38, 40), ("shop.public.others", 0): (1, 2)})
     (problem,) = problems(IDENTITY, known, STANDING)
     assert isinstance(problem, GapError)
@@ -123,7 +123,7 @@ def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: s
 def test_a_frontier_of_a_daemon_that_came_between_is_no_loss(
     monkeypatch: pytest.MonkeyPatch, now: ResumePosition, kind: type[CDCError]
 ) -> None:
-    """The frontiers are read behind the resume record, and another daemon may have gone on."""
+    """The frontiers are read after the resume record, and another daemon may have written more."""
     newer = replace(FRONTIER, seq=POSITION.seq + 5)
     monkeypatch.setattr(reader, "read_frontier_tail", lambda *_: [(newer, time.monotonic())])
     monkeypatch.setattr(reader, "read_resume", lambda _: (IDENTITY, now))

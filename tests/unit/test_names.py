@@ -1,4 +1,4 @@
-"""Topic names: reversible, in Kafka's alphabet, one a table."""
+"""Topic names: reversible, in Kafka's alphabet, one per table."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def test_the_longest_name_fits_and_one_more_is_refused_with_the_remedy() -> None
 
 
 def test_postgres_longest_names_in_four_byte_characters_are_refused() -> None:
-    """63 bytes of name are 252 characters of escapes: no room, said before anything is created."""
+    """63 bytes of name are 252 characters of escapes: refused before anything is created."""
     with pytest.raises(ConfigError):
         names.data_topic("p", "public", "𝄞" * 15 + "abc")

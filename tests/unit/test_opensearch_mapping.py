@@ -1,4 +1,4 @@
-"""Names, `_id`s and fields of OpenSearch, as docs/FOLLOWERS.md has them."""
+"""Names, `_id`s and fields of OpenSearch, as docs/FOLLOWERS.md describes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numeric(precision: int, scale: int) -> int:
     return (precision << 16 | scale & 0x7FF) + 4
 
 
-# A row of the page, a type and modifier of it, and whether the row promises `.exact`.
+# A row of the page, a type and modifier in it, and whether the row has `.exact`.
 OF_THE_PAGE = (
     ("smallint, integer", "int2", -1, "integer", False),
     ("smallint, integer", "int4", -1, "integer", False),
@@ -78,7 +78,7 @@ def test_every_type_has_a_field_and_only_those_of_the_page_are_no_keywords() -> 
     for name in TYPE_NAMES.values():
         if name not in known and not name.startswith("_"):
             assert field(name, -1, VALUES)["type"] == "keyword", name
-    assert field("public.date", -1, VALUES)["type"] == "keyword"  # somebody's own
+    assert field("public.date", -1, VALUES)["type"] == "keyword"  # user-defined
     assert field("x._hstore", -1, VALUES | {"hstore.handling.mode": "map"})["enabled"] is False
     iso = VALUES | {"time.precision.mode": "isostring"}
     assert [field(kind, -1, iso)["type"] for kind in ("date", "timestamp", "time")] == [

@@ -257,7 +257,7 @@ def test_only_changes_and_the_end_may_come_in_a_stream_block(tag: int) -> None:
 
 
 def test_a_parallel_abort_is_not_taken_for_a_serial_one() -> None:
-    """Else a wrong setting would look like a healthy stream."""
+    """Otherwise a wrong setting would look like a healthy stream."""
     (parallel, _), (serial, _) = PARALLEL[0], OUTSIDE[-6]
     with pytest.raises(ProtocolError):
         decode(encode(parallel), parallel=False)

@@ -1,4 +1,4 @@
-"""What the publication is to hold, and what differs from it; what forbids it, and its remedy."""
+"""What the publication must contain, and how it differs; what prevents it, and the fix."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_options_that_differ_are_set() -> None:
     )
 
 
-# --- what the doctor says of it ---
+# --- the doctor's findings ---
 
 
 def findings(

@@ -1,4 +1,4 @@
-"""What a changed publication is said to have lost: each gap by name, with its tables and remedy."""
+"""What a changed publication has lost: each gap by name, with its tables and the fix."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_schema_that_came_back_is_a_gap_of_its_tables() -> None:
     (gap,) = found(back, BY_SCHEMA)
     assert gap.tables == ('"My""shop".t',)
     assert "came back" in gap.what
-    assert not found(replace(back, removed=(32,)), BY_SCHEMA)  # by our own command
+    assert not found(replace(back, removed=(32,)), BY_SCHEMA)  # removed by our own command
 
 
 def test_a_renamed_schema_keeps_its_membership() -> None:
@@ -110,11 +110,11 @@ def test_a_dropped_table_stays_known_until_its_name_is_another_tables() -> None:
     assert follow(after, users, there) == after
     with pytest.raises(GapError, match=r"no longer has public\.orders"):
         follow(after, users, frozenset(KNOWN.tables))
-    # One that was renamed goes on under its other name; one taken out on purpose is not missed.
+    # A renamed table continues under its other name; one removed on purpose is not missed.
     renamed = replace(KNOWN, tables={"public.old_orders": 501, "public.users": 502})
     assert follow(KNOWN, renamed, frozenset(renamed.tables)) == renamed
     assert follow(KNOWN, replace(users, removed=(501,)), there).tables == users.tables
-    # A partition comes and goes with its root, and a table of a whole schema with that.
+    # A partition is added and removed with its root, and a table of a published schema with that.
     parted = replace(KNOWN, tables={"public.a": 0, "public.users": 502})
     assert follow(parted, users, there).tables == users.tables
 

@@ -1,4 +1,4 @@
-"""A generation is built aside, proved, compared and switched to; what is old stays."""
+"""A shadow build is verified, compared and switched to; the old generation stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KilledError(Exception):
 
 
 class Log:
-    """Changes in seq order; the follower of the current generation follows it when told to."""
+    """Changes in seq order; followers of a generation apply them when `forward` is called."""
 
     keeps_seqs = True
 
@@ -49,14 +49,14 @@ class Log:
         return list(TABLES)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
-        """Have everything."""
+        """Do nothing: everything is there."""
         return 0
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
-        """Be a `Builder`: a frontier at each seq, three in a cut."""
+        """Act as a `Builder`: a frontier at each seq, three in a cut."""
         standing = sink.open()
         at = standing.applied.seq if standing else 0
-        # Grows only before it is read, so that there is an end.
+        # Grows only before it is read, so that the read ends.
         self.before_each()
         end = len(self.changes)
         while until is not None and applied(end).lsn > until:
@@ -120,7 +120,7 @@ def check(sink: MemorySink, log: Log, store: str) -> None:
 def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
-    """The old one stays, and takes part, until it is dropped."""
+    """The old one stays, and is compared, until it is dropped."""
     log.forward(sink, 1, None)
     store = STORES[request.node.nodeid]
     right = log.rows(USERS, applied(40))
@@ -157,7 +157,7 @@ def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
 def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
-    """What it changes while both are compared is no difference; its follower is moved over."""
+    """Its changes during the comparison are no difference; its follower moves to the new one."""
     follower = MemorySink(request.node.nodeid)
     log.forward(follower, 1, None)
     seen: list[int] = []
@@ -169,7 +169,7 @@ def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
         seen.append(STORES[request.node.nodeid].reached)
         log.before_each = goes_on if len(seen) < 5 else log.before_each
 
-    # Before the new one is built on, and between that and the comparison.
+    # Before the shadow build is continued, and between that and the comparison.
     log.before_each = goes_on
     outcome = Rebuild(sink, log, lambda _: None).anew()
     assert len(seen) == 5
@@ -187,7 +187,7 @@ def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
 def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest, dies_at: int
 ) -> None:
-    """And readers see the old state until the new one is whole."""
+    """And readers see the old state until the new one is complete."""
     log.forward(sink, 1, None)
     log.grow(5)
     log.dies_at = dies_at
@@ -203,7 +203,7 @@ def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
 def test_a_switch_that_somebody_else_has_ended_is_told_all_the_same(
     sink: MemorySink, log: Log
 ) -> None:
-    """An attempt that died in the middle of it has left it to whoever opens the store."""
+    """A switch that an attempt did not survive is completed when a process opens the store."""
     log.forward(sink, 1, None)
     reported: list[tuple[int, bool]] = []
     log.before_each = lambda: sink.switch(2) if 2 in sink.generations() else None
@@ -241,14 +241,14 @@ def test_one_table_is_built_and_the_others_are_taken_over(
     rebuild = Rebuild(sink, log, lambda _: None, lambda at, why: reported.append((at.seq, not why)))
     outcome = rebuild.anew(frozenset({"public.users"}))
     assert (sink.current(), outcome.applied.seq) == (2, 40)
-    # The others do not have what the new table has: nobody may be told so.
+    # The others lack what the new table has: it must not be reported as applied.
     assert reported == [(45, False), (40, False)]
     log.forward(sink, 2, None)
     check(sink, log, request.node.nodeid)
 
 
 def test_a_table_that_the_follower_does_not_have_is_refused(sink: MemorySink, log: Log) -> None:
-    """Before anything is begun: else nothing would be built, and switched to."""
+    """Before anything starts: otherwise an empty build would be switched to."""
     log.forward(sink, 1, None)
     with pytest.raises(ConfigError, match=r"no table public\.user\b"):
         Rebuild(sink, log, lambda _: None).anew(frozenset({"public.users", "public.user"}))
@@ -270,7 +270,7 @@ def test_what_does_not_hold_what_the_log_says_is_not_shown(sink: MemorySink, log
 def test_a_state_of_the_past_stands_still(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
-    """It is not shown to readers, nor is it what the next rebuild goes on with."""
+    """Readers do not see it, and the next rebuild does not continue with it."""
     log.forward(sink, 1, None)
     asked = applied(20).lsn
     outcome = Rebuild(sink, log, lambda _: None).as_of(LSN(asked + 1))
@@ -302,7 +302,7 @@ def test_holdings_differ_by_key_seq_and_value() -> None:
 def test_the_newest_event_of_a_key_decides_in_whatever_order_they_come(
     events: list[tuple[int, bool]], above: int, random: Random
 ) -> None:
-    """As they come from several partitions, folded at any moment."""
+    """They arrive from several partitions, and are folded at any moment."""
     told = [(b"%d" % key, seq, there) for seq, (key, there) in enumerate(events, 1)]
     left = {key: seq if there else 0 for key, seq, there in told}
     newest = Newest()

@@ -1,4 +1,4 @@
-"""The pipeline's own records: exact both ways, and refused where they cannot be trusted."""
+"""The pipeline's own records: exact both ways, and refused if they cannot be trusted."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_field_that_a_reader_may_ignore_is_ignored() -> None:
 
 @pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
 def test_a_newer_format_is_refused(record: Record) -> None:
-    """Also where its fields would not fit: the format is told, not the misfit."""
+    """Even if its fields would not fit: the error is about the format, not about a field."""
     newer = json.dumps({"format": records.FORMAT + 1, "seq": "of another kind"}).encode()
     with pytest.raises(ConfigError) as raised:
         records.decode(type(record), newer, TOPIC)

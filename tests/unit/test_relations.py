@@ -34,7 +34,7 @@ def facts(*primary_key: str) -> TableFacts:
 
 
 class Versions:
-    """A pipeline's table versions, asked as the daemon asks."""
+    """A pipeline's table versions, requested as the daemon requests them."""
 
     def __init__(self, known: list[SchemaRecord] | None = None, schema_id: int = 0) -> None:
         self.relations = Relations("shop", known or [], schema_id)
@@ -50,7 +50,7 @@ class Versions:
         where: str | None = None,
         selection: TableSelection = ALL,
     ) -> tuple[SchemaRecord, bool]:
-        """Return the version; `today` are the columns that the catalog has by now."""
+        """Return the version; `today` are the catalog's current columns."""
         columns = tuple(c.name for c in told.columns) if today is None else tuple(today)
         published = Published(tuple((name, 23, -1) for name in columns), where)
         return self.relations.version(
@@ -80,7 +80,7 @@ def test_the_same_description_is_the_same_version() -> None:
     versions = Versions()
     first, _ = versions.of(relation(), facts("a"))
     assert versions.of(relation(), facts("a")) == (first, False)
-    # What the catalog says of nullability today makes no new version.
+    # The catalog's current nullability makes no new version.
     assert versions.of(relation(), TableFacts(("a",), {})) == (first, False)
     assert versions.relations.schema_id == 1
 
@@ -110,7 +110,7 @@ def test_each_change_of_the_description_is_a_new_version() -> None:
 
 
 def test_a_description_that_comes_back_is_a_new_version() -> None:
-    """`from_lsn` says from where it holds, so the old record cannot speak for the new time."""
+    """`from_lsn` is where a record starts to hold, so the old one is not valid for the new time."""
     versions = Versions()
     for columns in ("abc", "abcd", "abc"):
         version, new = versions.of(relation(columns=columns), facts("a"))
@@ -195,7 +195,7 @@ def test_a_replay_finds_the_older_version_it_walks_through() -> None:
 
 
 def test_a_replay_keeps_the_key_of_that_time_whatever_the_catalog_says_today() -> None:
-    """The description holds for the transactions behind the replay: its key must not move."""
+    """The description is used for the transactions after the replay: its key must not change."""
     for told, then, today in [
         (relation(FULL, "abc"), ("a",), ("b",)),
         (relation(FULL, "abc"), ("a",), ()),
@@ -218,7 +218,7 @@ def test_a_key_made_of_other_columns_is_another_version_also_in_a_replay() -> No
 
 
 def test_a_version_that_the_log_does_not_hold_is_recorded_also_in_a_replay() -> None:
-    """Its rows may be published once the replay is over: they need a record of their own."""
+    """Its rows may be published once the replay is over: they need their own record."""
     versions = Versions()
     version, new = versions.of(relation(), facts("a"), replaying=True)
     assert new
@@ -233,10 +233,10 @@ def test_a_version_that_the_log_does_not_hold_is_recorded_also_in_a_replay() -> 
 def test_a_lagging_reader_takes_the_key_of_the_version_with_these_columns() -> None:
     versions = Versions()
     versions.of(relation(FULL, "abc"), facts("a"))
-    # Since then the table got a column d and the primary key became b: the catalog is younger.
+    # Since then the table got a column d and the primary key became b: the catalog is newer.
     version, _ = versions.of(relation(FULL, "abc", table="u"), facts("b"), today="abcd")
     assert version.key == ("a",)
-    # Caught up, the catalog describes what the stream does: it speaks.
+    # Once caught up, the catalog describes what the stream does: its key is used.
     version, _ = versions.of(relation(FULL, "abcd", "abcd"), facts("b"))
     assert version.key == ("b",)
 
@@ -262,7 +262,7 @@ def test_the_keys_order_is_kept_where_the_catalog_has_moved_on() -> None:
     assert version.key == ("b", "a")
 
 
-# --- what the configuration says ---
+# --- what the configuration sets ---
 
 
 def masks(**kinds: str) -> TableSelection:
@@ -350,7 +350,7 @@ def test_a_masked_column_that_is_renamed_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="hid b so far, but that is gone, and x is new") as caught:
         versions.of(relation(columns="axc"), facts("a"), selection=masks(b="null"))
     assert "keep" in caught.value.hint
-    # The new name is masked too, or said to be clear: the version is taken.
+    # The new name is masked too, or declared as clear: the version is accepted.
     assert versions.of(relation(columns="axc"), facts("a"), selection=masks(b="null", x="null"))[1]
     assert versions.of(relation(columns="ayc"), facts("a"), selection=masks(b="null", y="keep"))[1]
 
@@ -373,6 +373,6 @@ def test_a_table_renamed_away_from_its_section_is_not_shown() -> None:
 def test_a_mask_that_names_no_column_of_a_new_table_is_not_passed_over() -> None:
     with pytest.raises(ConfigError, match="hid x so far, but the table has none"):
         Versions().of(relation(), facts("a"), selection=masks(x="null"))
-    # The catalog knows it: the stream has not come to where it was added.
+    # The catalog has the column: the stream has not reached the point where it was added.
     catalog = TableFacts(("a",), {"x": True})
     assert Versions().of(relation(), catalog, today="abcx", selection=masks(x="null"))[1]

@@ -1,4 +1,4 @@
-"""What Postgres sends again tells whether it is the server that the log comes from. Pure."""
+"""What Postgres sends again shows whether it is the server that the log comes from. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdc.replay import Replay
 from tests.property.stream import position
 
 TIME = 1_000
-# The log's last transaction committed at 400; then the slot moved on, idle, to 900.
+# The log's last transaction committed at 400; then the slot advanced, idle, to 900.
 LOG = replace(
     position(end_lsn=0x900, commit_lsn=0x400, ordinal=2, seq=7, committed_at_us=TIME),
     xid=771,
@@ -66,7 +66,7 @@ def test_a_slot_that_begins_after_the_last_transaction_does_not_send_it() -> Non
 
 
 def test_a_transaction_that_is_cut_is_known_by_its_xid() -> None:
-    """Its commit time stands in no record before its end."""
+    """No record before its end has its commit time."""
     cut: dict[str, Any] = {"open": True, "end_lsn": LSN(0x300)}
     sent = replay(**cut)
     sent.transaction(0x400, TIME + 5, 771)
@@ -92,7 +92,7 @@ def test_behind_a_message_of_no_transaction_nothing_may_come_that_the_log_lacks(
 
 
 def test_a_transaction_that_the_log_holds_in_part_ends_after_the_records_end() -> None:
-    """What comes between that end and its commit proves nothing."""
+    """What is sent between that end and its commit proves nothing."""
     sent = replay(open=True, end_lsn=0x300, begins_at=0x300)
     sent.transaction(0x380, 5, 700)
     assert not sent.proven

@@ -1,4 +1,4 @@
-"""What a follower's run says of itself, without its session."""
+"""What a follower's run reports about itself, without its session."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Topic:
         self.records.append(record)
 
     def flush(self, _: float) -> None:
-        """Have all there."""
+        """Do nothing: everything is there."""
 
     def newest(self) -> dict[str, FollowerRecord]:
-        """Return what counts: none of a generation that is older than one before it."""
+        """Return the report that counts: none of a generation below the highest one reported."""
         best = max((each.generation for each in self.records), default=0)
         heeded = [each for each in self.records if each.generation == best]
         return {"cache": heeded[-1]} if heeded else {}
@@ -54,7 +54,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 
 @pytest.fixture(autouse=True)
 def fillable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a log that begins at its beginning, and no time between two looks."""
+    """Use a log that starts at its beginning, and no delay between two looks."""
     monkeypatch.setattr(running, "refuse_unfillable", lambda *_: None)
     monkeypatch.setattr(running, "_SURE_SECONDS", 0.0)
 
@@ -66,7 +66,7 @@ def sink(request: pytest.FixtureRequest) -> Iterator[MemorySink]:
 
 
 def stands(sink: MemorySink, lsn: int, generation: int) -> None:
-    """Bring the store of a sink to a frontier, in a generation."""
+    """Move the store of a sink to a frontier, in a generation."""
     sink.anew(generation)
     sink.open()
     sink.begin(lsn, [])
@@ -80,10 +80,10 @@ def stands(sink: MemorySink, lsn: int, generation: int) -> None:
         (None, (50, 1), 1),
         ((50, 1, "following"), None, 2),  # flushed while no job was there
         ((50, 2, "stopped"), None, 3),
-        ((50, 2, "following"), (30, 2), 2),  # an older frontier of the same
+        ((50, 2, "following"), (30, 2), 2),  # an older frontier of the same generation
         ((50, 3, "stopped"), (30, 1), 4),  # restored from before a rebuild
         ((50, 3, "rebuilding"), (60, 2), 2),  # a rebuild that is about to switch
-        ((0, 3, "rebuilding"), (0, 3), 3),  # begun anew by a job that died
+        ((0, 3, "rebuilding"), (0, 3), 3),  # restarted by a job that died
         ((0, 3, "rebuilding"), None, 4),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_store_that_was_lost_takes_a_number_that_is_heeded(
     standing: tuple[int, int] | None,
     builds: int,
 ) -> None:
-    """Whoever waits heeds no report of an older generation, and none of what is not there."""
+    """Clients that wait ignore reports of an older generation, and none claims what is missing."""
     if told is not None:
         topic.write(reported(lsn=LSN(told[0]), generation=told[1], state=told[2]))
     if standing is not None and standing[0]:
@@ -131,7 +131,7 @@ def test_a_store_that_can_not_be_filled_again_is_left_as_it_is(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its report counts for no wait; put right by hand it goes on where it was."""
+    """No wait counts its report; repaired by hand, it continues where it was."""
 
     def refuse(*_: object) -> None:
         raise GapError("the log is too short", hint="cdc rebuild")
@@ -141,7 +141,7 @@ def test_a_store_that_can_not_be_filled_again_is_left_as_it_is(
     store = STORES[request.node.nodeid]
     store.lost = True
     topic.write(reported(lsn=LSN(50), generation=3, state="following"))
-    for _ in range(2):  # whoever starts it again finds the same
+    for _ in range(2):  # a restart finds the same
         run = made(lambda run: opened(run, sink), quiet=False)
         assert run.run() is Exit.CONFIG
         assert STORES[request.node.nodeid] is store
@@ -178,7 +178,7 @@ def test_what_is_missing_at_one_look_alone_is_not_lost(
 def test_a_place_with_nothing_at_all_is_no_new_store(
     topic: Topic, request: pytest.FixtureRequest
 ) -> None:
-    """As a volume that is not mounted: nothing is made there, and it is waited for."""
+    """As a volume that is not mounted: nothing is created there, and the follower waits for it."""
 
     class Mounted(MemorySink):
         def absent(self) -> str | None:
@@ -189,7 +189,7 @@ def test_a_place_with_nothing_at_all_is_no_new_store(
     with pytest.raises(UnavailableError, match="nothing at /lake"):
         opened(made(quiet=False), sink)
     assert request.node.nodeid not in STORES
-    topic.records.clear()  # a follower that is new
+    topic.records.clear()  # a new follower
     assert opened(made(quiet=False), sink).applied.generation == 1
     STORES.pop(request.node.nodeid)
 
@@ -197,7 +197,7 @@ def test_a_place_with_nothing_at_all_is_no_new_store(
 def test_what_is_lost_of_a_generation_aside_is_none_of_the_readers(
     sink: MemorySink, request: pytest.FixtureRequest
 ) -> None:
-    """It is begun anew under its number, which whoever builds it goes by."""
+    """It is restarted under its number, which the process that builds it relies on."""
     stands(sink, 50, 3)
     aside = sink.at(4)
     aside.open()
@@ -210,7 +210,7 @@ def test_what_is_lost_of_a_generation_aside_is_none_of_the_readers(
 
 
 def test_where_nobody_writes_it_follows_by_the_canaries() -> None:
-    """The last commit grows old on an idle database; what is new is not behind for that."""
+    """The last commit of an idle database is old; a new canary shows that there is no lag."""
     run, now_us = made(), time.time_ns() // 1_000
     old = Applied("shop", 1, 1, LSN(0x100), 7, now_us - 3_600_000_000, 3, {})
     said = []
@@ -267,7 +267,7 @@ def test_told_to_stop_it_says_nothing_of_what_that_broke_off(
 
 
 def test_what_a_bug_says_is_not_logged_but_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """The words of an error that is not ours may hold a row's values."""
+    """The text of a foreign error may contain a row's values."""
     value = "secret"
 
     def session(_: Run) -> None:

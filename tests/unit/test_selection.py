@@ -1,4 +1,4 @@
-"""The configuration says for any table what of it is captured, and how; wrong sections are told."""
+"""The configuration decides for any table what is captured, and how; errors name the section."""
 
 from __future__ import annotations
 

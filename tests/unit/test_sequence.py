@@ -49,14 +49,14 @@ INSERT = frame(Insert(1, (b"1", b"a")))
 
 
 def session(**resume: int | bool) -> Session:
-    """Return a session that stands inside its first transaction, with users described."""
+    """Return a session that is inside its first transaction, with users described."""
     fresh = Session(position(**resume), {1: ("id",)})  # type: ignore[arg-type]
     fresh.feed([begin(), frame(USERS)])
     return fresh
 
 
 def ops(published: list[Published]) -> list[tuple[int, str | None]]:
-    """Return (seq, op) in that order, tombstones as None behind their delete."""
+    """Return (seq, op) in that order, tombstones as None after their delete."""
     found: list[tuple[int, str | None]] = []
     for one in published:
         value = json.loads(one.value) if one.value else None
@@ -146,7 +146,7 @@ def test_a_row_that_does_not_fit_its_relation_is_refused(message: Message) -> No
 
 
 def test_rows_with_other_kinds_of_tuples_are_refused() -> None:
-    """'K' and 'O' where a new row belongs, 'N' where an old one does."""
+    """'K' and 'O' where a new row belongs, 'N' where an old one belongs."""
     whole = frame(Update(1, KeyTuple((b"1", None)), (b"1", b"a")))
     for bad in (
         INSERT[:35] + b"K" + INSERT[36:],
@@ -170,14 +170,14 @@ def test_a_truncate_with_an_unknown_table_publishes_none_of_it() -> None:
 
 
 def test_a_key_column_that_was_not_sent_is_refused() -> None:
-    """Its place holder as a key would overwrite another row."""
+    """Its placeholder as a key would overwrite another row."""
     fresh = session()
     with pytest.raises(ProtocolError):
         fresh.feed([frame(Update(1, None, (UNCHANGED, b"a")))])
     assert fresh.waiting() == []
 
 
-# -- what becomes of changes ----------------------------------------------------------------------
+# -- the events of changes ------------------------------------------------------------------------
 
 
 def test_origins_types_and_empty_transactions_publish_nothing() -> None:
@@ -208,7 +208,7 @@ def test_a_changed_key_is_a_delete_with_tombstone_and_a_create() -> None:
 
 
 def test_a_key_that_stays_is_an_update() -> None:
-    """Postgres sends the old key also where only its TOAST pointer was there to see."""
+    """Postgres also sends the old key if it had only the key's TOAST pointer to compare."""
     fresh = session()
     fresh.feed([frame(Update(1, KeyTuple((b"1", None)), (UNCHANGED, b"a")))])
     [one] = fresh.waiting()
@@ -245,7 +245,7 @@ def test_a_truncate_is_one_event_a_table_in_partition_0_without_a_key() -> None:
 
 
 def test_a_table_without_a_key_keeps_its_order_in_partition_0() -> None:
-    """No key, so no tombstone: none could say whose it is."""
+    """No key, so no tombstone: it could not name a row."""
     fresh = session()
     whole = Relation(2, "public", "logs", ReplicaIdentity.FULL, (NAME,))
     old = OldTuple((b"a",))
@@ -334,7 +334,7 @@ def test_a_streamed_transactions_rows_are_those_behind_their_xids() -> None:
 
 
 def test_a_cut_transaction_stays_open_until_its_end_is_read() -> None:
-    """Also before its first frame came again: what a keepalive says then is not about it."""
+    """Even before its first frame is sent again: a keepalive at that time is not about it."""
     fresh = Session(position(commit_lsn=0x2000, ordinal=2, is_open=True, seq=7), {1: ("id",)})
     places = [fresh.sequencer.place]
     for one in (begin(), frame(USERS), INSERT, INSERT, INSERT, commit()):

@@ -28,7 +28,7 @@ def test_a_logical_message_is_an_event_among_its_transactions_changes() -> None:
 
 
 def test_a_message_outside_any_transaction_stands_between_two_and_is_published_once() -> None:
-    """Its place is its end in the WAL, where the next commit record may begin: ordinal 0."""
+    """Its position is its end in the WAL, where the next commit record may start: ordinal 0."""
     frames = [
         begin(), frame(USERS), INSERT, commit(),
         message(b"x", 0x3000, transactional=False),
@@ -48,7 +48,7 @@ def test_a_message_outside_any_transaction_stands_between_two_and_is_published_o
 
 
 def test_a_message_before_any_transaction_has_the_time_that_the_resume_record_says() -> None:
-    """Also where that is zero: what stands in the event is a number of JSON's all the same."""
+    """Even if that is zero: the event's value is a JSON number all the same."""
     for us in (0, 7, TIME_US):
         fresh = Session(position(committed_at_us=us), {})
         fresh.feed([message(b"x", 0x3000, transactional=False)])

@@ -1,4 +1,4 @@
-"""Templates and shapes, and how keys in Redis are named by them."""
+"""Templates and shapes, and the Redis keys that they produce."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_brace_alone_is_no_template(text: str) -> None:
         ("{{t}}:{name}", True),
         ("{{{id}}}:{name}", True),
         ("{name}{{t}}", False),
-        ("{{}}:{name}", False),  # nothing between braces is no tag
+        ("{{}}:{name}", False),  # empty braces are no hash tag
         ("{{{name}}}:{id}", False),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_key_is_named_by_its_columns(key: bytes, place: bytes) -> None:
 
 
 def test_a_key_that_is_a_digest_has_a_place_of_its_own() -> None:
-    """Where the template's columns are not to be had from it."""
+    """Because the template's columns cannot be read from it."""
     assert Placer(Shape(key="u:{id}"), "p", "t").place(b'{"sha256":"ab"}') == b'p:t:{"sha256":"ab"}'
 
 
@@ -129,7 +129,7 @@ def test_a_shape_that_does_not_fit_its_table_is_refused(shape: Shape, what: str)
 def test_a_score_is_a_number_or_a_time() -> None:
     assert number_of("1970-01-01T00:00:01.5Z") == 1.5
     assert number_of("-infinity") < number_of("12.50")
-    # As Postgres says: extract(epoch from …).
+    # As Postgres computes it: extract(epoch from …).
     assert number_of("0044-03-15 12:00:00.25+00 BC") == -63517780799.75
     assert number_of("0001-02-29 00:00:00+00 BC") == -62162121600
     assert number_of("10000-01-01 02:00:00+02") == 253402300800

@@ -1,4 +1,4 @@
-"""The account that the snapshots' campaign takes bites: a wrong history is told, no right one."""
+"""The snapshot campaign's checker works: it reports every wrong history, and no right one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fixtures.witness import Record
 
 History = list[tuple[Any, ...]]
 
-# op, key, n, and of which transaction and ordinal; ordinal 0 is the initial snapshot's.
+# op, key, n, transaction and ordinal; ordinal 0 is the initial snapshot's.
 RIGHT: History = [
     ("r", 1, 5, 0, 0),
     ("r", 2, 1, 0, 0),
@@ -75,7 +75,7 @@ def test_what_a_log_never_knew_may_be_read_but_not_come_back() -> None:
 @pytest.mark.parametrize(
     ("by_point", "streamed"),
     [
-        ({LSN(1): [1, 2], LSN(5): [2, 3]}, [4]),  # twice, and a generation below the one before
+        ({LSN(1): [1, 2], LSN(5): [2, 3]}, [4]),  # twice, and a generation below the previous one
         ({LSN(1): [1, 4]}, [3, 4]),
         ({LSN(1): [1]}, [2, 4]),  # a hole in the stream
         ({LSN(1): [9]}, [2]),

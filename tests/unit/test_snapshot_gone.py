@@ -1,4 +1,4 @@
-"""Which keys an initial snapshot that began again deletes, as the log's partitions tell."""
+"""Which keys a restarted initial snapshot deletes, according to the log's partitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc.snapshot import gone
 from cdc.snapshot.records import Gone, Plan, PlannedTable
 
 TOPIC = "shop.public.users"
-_FIRST = 1_000  # of this generation's seqs
+_FIRST = 1_000  # the first of this generation's seqs
 Log_ = dict[int, list[tuple[bytes, bytes]]]
 
 
@@ -55,7 +55,7 @@ def deleted(log: Log_, partitions: int, monkeypatch: pytest.MonkeyPatch) -> set[
 def test_only_keys_without_a_row_are_deleted_though_the_topic_was_widened(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Older rows are where four partitions put them, those of this generation where `after` do."""
+    """Older rows are partitioned by four, those of this generation by `after`."""
     log: Log_ = {number: [] for number in range(after)}
     for number in range(60):
         log[partition_of(key(number), 4)].append((key(number), event("r", 1 + number)))

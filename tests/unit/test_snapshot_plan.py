@@ -1,4 +1,4 @@
-"""Plans: ranges and their seqs, what of older generations is to go; records; progress. Pure."""
+"""Plans: ranges and their seqs, what to delete of older generations; records; progress. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_every_page_is_in_one_range_and_every_seq_in_one_block(
         assert each.first_page is not None
         assert each.end_page is not None
         assert each.first_seq == at
-        # 291 rows of nothing fit on a page of 8 kB.
+        # 291 empty rows fit on a page of 8 kB.
         assert each.capacity == (each.end_page - each.first_page) * 291
         at += each.capacity
     assert at == end
@@ -127,7 +127,7 @@ def test_what_is_no_heap_is_whole_and_what_was_chosen_is_kept() -> None:
         '"public"."col"', '"public"."direct"', '"public"."leaf1"', '"public"."few"',
     ]  # fmt: skip
     assert [(r.first_page, r.capacity) for r in tables[0].ranges(0)] == [(None, 1 << 40)]
-    # An empty table's mirror is to be emptied too: one range says that it was.
+    # An empty table's mirror must be emptied too: one range records that the table was empty.
     assert [(each.kind, len(list(each.ranges(0)))) for each in tables[:3]] == [
         ("log", 1), ("direct", 1), ("log", 1),
     ]  # fmt: skip
@@ -206,7 +206,7 @@ def test_progress_counts_each_range_once_and_tells_the_time_left() -> None:
     )  # fmt: skip
     assert progress.complete
     assert progress.report(3.0).seconds_left == 0
-    # A generation without ranges is whole at once.
+    # A generation without ranges is complete at once.
     assert Progress(plan_of([], 1), 0.0).report(0.0).percent == 100
 
 

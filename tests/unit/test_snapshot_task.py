@@ -1,4 +1,4 @@
-"""What a snapshot's task computes: its pace, how long a transaction may last, what it asks for."""
+"""What a snapshot's task computes: its pace, how long a transaction may last, its query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cdc.snapshot.task import range_query, transaction_seconds
 
 
 class Clock:
-    """The module `time` of whoever waits: it passes only there."""
+    """The module `time` for code that waits: it advances only there."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -77,7 +77,7 @@ def test_the_pace_is_kept_by_all_tasks_together_and_pauses_are_not_made_up_for(
     slow = Pace(Snapshot(rows_per_second=1_000, bytes_per_second=1_000_000), 2)
     for _ in range(10):
         slow.wait(100, 1_000)
-    assert clock.slept == pytest.approx(2.0)  # 1,000 rows at 500 a second
+    assert clock.slept == pytest.approx(2.0)  # 1,000 rows at 500 per second
     slow.wait(1, 1_000_000)
     assert clock.slept == pytest.approx(4.0)
     clock.now += 3_600
@@ -94,7 +94,7 @@ def test_a_transaction_lasts_as_long_as_the_largest_range_may_take() -> None:
     assert transaction_seconds(config(), plan(large)) == 512  # 64 MB at the slowest, twice
     # Without pages there is one range, as large as the relation.
     assert transaction_seconds(config(), plan(planned(pages=None, bytes=1 << 40))) == 900
-    # 3,334 rows at 10 a second; a table that was never analysed has rows of 100 bytes.
+    # 3,334 rows at 10 per second; a never analysed table counts as rows of 100 bytes.
     assert transaction_seconds(config(rows_per_second=20), plan(planned())) == 668
     assert transaction_seconds(config(rows_per_second=20), plan(planned(rows=0))) == 548
     with pytest.raises(ConfigError) as raised:
@@ -116,7 +116,7 @@ def test_a_range_is_asked_for_by_its_pages_and_the_filters() -> None:
 
 
 class Producer:
-    """librdkafka's, whose brokers take one batch a poll, in no order of partitions."""
+    """librdkafka's producer, whose brokers take one batch per poll, in any order of partitions."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -126,7 +126,7 @@ class Producer:
         self.error: KafkaError | None = None
 
     def begin_transaction(self) -> None:
-        """Nothing is transacted."""
+        """Do nothing: there is no transaction."""
 
     def produce_batch(self, _topic: str, messages: list[dict[str, Any]], _partition: int) -> int:
         size = sum(len(message["value"]) for message in messages)
@@ -145,7 +145,7 @@ class Producer:
 
 
 class Acknowledged:
-    """A message that the broker has."""
+    """A message that a broker has acknowledged."""
 
     def topic(self) -> str:
         return "t"

@@ -1,4 +1,4 @@
-"""What a server's refusal means is decided by its words, where libpq gives no SQLSTATE."""
+"""A server's refusal is classified by its words, where libpq gives no SQLSTATE."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_refusal_without_a_state_is_told_by_its_words(
     assert hint in error.hint
 
 
-# By SQLSTATE, a word that the answer must have, and one that belongs to another state's answer.
+# By SQLSTATE, a word that the hint must have, and one that belongs to another state's hint.
 HINTS = [
     ("28P01", "password", "GRANT"),
     ("28000", "pg_hba.conf", "password"),
@@ -119,7 +119,7 @@ def test_a_refused_connection_is_answered_for_its_reason(text: str, word: str) -
 
 
 def test_a_password_file_that_is_being_rotated_is_a_refusal_not_a_crash(tmp_path: Path) -> None:
-    """It may be away for a moment: as for a wrong password, the daemon tries again seldom."""
+    """It may be missing for a moment: as after a wrong password, the daemon retries rarely."""
     config = Config(
         pipeline="a",
         source=Source(dsn="host=nowhere.invalid", password_file=str(tmp_path / "gone")),

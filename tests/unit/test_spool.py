@@ -1,4 +1,4 @@
-"""The spool's edges: disks that fill, files that vanish, processes that die, many of everything."""
+"""The spool's edge cases: full disks, missing files, dying processes, many of everything."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_is_not_read_to_its_end_is_given_back_when_dropped(spool: Spool) ->
     spool.append(7, 7, bytes(5_000))
     reader = spool.commit(7)
     assert spool.disk_bytes == 10_000
-    assert list(spool._place.iterdir()) == []  # it has no name from the first moment
+    assert list(spool._place.iterdir()) == []  # it has no name from the start
     del reader
     gc.collect()
     assert spool.disk_bytes == 0
@@ -80,7 +80,7 @@ def test_a_transaction_that_was_cut_back_to_nothing_goes_on(spool: Spool) -> Non
 
 
 def test_a_parent_that_writes_after_its_child_takes_it_along(spool: Spool) -> None:
-    """Released into its parent, the child is aborted with it, in whichever order that is told."""
+    """Released into its parent, the child is aborted with it, in either order of the reports."""
     for order in ((8, 9), (9, 8)):
         spool.append(7, 7, b"kept")
         spool.append(7, 9, b"child")
@@ -102,7 +102,7 @@ def test_a_full_or_broken_disk_is_waited_for(spool: Spool, failure: int) -> None
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A limit on file size gives the same error path from the kernel's own mouth."""
+    """A limit on file size makes the kernel take the same error path."""
     program = f"""
 import resource, signal
 from pathlib import Path
@@ -245,7 +245,7 @@ def test_a_hundred_thousand_subtransactions_cost_little(tmp_path: Path) -> None:
             spool.append(7, subxid, b"0123456789")
         held, _ = tracemalloc.get_traced_memory()
         assert held < 4 * MB
-        # The last half, rolled back as Postgres tells it: the oldest first. Then nothing is known.
+        # Roll back the last half in Postgres' order, oldest first: the first abort drops it all.
         for subxid in range(50_008, 100_008):
             spool.abort(7, subxid)
     finally:

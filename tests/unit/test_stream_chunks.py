@@ -1,4 +1,4 @@
-"""Chunks of the stream: whole messages at their head, whatever the pieces; and what is no frame."""
+"""Chunks of the stream: complete messages first, for pieces of any size; and invalid frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = b"".join(MESSAGES)
 
 
 class Clock:
-    """The module `time` of a stream."""
+    """The stream's module `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -94,7 +94,7 @@ def test_what_is_kept_comes_in_front_of_the_next_and_at_once_where_it_is_whole()
 
 
 def test_a_message_of_fifty_megabytes_is_put_together_once() -> None:
-    """In one buffer, as the pieces come: never held twice, and no copy of a growing whole."""
+    """In one buffer, as the pieces arrive: never held twice, and never copied as it grows."""
     large = frame(Insert(1, (b"1", bytes(50 << 20))))
     pieces = [large[at : at + READ_BYTES] for at in range(0, len(large), READ_BYTES)]
     stream = PlayedStream([*pieces, ROW])
@@ -113,7 +113,7 @@ def test_a_message_of_fifty_megabytes_is_put_together_once() -> None:
 
 
 def test_the_tail_of_a_large_message_is_not_copied_at_each_read() -> None:
-    """Also where it began behind others in its chunk."""
+    """Also if it started after others in its chunk."""
     large = frame(Insert(1, (b"1", bytes(5 << 20))))
     stream = PlayedStream([ROW + large[:READ_BYTES]])
     stream.keep(stream.read(), len(ROW))
@@ -128,7 +128,7 @@ def test_the_tail_of_a_large_message_is_not_copied_at_each_read() -> None:
 
 
 def other(stream: PlayedStream, message: bytes) -> int:
-    """Hand over a message that lies between two others; return where it was said to end."""
+    """Pass a message that is between two others; return where the stream found its end."""
     return stream.other(chunk(ROW, message, ROW), len(ROW)) - len(ROW)
 
 
@@ -169,7 +169,7 @@ def test_a_notice_is_nothing_but_the_loss_of_the_publication_ends_the_stream() -
 
 
 def test_a_loss_that_libpq_notices_ends_the_stream_before_anything_that_followed() -> None:
-    """There the notice is heard while the bytes behind it are read."""
+    """There the notice arrives while the bytes after it are read."""
     stream = PlayedStream([])
     stream._config = SimpleNamespace(publication="p")
 

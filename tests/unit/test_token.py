@@ -1,4 +1,4 @@
-"""A token says up to where, of which database; and where the newest record of the WAL ends."""
+"""A token has an LSN and its database; and where the newest record of the WAL ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_token_is_read_back_as_it_was_written(lsn: LSN, system: int, database:
     try:
         database.encode()
     except UnicodeEncodeError:
-        return  # no database is called so
+        return  # no database has such a name
     token = Token(lsn, str(system), database)
     assert Token.parse(str(token)) == token
     assert str(token).isascii()
@@ -34,7 +34,7 @@ def test_what_is_no_token_is_refused(text: str) -> None:
 
 @given(st.integers(1, 2**40), st.lists(st.integers(3, 4_000), min_size=1, max_size=40))
 def test_the_newest_record_ends_where_it_is_said_to(begin: int, sizes: list[int]) -> None:
-    """Lay records out as Postgres does, and compare with where the next one would be put."""
+    """Lay records out as Postgres does; find the last one's end from the next one's position."""
     inserting = end = _past_headers(begin * 8)
     for size in sizes:
         left = size * 8  # records are aligned

@@ -12,11 +12,11 @@ from cdc.errors import ProtocolError
 from tests.property.stream import Session, begin, frame, position
 
 OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
-MOOD = 90_001  # an enum of the user's
+MOOD = 90_001  # a user-defined enum
 
 
 def value_of(type_id: int, modifier: int, text: bytes | None) -> object:
-    """Return what a column's text becomes, alone and with columns behind it."""
+    """Return what a column's text becomes, alone and with columns after it."""
     found = []
     for padding in (0, 6):
         columns = (
@@ -163,7 +163,7 @@ def test_a_type_that_is_not_named_is_postgres_own_text(type_id: int) -> None:
     ],
 )
 def test_text_that_no_server_writes_is_refused_and_not_quoted(type_name: str, text: bytes) -> None:
-    """Error texts reach logs and health pages, where no row value may stand."""
+    """Error texts reach logs and health pages, which must not contain row values."""
     with pytest.raises(ProtocolError) as raised:
         value_of(OIDS[type_name], -1, text)
     assert "secret" not in str(raised.value)

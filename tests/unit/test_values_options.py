@@ -23,7 +23,7 @@ DECIMALS = [  # type, modifier, text, string, precise, double
     ("numeric", -1, "128", "128", {"scale": 0, "value": "AIA="}, 128),
     ("numeric", -1, "-128", "-128", {"scale": 0, "value": "gA=="}, -128),
     ("numeric", -1, "-Infinity", "-Infinity", "-Infinity", "-Infinity"),
-    # Not what the column declares: its own scale goes with it.
+    # Not the scale that the column declares: the value carries its own.
     ("numeric", (6 << 16 | 2) + 4, "1.5", "1.5", {"scale": 1, "value": "Dw=="}, 1.5),
     ("numeric", (3 << 16 | (-2 & 0x7FF)) + 4, "5", "5", {"scale": 0, "value": "BQ=="}, 5),
     ("money", -1, "-$1,234.11", "-1234.11", "/h3t", -1234.11),
@@ -102,7 +102,7 @@ TIMES: list[tuple[str, int, str, tuple[object, ...]]] = [
         "timestamp", -1, "1969-12-31 23:59:59.999",
         (-1000, -1000, -1, "1969-12-31T23:59:59.999Z", -1000, -1000000),
     ),
-    # 64 bits of nanoseconds end here; one microsecond on, the text.
+    # The last that 64 bits of nanoseconds hold; one microsecond later, the text.
     (
         "timestamp", -1, "2262-04-11 23:47:16.854775",
         (9223372036854775, 9223372036854775, "2262-04-11 23:47:16.854775",

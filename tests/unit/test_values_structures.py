@@ -18,7 +18,7 @@ CASES: list[tuple[str, str, object]] = [
     ("_int4", "{1,NULL,-3}", [1, None, -3]),
     ("_int4", "{{1,2},{NULL,4}}", [[1, 2], [None, 4]]),
     ("_int8", "{{{9223372036854775807}}}", [[[9223372036854775807]]]),
-    # Lower bounds other than 1: a JSON array could not tell them.
+    # Lower bounds other than 1: a JSON array could not express them.
     ("_int4", "[0:1]={1,2}", "[0:1]={1,2}"),
     ("_int4", "[-2:-1][2:3]={{1,2},{3,4}}", "[-2:-1][2:3]={{1,2},{3,4}}"),
     ("_text", '[2:2]={"a \\"b"}', '[2:2]={"a \\"b"}'),
@@ -132,7 +132,7 @@ def test_any_elements_come_out_as_they_went_in(
 
 @given(_texts)
 def test_a_guessed_array_loses_nothing(text: str) -> None:
-    """Whatever stands in a column of a type called like an array, its text can be had back."""
+    """For any text in a column of a type with an array-like name, the text can be restored."""
     found = written("public._x", text)
     assert (canonical(found, ",") if isinstance(found, list) else found) == text
 

@@ -1,4 +1,4 @@
-"""The wire against a server that the test plays: every message, at every cut, and its endings."""
+"""The wire against a simulated server: every message, at every cut, and its endings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DATA = message(b"d", b"w" + bytes(24) + b"B" + bytes(20))
 
 
 class Server:
-    """The other end of the socket, and what the wire was told."""
+    """The other end of the socket, and the notices that the wire passed on."""
 
     def __init__(self) -> None:
         ours, self.end = socket.socketpair()
@@ -56,7 +56,7 @@ class Server:
         self.end.sendall(data)
 
     def heard(self) -> bytes:
-        """Return what has come from the wire so far."""
+        """Return what has arrived from the wire so far."""
         self.end.settimeout(0)
         try:
             return self.end.recv(1 << 20)
@@ -74,7 +74,7 @@ def server() -> Iterator[Server]:
 
 
 def read_all(of: Wire, size: int) -> bytes:
-    """Read until so many bytes have come."""
+    """Read until `size` bytes have arrived."""
     came = bytearray()
 
     def enough() -> bool:
@@ -244,7 +244,7 @@ def test_what_a_busy_server_does_not_take_is_kept_in_order_and_goes_out_later(
 ) -> None:
     sent = [b"r" + pack(">I", number) + bytes(20_000) for number in range(100)]
     for each in sent:
-        server.wire.send(each)  # some megabytes, more than a socket holds
+        server.wire.send(each)  # a few megabytes, more than a socket holds
     expected = b"".join(message(b"d", each) for each in sent)
     got = bytearray()
 

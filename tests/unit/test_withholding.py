@@ -1,4 +1,4 @@
-"""What of a live snapshot's record the log must not have, and what comes of it. Pure."""
+"""What the log must not contain of an incremental snapshot's record, and the effects. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of(table: str = "users", where: str | None = None, partitions: str = "root")
         ("email = 'ada@x.org'", True),
         ("EMAIL = 'ada@x.org'", True),
         ("token IS NULL OR plain = 1", True),
-        ("lower(email) = 'ada@x.org'", True),  # no condition, and nobody knows of what
+        ("lower(email) = 'ada@x.org'", True),  # not parsed: its columns are unknown
     ],
 )
 def test_a_condition_is_withheld_where_it_may_quote_hidden_columns(
@@ -84,7 +84,7 @@ def test_a_walk_starts_again_and_what_was_given_is_given_again() -> None:
 
 
 def test_a_record_is_written_again_only_where_it_holds_what_is_withheld() -> None:
-    """Each session asks it of every record, those of snapshots that have ended too."""
+    """Each session checks every record, including those of snapshots that have ended."""
     for record, written in ((WALK, True), (RECORD, False)):
         job = Job(record)
         job.withhold(Withheld(keys=True, where=True))
