@@ -1,1 +1,1 @@
-"""Run the whole path, from the command line to the topics."""
+"""Run the full path, from the command line to the topics."""

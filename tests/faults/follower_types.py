@@ -1,4 +1,4 @@
-"""Every type that a column can have, with values of every kind, through the whole pipeline.
+"""Every type that a column can have, with values of every kind, through the full pipeline.
 
 One wide table: a column of each type (built in, an extension's or user-defined), and one of arrays
 of it. Redis and OpenSearch must hold the log's JSON (docs/EVENTS.md, "Values"); a mirror the types

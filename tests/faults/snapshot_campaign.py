@@ -187,7 +187,7 @@ class Round:
         """Whether one of them streams, which none does before the hand-over."""
         return self._crew.working.state == "streaming"
 
-    # -- injuries -------------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------
 
     def _injure(self) -> None:
         if self._chance.random() < 0.8:
