@@ -8,6 +8,8 @@ from cdc.config.stores import follows
 from cdc.log import names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cdc.config import Config
     from cdc.config.followers import Follower
 
@@ -28,3 +30,7 @@ class Chosen:
             schema, table = names.table_of(self._prefix, topic)
             self._known[topic] = follows(self._follower, schema, table)
         return self._known[topic]
+
+    def among(self, partitions: Mapping[str, int]) -> dict[str, int]:
+        """Return which of the topics are read, with their partition counts."""
+        return {topic: count for topic, count in partitions.items() if self.follows(topic)}

@@ -98,11 +98,7 @@ class Cutter:
     def __post_init__(self) -> None:
         self._last = (self.applied.epoch, self.applied.lsn, self.applied.seq)
         self._above = self.applied.seq
-        self._ends = {
-            (topic, number): end
-            for topic, ends in self.applied.ends.items()
-            for number, end in enumerate(ends)
-        }
+        self._ends = self.applied.end_of
 
     @property
     def waiting(self) -> int:

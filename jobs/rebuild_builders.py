@@ -90,8 +90,8 @@ class LogBuilder:
             raise ConfigError(
                 f'there is no log of pipeline "{self._config.pipeline}"', hint="`cdc setup`"
             )
-        follows = Chosen(self._config, self._config.followers[self._name]).follows
-        return {topic: count for topic, count in resume[0].partitions.items() if follows(topic)}
+        follower = self._config.followers[self._name]
+        return Chosen(self._config, follower).among(resume[0].partitions)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
         follower, topics = self._config.followers[self._name], self._topics()

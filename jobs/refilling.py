@@ -45,8 +45,7 @@ def unfillable(config: Config, name: str) -> list[str]:
     resume = reader.read_resume(config)
     if resume is None:
         return [f'there is no log of pipeline "{config.pipeline}"']
-    follows = Chosen(config, config.followers[name]).follows
-    followed = {topic: count for topic, count in resume[0].partitions.items() if follows(topic)}
+    followed = Chosen(config, config.followers[name]).among(resume[0].partitions)
     found = [
         f"{_of(config, topic)} begins at offset {first} of {topic} [{number}]"
         for (topic, number), first in shortened(config, followed).items()

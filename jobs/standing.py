@@ -70,11 +70,10 @@ def _expect_taken(config: Config, name: str, applied: Applied) -> None:
     resumed = reader.read_resume(config) if applied.place else None
     if resumed is None:
         return
-    follows = Chosen(config, config.followers[name]).follows
-    topics = {topic: many for topic, many in resumed[0].partitions.items() if follows(topic)}
+    topics = Chosen(config, config.followers[name]).among(resumed[0].partitions)
     left = _left(config, topics, applied)
     with closing(RangeReader(config)) as log:
-        firsts = log.firsts(left) if left else {}
+        firsts = log.first_events(left)
     for (topic, _), value in firsts.items():
         if (seq := parsed(value).source.seq) <= applied.seq:
             table = ".".join(names.table_of(config.prefix, topic))
@@ -88,13 +87,10 @@ def _expect_taken(config: Config, name: str, applied: Applied) -> None:
 
 def _left(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Place, Range]:
     """Return each partition's range that the store has not read, if not empty."""
-    starts: dict[Place, int] = {}
-    for topic, many in topics.items():
-        ends = applied.ends.get(topic, ())
-        starts |= {(topic, n): ends[n] if n < len(ends) else 0 for n in range(many)}
-    left = {}
-    for place, (low, end) in absence.spans(config, starts).items():
-        start = max(low, starts[place])
+    ends, left = applied.end_of, {}
+    places = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    for place, (low, end) in absence.spans(config, places).items():
+        start = max(low, ends.get(place, 0))
         if end > start:
             left[place] = Range(start, end)
     return left

@@ -92,6 +92,15 @@ class Applied(NamedTuple):
         """Return the frontier of an empty store: the log's beginning."""
         return cls(pipeline, generation, 0, LSN(0), 0, 0, 0, {})
 
+    @property
+    def end_of(self) -> dict[tuple[str, int], int]:
+        """The end offset of each partition that has one, by topic and number."""
+        return {
+            (topic, number): end
+            for topic, ends in self.ends.items()
+            for number, end in enumerate(ends)
+        }
+
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Self:
         """Return the frontier in a JSON object; its LSN may be a number or a text."""

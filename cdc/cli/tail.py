@@ -181,9 +181,9 @@ def _row(event: dict[str, Any], key: set[str], absent: dict[str, str]) -> str:
     Of a logical message it is the content. `absent` are columns without a value here, with the
     reason.
     """
-    if (message := event.get("message")) and (dead := event["source"].get("dead")):
-        return f"content=(dead letter {dead['id']})"
-    if message:
+    if message := event.get("message"):
+        if dead := event["source"].get("dead"):
+            return f"content=(dead letter {dead['id']})"
         return f"content={_short(b64decode(message['content']).decode(errors='replace'))}"
     before, after = event.get("before") or {}, event.get("after") or {}
     parts = []

@@ -67,7 +67,7 @@ def _expect_initial(config: Config) -> None:
     resumed = reader.read_resume(config)
     if resumed is not None and resumed[0].snapshot == "due":
         raise ConfigError(
-            "the initial snapshot is not taken yet, and what is asked for before it is not heard",
+            "the initial snapshot is not taken yet, so a request for another would be ignored",
             hint="it reads every table; `cdc run`, or `cdc snapshot --initial`, takes it, and"
             " `cdc status` shows how far it is",
         )

@@ -9,6 +9,7 @@ is a gap; if nothing arrives for a while, a broker is down.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -84,47 +85,39 @@ class RangeReader:
                 return None
         return {place: Records(keys[place], values[place], sizes[place]) for place in ranges}
 
-    def firsts(self, ranges: Mapping[Place, Range]) -> dict[Place, bytes]:
+    def first_events(self, ranges: Mapping[Place, Range]) -> dict[Place, bytes]:
         """Return the first event of each range that has one."""
-        left = {place: each.end for place, each in ranges.items()}
         found: dict[Place, bytes] = {}
-        with translated("assigning partitions"):
-            self._client.assign([TopicPartition(*place, ranges[place].start) for place in left])
-        heard_at = time.monotonic()
-        while left:
-            for message in self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS):
-                heard_at = time.monotonic()
-                place: Any = (message.topic(), message.partition())
-                error, value = message.error(), message.value()
-                offset: Any = message.offset()
-                if place not in left:
-                    self._expect_no_gap(message, place, ranges)
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    self._fail(error, place, ranges)
-                elif error is None and value is not None:
-                    found[place] = value
-                    del left[place]
+        with self._assigned(ranges) as left:
+            for place, messages in self._drain(ranges, left):
+                values = (message.value() for message in messages)
+                event = next((value for value in values if value is not None), None)
+                if event is not None:
+                    found[place] = event
+                    left.pop(place, None)
                     self._client.pause([TopicPartition(*place)])
-                elif error is not None or offset + 1 >= left[place]:
-                    del left[place]
-            if time.monotonic() - heard_at > _SILENCE_SECONDS:
-                raise self._silent(ranges, left)
-        self._client.unassign()
         return found
 
     def pieces(self, ranges: Mapping[Place, Range]) -> Iterator[tuple[Place, list[Message]]]:
         """Yield records as they arrive, each partition's in its order, tombstones too."""
+        with self._assigned(ranges) as left:
+            yield from self._drain(ranges, left)
+
+    @contextmanager
+    def _assigned(self, ranges: Mapping[Place, Range]) -> Iterator[dict[Place, int]]:
+        """Read these ranges within the block; give the ends of those that hold anything."""
         left = {place: each.end for place, each in ranges.items() if each.end > each.start}
         with translated("assigning a cut"):
             self._client.assign([TopicPartition(*place, ranges[place].start) for place in left])
         try:
-            yield from self._drain(ranges, left)
+            yield left
         finally:
             self._client.unassign()
 
     def _drain(
         self, ranges: Mapping[Place, Range], left: dict[Place, int]
     ) -> Iterator[tuple[Place, list[Message]]]:
+        """Yield records until no range is left; the caller may take ranges out of `left`."""
         heard_at = time.monotonic()
         while left:
             messages = self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS)

@@ -46,12 +46,12 @@ def state(config: Config) -> SnapshotState | None:
             " which the resume record says is due: the topic was emptied, or created again",
             hint="nothing was streamed: `cdc teardown --topics`, then `cdc setup`, start over",
         )
-    return found
+    return None
 
 
 def outranked(found: SnapshotState, resumed: Resume | None) -> SnapshotState:
     """Return the state, as `done` where the resume record shows the hand-over."""
-    if resumed and resumed[0].snapshot == "done" and found.stage != "done":
+    if resumed and resumed[0].snapshot == "done":
         return replace(found, stage="done")
     return found
 
