@@ -22,7 +22,7 @@ from benchmarks.backlog import PUBLICATION
 from benchmarks.peer_files import Peer
 from benchmarks.programs import Program
 from benchmarks.topics import Topics
-from cdc.local import ports
+from cdc.playground.servers import ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from benchmarks import follow_server
 from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from sinks.contract import Change, Column, Version
 from sinks.redis.sink import RedisSink, Settings
 

@@ -21,10 +21,10 @@ from benchmarks import follow_server, rows
 from benchmarks.failure import BenchmarkError
 from benchmarks.follow_run import FOLLOWER
 from benchmarks.follow_server import RUN, Workload, sink_alone
-from cdc.local.artifacts import ArtifactCache, default_cache
-from cdc.local.opensearch import OpenSearch as OpenSearchServer
-from cdc.local.progress import Terminal
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.artifacts import ArtifactCache, default_cache
+from cdc.playground.servers.opensearch import OpenSearch as OpenSearchServer
+from cdc.playground.servers.progress import Terminal
+from cdc.playground.servers.stack import LocalStack
 from sinks.contract import Change, Column, Version
 from sinks.opensearch.mapping import properties
 from sinks.opensearch.sink import OpenSearchSink
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cdc.local.home import ServerState
+    from cdc.playground.servers.home import ServerState
 
 NAME: Final = "follow-search"
 _ALONE: Final = 50_000

@@ -20,9 +20,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from cdc.local import spark as files
-from cdc.local.progress import Progress
-from jobs.session import session
+from cdc.playground.servers import spark as files
+from cdc.playground.servers.progress import Progress
+from jobs.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

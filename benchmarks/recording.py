@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdc.decode import messages, pgoutput
+from cdc.decode.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, head, whole
+from cdc.encode.encoder import Encoder
+from cdc.encode.logical_messages import MessageEncoder
+from cdc.encode.oversize import PLACEHOLDER, DeadLetters
+from cdc.encode.routes import LogicalMessages, Table
 from cdc.events import LSN
-from cdc.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, head, whole
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
-from cdc.log.dead import PLACEHOLDER, DeadLetters
-from cdc.log.encoder import Encoder
-from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaColumn, SchemaRecord
-from cdc.log.routes import LogicalMessages, Table
-from cdc.places import Pause
-from cdc.sequence import Sequencer
+from cdc.runtime.background import Worker
+from cdc.sequence.sequencer import Sequencer
+from cdc.sequence.state import Pause
 from cdc.source.stream import Stream
-from cdc.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,17 +28,17 @@ from benchmarks import drains, measure, result, rows, servers
 from benchmarks.failure import BenchmarkError
 from benchmarks.progress import say
 from cdc.config import load
-from cdc.control.setup import set_up
-from cdc.local import spark as files
-from cdc.local.progress import Terminal
-from cdc.snapshot import initial
-from cdc.snapshot.task import masks
+from cdc.operate.commands.setup import set_up
+from cdc.playground.servers import spark as files
+from cdc.playground.servers.progress import Terminal
+from cdc.snapshot.initial import session as initial
+from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows
-from jobs.data_source import NAME as SOURCE
-from jobs.data_source import SnapshotSource, Table, as_option, spark_schema, table_of
-from jobs.driving import InSession
-from jobs.session import session
+from jobs.copying.data_source import NAME as SOURCE
+from jobs.copying.data_source import SnapshotSource, Table, as_option, spark_schema, table_of
+from jobs.copying.driving import InSession
 from jobs.snapshot import Driver
+from jobs.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from benchmarks.options import Options
     from benchmarks.servers import Servers
     from cdc.config import Config
-    from cdc.snapshot.records import Plan
+    from cdc.snapshot.initial.records import Plan
 
 NAME: Final = "snapshot-delta"
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks import kinds
 from benchmarks.recording import PARTITIONS
+from cdc.encode.partition import SIZES, murmur2
 from cdc.log.batch import Batch
-from cdc.log.partition import SIZES, murmur2
 from cdc.log.publisher import LANES, Publisher
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from benchmarks.recording import Recording, Row
     from cdc.config import Config
-    from cdc.log.encoder import New
+    from cdc.encode.encoder import New
 
 _PASSES: Final = 3
 _OP: Final = b"c"

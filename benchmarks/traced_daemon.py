@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cdc.trace
+import cdc.log.trace
 from cdc.cli.main import main as run_cdc
 
 if TYPE_CHECKING:
-    from cdc.control.metrics import Cut
-    from cdc.trace import Moments
+    from cdc.log.trace import Moments
+    from cdc.operate.metrics import Cut
 
 _TASKS = Path("/proc/self/task")
 # librdkafka's own measurement of a request: from the write to the answer.
@@ -109,7 +109,7 @@ def threads() -> list[dict[str, Any]]:
 
 def main(trace: str, *arguments: str) -> None:
     recorder = Recorder()
-    cdc.trace.tracer = recorder
+    cdc.log.trace.tracer = recorder
     requests = logging.getLogger("cdc.log.librdkafka")
     requests.addHandler(recorder.requests)
     requests.setLevel(logging.DEBUG)

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
 from cdc.config.followers import named
-from cdc.control.findings import size
 from cdc.errors import BehindError, ConfigError, Exit, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
-from cdc.log.followers import Readings
+from cdc.log.follower_reports import Readings
+from cdc.operate.findings import size
 from cdc.source import token as tokens
 from cdc.source.token import Token
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from cdc.log.followers import FollowerRecord
+    from cdc.log.follower_reports import FollowerRecord
 
 __all__ = ["Behind", "BehindError", "Client", "Token"]
 

@@ -1,7 +1,7 @@
 """Errors state what happened, on which object, at which LSN, and what to do; never row values.
 
 Every error of ours is a `CDCError` with a hint. What is done about it is decided only here: its
-class has the policy (retry, stop) and the process's exit code, and `cdc.daemon` acts on them.
+class has the policy (retry, stop) and the process's exit code, and `cdc.daemon.process` acts on them.
 Foreign errors are translated in the module that owns the client that raises them.
 """
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc import publication
-from cdc.source import catalog, inspection
+from cdc.publication import diff as publication
+from cdc.source import catalog
+from cdc.source import server as inspection
 
 if TYPE_CHECKING:
     from cdc.log.records import Publication

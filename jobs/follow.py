@@ -21,9 +21,9 @@ from cdc.cli.options import with_config
 from cdc.config.followers import named
 from cdc.errors import Exit
 from cdc.events import LSN
-from jobs import app
-from jobs.running import Run
-from jobs.telling import Lines, Telling
+from jobs.apply import app
+from jobs.apply.reporting import Lines, Telling
+from jobs.apply.running import Run
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -151,9 +151,9 @@ def _run(
     until: LSN | None,
     folder: Path | None,
 ) -> Run:
-    from jobs import stores  # noqa: PLC0415 - with the session
+    from jobs.apply import stores  # noqa: PLC0415 - with the session
+    from jobs.apply.following import Following  # noqa: PLC0415 - as above
     from jobs.documents.following import DocumentsFollowing  # noqa: PLC0415 - as above
-    from jobs.following import Following  # noqa: PLC0415 - as above
 
     follower = config.followers[name]
     sink = stores.sink(config, name, follower)

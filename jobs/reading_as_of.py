@@ -35,10 +35,10 @@ def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
     It has Delta's jars, which are fetched if missing. Your own session needs what `cdc spark conf`
     and `cdc spark jars` print.
     """
-    from cdc.local import spark as files  # noqa: PLC0415 - of the extra `spark`
-    from cdc.local.progress import Terminal  # noqa: PLC0415 - as above
-    from jobs.session import session as ours  # noqa: PLC0415 - pyspark takes a second
-    from jobs.session import submitted  # noqa: PLC0415 - as above
+    from cdc.playground.servers import spark as files  # noqa: PLC0415 - of the extra `spark`
+    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415 - as above
+    from jobs.spark.session import session as ours  # noqa: PLC0415 - pyspark takes a second
+    from jobs.spark.session import submitted  # noqa: PLC0415 - as above
 
     return ours(name, cores=cores, jars=() if submitted() else files.jars(Terminal()))
 

@@ -1,6 +1,6 @@
 """Rebuild a follower, as a Spark app: `spark-submit jobs/rebuild.py FOLLOWER --config …`.
 
-`cdc rebuild` submits it. `jobs.rebuilding` describes what it does and why it may be killed
+`cdc rebuild` submits it. `jobs.generations.rebuilding` describes what it does and why it may be killed
 anywhere; a running follower continues with the old generation until the switch moves it to the new
 one.
 """
@@ -16,14 +16,14 @@ from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
 from cdc.config.followers import named
 from cdc.events import LSN
-from cdc.log.followers import read
-from jobs import app
+from cdc.log.follower_reports import read
+from jobs.apply import app
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Config
-    from jobs.rebuilding import Outcome, Rebuild
+    from jobs.generations.rebuilding import Outcome, Rebuild
 
 
 @click.command(
@@ -62,9 +62,9 @@ def main(
 
 
 def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
-    from jobs import stores  # noqa: PLC0415 - with Spark
-    from jobs.rebuild_builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
-    from jobs.rebuilding import Rebuild  # noqa: PLC0415 - as above
+    from jobs.apply import stores  # noqa: PLC0415 - with Spark
+    from jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
+    from jobs.generations.rebuilding import Rebuild  # noqa: PLC0415 - as above
 
     named(config.followers, [name])
     follower = config.followers[name]

@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdc import bugs
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json
 from cdc.config import load
 from cdc.errors import CDCError, StoppedError
-from cdc.local import spark as files
-from cdc.local.progress import Progress as Quiet
-from cdc.snapshot import due, initial, topic
-from cdc.snapshot.progress import Progress, Report
+from cdc.playground.servers import spark as files
+from cdc.playground.servers.progress import Progress as Quiet
+from cdc.runtime import bugs
+from cdc.snapshot.initial import due, topic
+from cdc.snapshot.initial import session as initial
+from cdc.snapshot.initial.progress import Progress, Report
 from cdc.source.export import held
 from cdc.source.pinned import connect_for_rows
-from jobs import app  # noqa: F401 - explains what is not installed, so before what imports Spark
-from jobs.driving import InSession
-from jobs.session import session, submitted
+from jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
+from jobs.copying.driving import InSession
+from jobs.spark.session import session, submitted
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.snapshot.host import Host
-    from cdc.snapshot.records import Plan
+    from cdc.snapshot.initial.host import Host
+    from cdc.snapshot.initial.records import Plan
 
 _TOLD_EVERY_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
@@ -48,7 +49,7 @@ _TERMINATED: Final = 128 + signal.SIGTERM
 
 
 class Driver:
-    """The host process of a snapshot's coordinator (`cdc.snapshot.host.Host`)."""
+    """The host process of a snapshot's coordinator (`cdc.snapshot.initial.host.Host`)."""
 
     def __init__(self, config_file: Path) -> None:
         self.config_file: Path | None = config_file

@@ -11,7 +11,7 @@ from cdc.cli.options import as_json, example, next_step, print_json, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.letters import Head
+    from cdc.log.dead_letters import Head
 
 
 _REASONS = {"size": "too large for its topic"}
@@ -34,7 +34,7 @@ def list_(config: Config, *, as_json: bool) -> None:
     """List the dead letters: id, commit, position, operation, row, size, and why."""
     from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
 
-    from cdc.log import letters_topic  # noqa: PLC0415
+    from cdc.log import dead_letter_topic as letters_topic  # noqa: PLC0415
 
     heads = letters_topic.heads(config)
     if as_json:
@@ -50,7 +50,7 @@ def list_(config: Config, *, as_json: bool) -> None:
 
 
 def _line(head: Head) -> str:
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
 
     at = datetime.fromtimestamp(head.committed_at_us / 1e6, UTC).astimezone()
     return "  ".join(
@@ -72,6 +72,6 @@ def _line(head: Head) -> str:
 @click.argument("letter_id", metavar="ID")
 def show(config: Config, letter_id: str) -> None:
     """Write the complete event of the dead letter ID, as it would be in its topic."""
-    from cdc.log import letters_topic  # noqa: PLC0415 - not for --help
+    from cdc.log import dead_letter_topic as letters_topic  # noqa: PLC0415 - not for --help
 
     click.echo(letters_topic.event(config, letter_id))

@@ -10,7 +10,7 @@ import click
 from cdc.cli.options import Duration, example, next_step
 
 if TYPE_CHECKING:
-    from cdc.demo.stage import Outcome
+    from cdc.playground.demo.stage import Outcome
 
 
 @click.command(epilog=example("cdc demo", "cdc demo --for 60s", "cdc demo --for 60s --chaos"))
@@ -62,11 +62,11 @@ def demo(
 
     from rich.console import Console  # noqa: PLC0415
 
-    from cdc import extras  # noqa: PLC0415
-    from cdc.demo.closing import closing_json, closing_lines  # noqa: PLC0415
-    from cdc.demo.stage import InterruptedEarly, Options, Stage  # noqa: PLC0415
-    from cdc.demo.view import Lines, Screen  # noqa: PLC0415
-    from cdc.local.progress import Terminal  # noqa: PLC0415
+    from cdc.playground.demo.closing import closing_json, closing_lines  # noqa: PLC0415
+    from cdc.playground.demo.stage import InterruptedEarly, Options, Stage  # noqa: PLC0415
+    from cdc.playground.demo.view import Lines, Screen  # noqa: PLC0415
+    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415
+    from cdc.runtime import extras  # noqa: PLC0415
 
     extras.require("cdc demo", "local", *(("spark", "redis", "opensearch") if followers else ()))
     # Errors are raised or shown; log lines of the clients would only garble the screen.

@@ -10,7 +10,7 @@ from cdc.cli.options import as_json, example, next_step, print_json, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.control.findings import Finding
+    from cdc.operate.findings import Finding
 
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "blue"), "warning": ("!", "yellow")}
 _MARKS |= {"error": ("✗", "red")}
@@ -28,8 +28,8 @@ def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
 
     Exits 0 when there are no errors (warnings are allowed), 1 when there are.
     """
-    from cdc.control.doctor import examine  # noqa: PLC0415 - not for --help
-    from cdc.control.findings import Severity, worst  # noqa: PLC0415
+    from cdc.operate.doctor.run import examine  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import Severity, worst  # noqa: PLC0415
 
     findings = examine(config)
     bad = worst(findings) is Severity.ERROR

@@ -71,7 +71,7 @@ def follow(
 
 def need(what: str, config: Config, followers: Iterable[str]) -> None:
     """Raise MissingExtraError where these followers need an extra that is not installed."""
-    from cdc import extras  # noqa: PLC0415 - not for --help
+    from cdc.runtime import extras  # noqa: PLC0415 - not for --help
 
     each = [config.followers[name] for name in followers]
     stores = [name for name in ("redis", "opensearch") if any(getattr(f, name) for f in each)]
@@ -80,8 +80,8 @@ def need(what: str, config: Config, followers: Iterable[str]) -> None:
 
 def become(job: str, given: list[str]) -> NoReturn:
     """Replace this process by one of our jobs, with these arguments: by Python or spark-submit."""
-    from cdc.local import spark as files  # noqa: PLC0415 - not for --help
-    from cdc.local.progress import Progress  # noqa: PLC0415 - as above
+    from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
+    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
 
     script, submit = str(files.job(job)), _spark_submit()
     sys.stdout.flush()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from cdc.config import Config
-    from cdc.snapshot.progress import Report
+    from cdc.snapshot.initial.progress import Report
 
 # How often a line is printed where there is no terminal for a bar.
 _LINE_SECONDS: Final = 5.0
@@ -31,8 +31,8 @@ _PAUSE_SECONDS: Final = 3.0
 
 def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
     """Take the snapshot where one is due; return the exit code."""
-    from cdc.snapshot import due  # noqa: PLC0415 - heavy, and not for --help
-    from cdc.snapshot import initial as coordinator  # noqa: PLC0415
+    from cdc.snapshot.initial import due  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.snapshot.initial import session as coordinator  # noqa: PLC0415
 
     state = due.state(config)
     if state is not None and state.stage != "done":

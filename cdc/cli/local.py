@@ -15,7 +15,7 @@ from cdc.cli.options import as_json as json_option
 from cdc.cli.options import example, next_step, print_json
 
 if TYPE_CHECKING:
-    from cdc.local.stack import LocalStack, ServerStatus
+    from cdc.playground.servers.stack import LocalStack, ServerStatus
 
 _SERVERS: Final = ("postgres", "kafka", "redis", "opensearch")
 _MAJORS: Final = ("14", "15", "16", "17", "18")
@@ -54,8 +54,8 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
     The first start downloads them, about 60 MB, into a cache that all stacks share. Running servers
     are left unchanged.
     """
-    from cdc.local.progress import Terminal  # noqa: PLC0415 - not for --help
-    from cdc.local.stack import DEFAULT_SERVERS, LocalStack  # noqa: PLC0415
+    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415 - not for --help
+    from cdc.playground.servers.stack import DEFAULT_SERVERS, LocalStack  # noqa: PLC0415
 
     began = time.monotonic()
     stack = LocalStack(home, progress=Terminal())
@@ -82,7 +82,7 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
 @json_option
 def status(home: Path, *, as_json: bool) -> int:
     """Show what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
-    from cdc.local.stack import LocalStack  # noqa: PLC0415
+    from cdc.playground.servers.stack import LocalStack  # noqa: PLC0415
 
     stack = LocalStack(home)
     found = stack.status()
@@ -103,7 +103,7 @@ def status(home: Path, *, as_json: bool) -> int:
 @json_option
 def down(home: Path, *, as_json: bool) -> None:
     """Stop what runs. Data, ports and settings are kept for the next up."""
-    from cdc.local.stack import LocalStack  # noqa: PLC0415
+    from cdc.playground.servers.stack import LocalStack  # noqa: PLC0415
 
     stopped = LocalStack(home).down()
     if as_json:
@@ -123,7 +123,7 @@ def down(home: Path, *, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 def logs(server: str, home: Path, lines: int, *, follow: bool) -> int:
     """Print the end of SERVER's log."""
-    from cdc.local.home import Home  # noqa: PLC0415
+    from cdc.playground.servers.home import Home  # noqa: PLC0415
 
     path = Home(home).log(server)
     if not path.exists():

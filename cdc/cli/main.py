@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import click
 
-from cdc import __version__, extras
+from cdc import __version__
 from cdc.errors import CDCError, Exit
+from cdc.runtime import extras
 
 
 class Entry(NamedTuple):
@@ -115,7 +116,7 @@ def cdc() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `cdc` and exit the process with the exit code of the outcome."""
-    from cdc import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
+    from cdc.runtime import bugs  # noqa: PLC0415 - not for tests that run commands in their own process
 
     bugs.install()
     sys.exit(run(arguments))
@@ -163,7 +164,7 @@ def _explain(error: CDCError) -> int:
 def _report_bug(error: Exception) -> int:
     import platform  # noqa: PLC0415 - only a bug pays for them
 
-    from cdc import bugs  # noqa: PLC0415 - as above
+    from cdc.runtime import bugs  # noqa: PLC0415 - as above
 
     click.echo(bugs.where(error), err=True, nl=False)
     click.echo(

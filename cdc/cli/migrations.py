@@ -45,7 +45,7 @@ def migrations() -> None:
 @as_json
 def status(config: Config, *, as_json: bool) -> None:
     """Show which are applied, and which the configuration enables."""
-    from cdc.control.migrations import survey  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands.migrations import survey  # noqa: PLC0415 - not for --help
 
     found = survey(config)
     if as_json:
@@ -68,7 +68,7 @@ def status(config: Config, *, as_json: bool) -> None:
 @as_json
 def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     """Create them, by default those that the configuration enables."""
-    from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import migrations as control  # noqa: PLC0415 - not for --help
 
     chosen = list(names) or control.asked(config)
     if not chosen:
@@ -85,7 +85,7 @@ def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
 @as_json
 def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) -> None:
     """Remove them, by default all that are applied, with the rows they hold. Asks first."""
-    from cdc.control import migrations as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import migrations as control  # noqa: PLC0415 - not for --help
 
     chosen = list(names) or [each.name for each in control.survey(config) if each.revision]
     if chosen and not yes:
@@ -107,8 +107,8 @@ def sql(config: Config, names: tuple[str, ...], *, remove: bool) -> None:
     By default for all that the configuration enables. Run it once, on a database that does not have
     them yet (or with --down: still has them).
     """
-    from cdc.control.migrations import asked  # noqa: PLC0415 - not for --help
-    from cdc.source.migrations import as_sql  # noqa: PLC0415
+    from cdc.operate.commands.migrations import asked  # noqa: PLC0415 - not for --help
+    from cdc.publication.migrations import as_sql  # noqa: PLC0415
 
     chosen = list(names) or asked(config)
     if not chosen:

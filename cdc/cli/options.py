@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cdc.control.steps import Step
+    from cdc.operate.commands.steps import Step
 
 
 def config_file(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,8 +36,8 @@ def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     @config_file("config_path")
     @wraps(command)
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
-        from cdc import waiting  # noqa: PLC0415 - not for --help
         from cdc.config import load  # noqa: PLC0415 - as above
+        from cdc.runtime import waiting  # noqa: PLC0415 - not for --help
 
         waiting.tell_with(_waits)
         return command(load(config_path), *args, **kwargs)

@@ -47,8 +47,8 @@ def acknowledge(config: Config, *, no_snapshot: bool, yes: bool, as_json: bool) 
     again, as by `cdc snapshot TABLE --anew`, once a daemon runs. Only while no daemon runs. Asks
     first.
     """
-    from cdc.control import publication_change as control  # noqa: PLC0415 - not for --help
-    from cdc.control.findings import listed  # noqa: PLC0415
+    from cdc.operate.commands import acknowledge_publication as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import listed  # noqa: PLC0415
 
     altered = control.survey(config)
     asked: dict[str, str] = {}

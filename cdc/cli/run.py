@@ -31,8 +31,9 @@ def run(config: Config, log_format: str) -> int:
     one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it after the
     open Kafka transaction; health and metrics are served at http.listen.
     """
-    from cdc import daemon, waiting  # noqa: PLC0415 - heavy, and not for --help
-    from cdc.control.logs import setup_logging  # noqa: PLC0415
+    from cdc.daemon import process as daemon  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.operate.logs import setup_logging  # noqa: PLC0415
+    from cdc.runtime import waiting  # noqa: PLC0415 - heavy, and not for --help
 
     # A crash below Python would end the daemon without a message.
     faulthandler.enable()

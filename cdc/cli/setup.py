@@ -26,7 +26,7 @@ def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
     May be repeated: it creates what is missing and leaves the rest, and adds tables that
     source.tables newly matches. It never recreates a slot, since that would hide lost changes.
     """
-    from cdc.control.setup import set_up  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands.setup import set_up  # noqa: PLC0415 - not for --help
 
     tell_all(set_up(config, adopt_slot=adopt_slot), as_json=as_json)
     if as_json:

@@ -10,7 +10,7 @@ from cdc.cli.options import as_json, confirm, did, example, next_step, print_jso
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.inspection import Slot
+    from cdc.source.server import Slot
 
 
 @click.group(epilog=example("cdc slot show", "cdc slot show --all"))
@@ -29,7 +29,7 @@ def slot() -> None:
 def show(config: Config, *, everyone: bool, as_json: bool) -> None:
     """Show the slot's state, its reader, and the WAL that it keeps."""
     from cdc.errors import GapError  # noqa: PLC0415 - not for --help
-    from cdc.source import inspection  # noqa: PLC0415
+    from cdc.source import server as inspection  # noqa: PLC0415
     from cdc.source.connection import connect  # noqa: PLC0415
 
     with connect(config) as connection:
@@ -51,8 +51,8 @@ def show(config: Config, *, everyone: bool, as_json: bool) -> None:
 
 
 def _print(slot: Slot) -> None:
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.control.retention import spell  # noqa: PLC0415
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.operate.retention import spell  # noqa: PLC0415
 
     reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
     if slot.active_pid is None and slot.inactive_seconds is not None:
@@ -86,7 +86,7 @@ def _failover(slot: Slot) -> str:
 
 def _print_copies(config: Config) -> None:
     """Show which of the other hosts that source.dsn names have the slot."""
-    from cdc.control.doctor_failover import ask_hosts  # noqa: PLC0415 - not for --help
+    from cdc.operate.doctor.failover import ask_hosts  # noqa: PLC0415 - not for --help
 
     for host in ask_hosts(config):
         if host.server is None:
@@ -135,9 +135,9 @@ def drop(config: Config, name: str | None, *, yes: bool, as_json: bool) -> None:
 
     Changes that were not read from it are lost; a log that was fed from it cannot be continued.
     """
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
     from cdc.errors import GapError  # noqa: PLC0415
-    from cdc.source import inspection  # noqa: PLC0415
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.source import server as inspection  # noqa: PLC0415
     from cdc.source import setup as source_setup  # noqa: PLC0415
     from cdc.source.connection import connect  # noqa: PLC0415
 

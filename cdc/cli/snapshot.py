@@ -22,8 +22,8 @@ from cdc.cli.options import (
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.live.commands import Do
-    from cdc.snapshot.live.records import Key, LiveRecord
+    from cdc.snapshot.incremental.commands import Do
+    from cdc.snapshot.incremental.records import Key, LiveRecord
 
 
 class DefaultCommand(click.Group):
@@ -106,7 +106,7 @@ def start(
         return take(config, path, as_json=as_json)
     if not tables:
         raise click.UsageError("name a table, or --initial; `cdc snapshot list` shows what runs")
-    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
     if anew and (where or keys):
         raise click.UsageError("--anew empties the whole table, so it takes no --where, no --keys")
@@ -147,7 +147,7 @@ def _keys(text: str | None) -> tuple[Key, ...] | None:
 
 
 def _told(config: Config, do: Do, number: str | None, *, as_json: bool) -> None:
-    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
     meant = snapshots.tell(config, do, number)
     if as_json:
@@ -189,7 +189,7 @@ def stop(config: Config, number: str | None, *, as_json: bool) -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List incremental snapshots: id, table, state, rows, estimated total, cause of a wait."""
-    from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
     _print(snapshots.listing(config), as_json=as_json)
 

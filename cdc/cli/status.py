@@ -11,8 +11,8 @@ from cdc.cli.options import as_json, example, next_step, print_json, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.control.status import Status
-    from cdc.control.verdict import Verdict
+    from cdc.operate.status import Status
+    from cdc.operate.verdict import Verdict
 
 
 @click.command(epilog=example("cdc status", "cdc status --json | jq .lag_bytes"))
@@ -31,7 +31,7 @@ def status(config: Config, *, as_json: bool) -> int:
     for three minutes; 69 or 77 when a server does not answer or refuses us; 78 when the pipeline is
     not set up or a person is needed.
     """
-    from cdc.control.status import read_status  # noqa: PLC0415 - not for --help
+    from cdc.operate.status import read_status  # noqa: PLC0415 - not for --help
 
     found = read_status(config)
     if as_json:
@@ -44,8 +44,8 @@ def status(config: Config, *, as_json: bool) -> int:
 
 def _causes(verdict: Verdict) -> None:
     """Print what is wrong, the worst last, so that it is next to the prompt."""
-    from cdc.control.retention import spell  # noqa: PLC0415 - not for --help
-    from cdc.control.verdict import Level  # noqa: PLC0415
+    from cdc.operate.retention import spell  # noqa: PLC0415 - not for --help
+    from cdc.operate.verdict import Level  # noqa: PLC0415
 
     for cause in reversed(verdict.causes):
         failed = cause.level is Level.FAILED
@@ -74,7 +74,7 @@ def _snapshot(fields: dict[str, Any]) -> str:
 
 def _follower(fields: dict[str, Any]) -> str:
     """Return how far a follower is."""
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
 
     told = [str(fields["state"]).replace("_", " ")]
     if fields["lsn"] is not None:
@@ -89,7 +89,7 @@ def _follower(fields: dict[str, Any]) -> str:
 
 
 def _print(found: Status) -> None:
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
 
     fields = found.fields()
     source, resume = fields["source"], fields["resume"]
@@ -124,8 +124,8 @@ def _print(found: Status) -> None:
 
 def _slot(found: Status) -> list[tuple[str, str]]:
     """Return the lines of the slot."""
-    from cdc.control.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.control.retention import spell  # noqa: PLC0415
+    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
+    from cdc.operate.retention import spell  # noqa: PLC0415
 
     slot, retention = found.slot, found.retention
     if slot is None or retention is None:

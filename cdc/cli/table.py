@@ -53,7 +53,7 @@ def add(
     With --wait exits 0 when everything is read, 1 when it failed; with --timeout 75 when it is not
     finished in time, 69 when that is because no daemon reads the slot.
     """
-    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
 
     if (wait and no_snapshot) or (timeout is not None and not wait):
         raise click.UsageError("--timeout is of --wait, and --wait waits for a snapshot")
@@ -65,7 +65,7 @@ def add(
             did(f"added {each.table}" + (f": snapshot {each.snapshot}" if each.snapshot else ""))
     failed = False
     if wait:
-        from cdc.control import snapshots  # noqa: PLC0415 - not for --help
+        from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
         numbers = [each.snapshot for each in added if each.snapshot]
         found = snapshots.wait(config, numbers, timeout=timeout, tell=waited)
@@ -87,7 +87,7 @@ def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
     source.exclude must match them. The daemon may run: it is informed that they were removed on
     purpose, so it reports no gap.
     """
-    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
 
     gone = control.remove(config, tables)
     if as_json:
@@ -103,8 +103,8 @@ def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List the captured tables, with their size and an estimate of their rows."""
-    from cdc.control import tables as control  # noqa: PLC0415 - not for --help
-    from cdc.control.findings import size  # noqa: PLC0415
+    from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.findings import size  # noqa: PLC0415
 
     found = control.captured(config)
     if as_json:

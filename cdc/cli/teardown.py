@@ -22,7 +22,7 @@ def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> 
 
     The slot's WAL is released, so changes that the log does not hold by then are lost. Asks first.
     """
-    from cdc.control.setup import survey, tear_down  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands.setup import survey, tear_down  # noqa: PLC0415 - not for --help
 
     remains = survey(config)
     if not yes:

@@ -40,7 +40,7 @@ def acknowledge(config: Config, *, yes: bool, as_json: bool) -> None:
     more partitions may be in another partition: readers that take order from partitions only must
     first have read everything before it; `seq` orders both. Only while no daemon runs. Asks first.
     """
-    from cdc.control import acknowledge as control  # noqa: PLC0415 - not for --help
+    from cdc.operate.commands import acknowledge as control  # noqa: PLC0415 - not for --help
 
     changed = control.survey(config)
     epoch = changed.identity.epoch

@@ -12,7 +12,7 @@ from cdc.cli.options import Duration, as_json, did, example, print_json, waited,
 if TYPE_CHECKING:
     from cdc.client import Behind, Client
     from cdc.config import Config
-    from cdc.log.followers import FollowerRecord
+    from cdc.log.follower_reports import FollowerRecord
 
 
 # The interval at which a wait reports what it waits for.
@@ -79,8 +79,8 @@ def _patiently(
     config: Config, client: Client, given: str, names: list[str] | None, timeout: float
 ) -> dict[str, FollowerRecord]:
     """Wait, and report every few seconds for what; a missing daemon is reported at once."""
-    from cdc.control.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
     from cdc.errors import BehindError, Exit  # noqa: PLC0415
+    from cdc.operate.commands.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
 
     deadline = time.monotonic() + timeout
     while True:

@@ -76,7 +76,7 @@ def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
     elif re.search(r"\breplication\s*=", dsn):
         yield "must not set `replication`: Lockstep does, where it streams"
     else:
-        from cdc.source.dsn import is_readable  # noqa: PLC0415 - loads libpq, for this field only
+        from cdc.config.dsn import is_readable  # noqa: PLC0415 - loads libpq, for this field only
 
         if not is_readable(dsn):
             yield (

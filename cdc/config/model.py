@@ -19,8 +19,8 @@ from cdc.config.migrations import Migrations
 from cdc.config.secrecy import KAFKA, Address, Options, described
 from cdc.config.selection import Selection
 from cdc.config.snapshot import Snapshot, SnapshotKind
+from cdc.config.value_options import Values
 from cdc.errors import ConfigError
-from cdc.log.values_options import Values
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Streaming = Literal["off", "on", "parallel"]

@@ -1,7 +1,7 @@
 """What the configuration captures, by table and by column.
 
 Pure: nothing here knows what the database holds. `Selection` answers for any table, also for one
-that the configuration does not mention; `cdc.source.plan` and the doctor compare the answers with
+that the configuration does not mention; `cdc.publication.plan` and the doctor compare the answers with
 the catalog, and the daemon asks for each relation that the stream describes.
 
 Several sections of `tables` may match one table. They are combined in the order of the file:

@@ -22,7 +22,7 @@ from cdc.errors import (
     UnavailableError,
 )
 from cdc.log.broker_log import BrokerLog, without_values
-from cdc.waiting import slow
+from cdc.runtime.waiting import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

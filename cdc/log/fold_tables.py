@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from cdc.log.fold_cuts import Findings
+from cdc.verify.frontiers import Findings
 
 if TYPE_CHECKING:
-    from cdc.log.fold_events import Row
+    from cdc.verify.events import Row
 
 
 @dataclass(slots=True)

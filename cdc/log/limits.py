@@ -9,9 +9,9 @@ from confluent_kafka import KafkaException
 # The package imports them without declaring them as exports.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from cdc.encode.oversize import record_limit
 from cdc.errors import ConfigError
 from cdc.log.client import MAX_MESSAGE_BYTES
-from cdc.log.dead import record_limit
 from cdc.log.publisher import BATCH_BYTES
 from cdc.log.topics import PIECE, pieces
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Taken = Callable[[KafkaError | None, Message], None]
 
-# How many writers take turns (`cdc.log.lanes`). A commit is answered before its markers are
+# How many writers take turns (`cdc.log.producer_pool`). A commit is answered before its markers are
 # written, and a transaction that begins before that is refused once (CONCURRENT_TRANSACTIONS);
 # librdkafka retries only 20 ms later. With three others in between, 5 to 15 ms pass.
 LANES: Final = 4
@@ -53,7 +53,7 @@ _PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: 
 
 
 class Publisher:
-    """One of the pipeline's writers (`cdc.log.lanes`)."""
+    """One of the pipeline's writers (`cdc.log.producer_pool`)."""
 
     def __init__(
         self,

@@ -10,12 +10,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from cdc.config.value_options import Values
 from cdc.errors import (
     ConfigError,
     unquoted,
 )
 from cdc.events import LSN, Frontier, PartitionEnd
-from cdc.log.values_options import Values
 
 # What a publication can publish, in the order of Postgres' manual.
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -169,7 +169,7 @@ class ColumnNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Record = ResumeIdentity | ResumePosition | FrontierRecord | SchemaRecord
-R = TypeVar("R", bound=msgspec.Struct)  # cdc.snapshot.records has some more
+R = TypeVar("R", bound=msgspec.Struct)  # cdc.snapshot.initial.records has some more
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -21,8 +21,8 @@ from cdc.source.stream import identify
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.inspection import Server
-    from cdc.source.plan import Plan
+    from cdc.publication.plan import Plan
+    from cdc.source.server import Server
 
 # No valid slot name: Postgres checks the privilege first, then refuses the name.
 _NO_SLOT_NAME: Final = "cdc doctor: may this role create slots?"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.errors import GapError, UnavailableError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
-from cdc.source import inspection
+from cdc.source import server as inspection
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import Publication
-    from cdc.source.inspection import Slot
+    from cdc.source.server import Slot
 
     Connection = psycopg.Connection[TupleRow]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psycopg
 from psycopg import errors, sql
 
+from cdc.encode.masks import column_mask
 from cdc.errors import ConfigError
-from cdc.log.mask import column_mask
 from cdc.source import conditions, described, one_statement, publication_members
 from cdc.source.connection import connect, translated
 
@@ -310,7 +310,7 @@ class Reader:
 
 
 def key_of(table: Described, configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the key's columns as `cdc.relations` takes them, of the current table."""
+    """Return the key's columns as `cdc.sequence.relations` takes them, of the current table."""
     if configured is not None:
         return configured
     primary = table.facts.primary_key

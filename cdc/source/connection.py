@@ -27,7 +27,7 @@ from cdc.errors import (
     UnavailableError,
     unquoted,
 )
-from cdc.waiting import slow
+from cdc.runtime.waiting import slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The rows of a table by `COPY … TO STDOUT (FORMAT binary)`, in chunks of many rows.
 
 A chunk is what one read of the connection returned: consecutive CopyData messages, a row in each,
-the last perhaps not complete yet, and padding as in `cdc.frames`. The format's header and trailer
+the last perhaps not complete yet, and padding as in `cdc.decode.frames`. The format's header and trailer
 are removed. The consumer of a chunk reports with `taken` where it stopped.
 
     'd'  length  columns  length  value  length  value …      (-1: NULL)
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import psycopg
 from psycopg import errors, pq
 
+from cdc.decode.frames import COPY_DATA, HEADER_SIZE, PADDING, length, whole
 from cdc.errors import ProtocolError
-from cdc.frames import COPY_DATA, HEADER_SIZE, PADDING, length, whole
 from cdc.source.connection import translated
 from cdc.source.wire import BUFFER_BYTES, READ_BYTES, fields, raise_error
 

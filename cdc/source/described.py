@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.source.catalog import Connection, TableFacts
-    from cdc.source.published import Published
+    from cdc.source.publications import Published
 
 # Postgres sends type messages only for types above the built-in ones (FirstGenbkiObjectId).
 _FIRST_TOLD: Final = 10_000
@@ -158,7 +158,7 @@ class _Type(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Its name as the stream's type message gives it (`cdc.sequence`)."""
+        """Its name as the stream's type message gives it (`cdc.sequence.sequencer`)."""
         if self.schema == "pg_catalog":
             return self.name
         schema = f'"{self.schema}"' if "." in self.schema else self.schema

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.source.catalog import TableFacts
 from cdc.source.connection import translated
-from cdc.source.published import Published
+from cdc.source.publications import Published
 
 if TYPE_CHECKING:
     from collections.abc import Collection

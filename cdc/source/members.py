@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc import authority
 from cdc.errors import ConfigError
+from cdc.source import authority
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from cdc.source.publication_members import SCHEMAS_SINCE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from cdc.source.plan import Member, Plan
+    from cdc.publication.plan import Member, Plan
 
 _MARK = "lockstep: "
 _OPERATIONS = ", ".join(OPERATIONS)

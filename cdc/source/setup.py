@@ -16,7 +16,7 @@ from psycopg import errors, sql
 from cdc.errors import ConfigError, GapError, PermissionDeniedError, SlotBusyError
 from cdc.events import LSN
 from cdc.source.connection import connect, translated
-from cdc.source.inspection import Table, tables
+from cdc.source.server import Table, tables
 
 if TYPE_CHECKING:
     from cdc.config import Config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from cdc.authority import DDL_PURPOSE, SIGNAL_PURPOSE, TriggerKey
+from cdc.source.authority import DDL_PURPOSE, SIGNAL_PURPOSE, TriggerKey
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The replication stream: chunks of frames in, feedback out, never blocking.
 
 Holds the slot from `start` to `close`. Frames are returned in the order in which Postgres sent
-them, many per chunk (`cdc.frames`); messages that the reader of a chunk does not know are passed
+them, many per chunk (`cdc.decode.frames`); messages that the reader of a chunk does not know are passed
 back to `other`. Feedback is sent when a position is confirmed, when the server asks, and often
 enough to avoid `wal_sender_timeout` whatever the rest of the process does: call `tick` at least
 once a second.
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import pq
 
+from cdc.decode.frames import COPY_DATA, HEADER_SIZE, KEEPALIVE, PADDING, length
 from cdc.errors import GapError, ProtocolError, SilentError
 from cdc.events import LSN
-from cdc.frames import COPY_DATA, HEADER_SIZE, KEEPALIVE, PADDING, length
 from cdc.source.connection import connect, take_any_text, translate, translated
 from cdc.source.timelines import System, parse_history
 from cdc.source.wire import wire

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 import psycopg
 from psycopg import errors, pq
 
+from cdc.decode.frames import HEADER_SIZE, length
 from cdc.errors import ProtocolError, UnavailableError
-from cdc.frames import HEADER_SIZE, length
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,11 +19,11 @@ from cdc.errors import ConfigError, GapError, OvertakenError, UnavailableError
 from cdc.events import LSN, table_name
 from cdc.log import names, reader
 from cdc.log.ranges import Range, RangeReader
-from jobs import canaries
-from jobs import standing as stores_standing
+from jobs.apply import canaries
+from jobs.apply import positions as stores_standing
+from jobs.cuts.schemas import version
 from jobs.documents.kinds import SCHEMA, Kind, Tables, tree
 from jobs.documents.mirror import MirrorTables, Place
-from jobs.schemas import version
 from sinks.contract import Standing
 from sinks.delta import frontiers as delta_frontiers
 from sinks.delta import lake as delta_lake
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import SchemaRecord
-    from jobs.running import Run
+    from jobs.apply.running import Run
     from sinks.contract import Applied, Changes, Generations, Sink, Version
 
 

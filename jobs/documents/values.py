@@ -1,7 +1,7 @@
 """Convert a mirror's values to the log's JSON, byte for byte as in an event of the row.
 
 In two steps, so that no JSON form is defined here: a typed value is written as Postgres writes it,
-and that text goes through the encoders' own forms (`cdc.log.values`), by the table version's types
+and that text goes through the encoders' own forms (`cdc.encode.values`), by the table version's types
 and options. A value that does not fit its column's type is already in `_exact` as Postgres' text.
 
 In addition to its JSON a value has a term, by which keys and foreign keys compare (numbers by
@@ -22,10 +22,10 @@ import orjson
 import pyarrow as pa
 from pyarrow import types
 
+from cdc.config.value_options import Values
 from cdc.decode.types import type_name
-from cdc.log import values
+from cdc.encode import values
 from cdc.log.records import SchemaColumn
-from cdc.log.values_options import Values
 from sinks.floats import text4, text8
 
 if TYPE_CHECKING:

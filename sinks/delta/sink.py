@@ -71,7 +71,7 @@ class Settings(NamedTuple):
     soft: bool = False
     partition: Mapping[str, Sequence[str]] = {}
     cluster: Mapping[str, Sequence[str]] = {}
-    # Whether the initial rows of a table, by schema and name, bypassed the log (jobs/direct.py).
+    # Whether the initial rows of a table, by schema and name, bypassed the log (jobs/copying/direct.py).
     is_direct: Callable[[str, str], bool] | None = None
     applier: str = "auto"  # delta-rs, vectors, spark
     # The applier for tables above `spark_above_bytes`; this module does not depend on Spark.

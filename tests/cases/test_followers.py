@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import requests
 
-from cdc.demo.stores import prove_followers
 from cdc.events import LSN
+from cdc.playground.demo.stores import prove_followers
 from jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.followed import Followed
 

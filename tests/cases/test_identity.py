@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.findings import Severity
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
 from tests.fixtures.cases import Case, NewCase
 
 pytestmark = pytest.mark.majors

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc.demo.database import wal_end
-from cdc.demo.stores import prove_followers
-from cdc.local.java import system_java
-from cdc.log.followers import Readings
+from cdc.log.follower_reports import Readings
+from cdc.playground.demo.database import wal_end
+from cdc.playground.demo.stores import prove_followers
+from cdc.playground.servers.java import system_java
 from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.load import TABLES, Load

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from cdc.demo.schema import OLD_ROWS
-from cdc.local.java import system_java
+from cdc.playground.demo.schema import OLD_ROWS
+from cdc.playground.servers.java import system_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

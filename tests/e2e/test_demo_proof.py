@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source, TableRule
 from cdc.config.delta import Delta
-from cdc.demo.proof import prove
 from cdc.events import LSN
 from cdc.log import records, topics
+from cdc.playground.demo.proof import prove
 from tests.fixtures.converge import converge
 
 if TYPE_CHECKING:

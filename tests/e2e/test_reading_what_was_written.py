@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from cdc.client import BehindError, Client
-from cdc.control.status import read_status
 from cdc.errors import Exit
+from cdc.operate.status import read_status
 from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 

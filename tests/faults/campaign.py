@@ -22,7 +22,7 @@ from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
 
 if TYPE_CHECKING:
-    from cdc.local.stack import LocalStack
+    from cdc.playground.servers.stack import LocalStack
     from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
     from tests.fixtures.proxy import Proxy
 
@@ -152,7 +152,7 @@ class Campaign:
 
 def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> Proxy:
     """Add a listener that the broker advertises with a proxy's port, and return that proxy."""
-    from cdc.local import ports  # noqa: PLC0415 - only a campaign needs one
+    from cdc.playground.servers import ports  # noqa: PLC0415 - only a campaign needs one
 
     kafka = stack["kafka"]
     broker, controller = kafka.state.ports

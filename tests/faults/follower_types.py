@@ -16,8 +16,8 @@ import psycopg
 from deltalake import DeltaTable
 from psycopg import sql
 
-from cdc.demo import database
-from cdc.demo.stores import form
+from cdc.playground.demo import database
+from cdc.playground.demo.stores import form
 from tests.integration.value_table import EXTENSIONS, MADE, VALUES
 
 if TYPE_CHECKING:

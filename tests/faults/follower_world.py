@@ -34,7 +34,7 @@ from tests.faults.follower_stores import Delta, OpenSearch, Reading, Redis
 from tests.fixtures.daemon import Daemon, NewPipeline, wait_until
 
 if TYPE_CHECKING:
-    from cdc.local.stack import LocalStack
+    from cdc.playground.servers.stack import LocalStack
 
 CONVERGE_SECONDS: Final = 600.0
 _STOP_SECONDS: Final = 60.0

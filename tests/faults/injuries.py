@@ -21,7 +21,7 @@ from tests.faults.crew import Crew
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.local.stack import LocalStack
+    from cdc.playground.servers.stack import LocalStack
     from tests.fixtures.daemon import PipelineUnderTest
     from tests.fixtures.proxy import Proxy
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from cdc.local.stack import LocalStack
+    from cdc.playground.servers.stack import LocalStack
     from tests.fixtures.servers import Database
 
 _COMMAND_SECONDS: Final = 120.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from tests.faults.campaign import Campaign
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.proxy import Proxy

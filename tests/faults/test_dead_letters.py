@@ -16,8 +16,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.cli.main import run
+from cdc.encode import oversize as dead
 from cdc.errors import Exit
-from cdc.log import dead, letters_topic, names, reader
+from cdc.log import dead_letter_topic as letters_topic
+from cdc.log import names, reader
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of

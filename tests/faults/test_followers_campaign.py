@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cdc.local.java import system_java
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.java import system_java
+from cdc.playground.servers.stack import LocalStack
 from tests.faults.follower_campaign import FollowerCampaign
 from tests.faults.follower_world import World
 from tests.fixtures.daemon import NewPipeline

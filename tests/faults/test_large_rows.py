@@ -9,7 +9,7 @@ from base64 import b64decode
 
 import pytest
 
-from cdc.log import letters_topic
+from cdc.log import dead_letter_topic as letters_topic
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 
 _MB = 1 << 20

@@ -8,7 +8,7 @@ import threading
 import psycopg
 
 from cdc import failpoints
-from cdc.control import snapshots
+from cdc.operate.commands import snapshots
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import Load

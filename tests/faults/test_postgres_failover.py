@@ -11,9 +11,9 @@ import shutil
 import psycopg
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.findings import Finding, Severity
 from cdc.events import LSN
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Finding, Severity
 from cdc.source.setup import alter_slot
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until

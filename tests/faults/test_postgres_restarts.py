@@ -14,8 +14,8 @@ import psutil
 import psycopg
 import pytest
 
-from cdc.local.errors import LocalStackError
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.errors import LocalStackError
+from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load

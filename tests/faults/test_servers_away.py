@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from cdc.events import LSN
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.proxy import Proxy

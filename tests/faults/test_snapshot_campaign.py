@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from tests.faults.live_campaign import LiveRound
 from tests.faults.snapshot_campaign import Round
 from tests.fixtures.seeds import first_seed

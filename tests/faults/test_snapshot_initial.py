@@ -14,10 +14,10 @@ import pytest
 
 from cdc.config import Config
 from cdc.errors import CDCError, Exit, Policy
-from cdc.local.stack import LocalStack
 from cdc.log import reader
-from cdc.snapshot import handover, topic
-from cdc.snapshot.records import SnapshotState
+from cdc.playground.servers.stack import LocalStack
+from cdc.snapshot.initial import handover, topic
+from cdc.snapshot.initial.records import SnapshotState
 from cdc.source.export import slot_name
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until

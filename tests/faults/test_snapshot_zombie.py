@@ -14,14 +14,15 @@ from msgspec.structs import replace
 from cdc.errors import CDCError, FencedError, Policy
 from cdc.log import reader
 from cdc.log.publisher import Publisher
-from cdc.snapshot import due, handover, initial, topic
+from cdc.snapshot.initial import due, handover, topic
+from cdc.snapshot.initial import session as initial
 from tests.faults import snapshot_account
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.host import Host
+    from cdc.snapshot.initial.host import Host
 
 _ROWS = 3_000
 _TABLE = ("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")

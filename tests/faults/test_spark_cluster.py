@@ -22,11 +22,11 @@ import pytest
 import redis
 from psycopg import conninfo
 
-from cdc.local import ports
-from cdc.local import spark as files
-from cdc.local.java import system_java
 from cdc.log import reader
-from cdc.snapshot import topic
+from cdc.playground.servers import ports
+from cdc.playground.servers import spark as files
+from cdc.playground.servers.java import system_java
+from cdc.snapshot.initial import topic
 from jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from cdc.local.stack import LocalStack
 from cdc.log import topics
 from cdc.log.offsets import Place, Question
+from cdc.playground.servers.stack import LocalStack
 from tests.faults.campaign import behind_kafka
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load

@@ -7,7 +7,7 @@ import pytest
 from cdc.client import BehindError, Client
 from cdc.errors import UnavailableError
 from cdc.events import LSN
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from cdc.source.token import Token
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower

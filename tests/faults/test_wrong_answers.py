@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Producer
 from msgspec.structs import replace
 
-from cdc.control.setup import set_up
 from cdc.errors import FencedError, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log import absence, names, reader, resume, topics
@@ -21,7 +20,8 @@ from cdc.log.client import settings
 from cdc.log.frontiers import record
 from cdc.log.ranges import Range, RangeReader
 from cdc.log.records import FrontierRecord
-from cdc.snapshot import due, topic
+from cdc.operate.commands.setup import set_up
+from cdc.snapshot.initial import due, topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.guarded import GuardedBroker

@@ -17,14 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from cdc.decode import messages
+from cdc.decode.frames import PADDING, whole
 from cdc.decode.messages import Relation
 from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
-from cdc.frames import PADDING, whole
-from cdc.inprogress import InProgress
-from cdc.places import Pause, Step
+from cdc.sequence.in_progress import InProgress
+from cdc.sequence.spool import Spool
+from cdc.sequence.state import Pause, Step
 from cdc.source.stream import Stream
-from cdc.spool import Spool
 from tests.golden.reading import RECORDINGS, load
 from tests.property.histories import KEYS, TABLES
 from tests.property.stream import Session, begin, frame, position
@@ -42,7 +42,7 @@ def _refuse(message: bytes) -> None:
 
 
 class _Walk:
-    """Walks chunks as `cdc.pipeline` does."""
+    """Walks chunks as `cdc.daemon.pipeline` does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

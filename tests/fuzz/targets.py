@@ -14,7 +14,7 @@ from cdc.decode.messages import Commit, LogicalMessage
 from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.log import names, records
-from cdc.log.followers import FollowerRecord
+from cdc.log.follower_reports import FollowerRecord
 from tests.fuzz import rows, sequences
 from tests.golden.reading import RECORDINGS, load
 from tests.property.pgoutput_writer import encode

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple, Self
 import orjson
 import psycopg
 
-from cdc import frames
 from cdc.config import Config, Log, Source, TableRule
+from cdc.config.value_options import Values
+from cdc.decode import frames
 from cdc.decode.messages import Relation
+from cdc.encode.encoder import Encoder
+from cdc.encode.masks import column_mask
+from cdc.encode.routes import Table
 from cdc.events import LSN
 from cdc.log.batch import Batch
-from cdc.log.encoder import Encoder
-from cdc.log.mask import column_mask
 from cdc.log.records import SchemaRecord
-from cdc.log.routes import Table
-from cdc.log.values_options import Values
-from cdc.relations import Relations
-from cdc.snapshot import plan as plans
-from cdc.snapshot.rows import Rows, event_format
-from cdc.snapshot.task import masks, prove, range_query
+from cdc.sequence.relations import Relations
+from cdc.snapshot.initial import plan as plans
+from cdc.snapshot.initial.rows import Rows, event_format
+from cdc.snapshot.initial.task import masks, prove, range_query
 from cdc.source import catalog
 from cdc.source.connection import connect, take_any_text
 from cdc.source.copying import Copying

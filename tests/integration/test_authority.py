@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
-from cdc import authority
-from cdc.authority import Scope
 from cdc.cli.main import cdc
-from cdc.control import doctor_authority, migrations, snapshots
-from cdc.control.findings import Severity
 from cdc.errors import ConfigError
 from cdc.log import names, reader
-from cdc.log.followers import CANARY
-from cdc.snapshot.live import commands
-from cdc.snapshot.live import topic as live_topic
-from cdc.source import members
+from cdc.log.follower_reports import CANARY
+from cdc.operate.commands import migrations, snapshots
+from cdc.operate.doctor import authority as doctor_authority
+from cdc.operate.findings import Severity
+from cdc.snapshot.incremental import commands
+from cdc.snapshot.incremental import topic as live_topic
+from cdc.source import authority, members
+from cdc.source.authority import Scope
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records

@@ -10,7 +10,7 @@ import orjson
 from psycopg.conninfo import make_conninfo
 
 from cdc.log import names, reader
-from cdc.log.followers import CANARY, Reports
+from cdc.log.follower_reports import CANARY, Reports
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.reported import reported
 

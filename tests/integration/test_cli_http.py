@@ -9,10 +9,10 @@ from http.client import HTTPConnection
 
 import pytest
 
-from cdc.control.health import Health, State
-from cdc.control.http import MAX_CONNECTIONS, Server, serve
-from cdc.control.metrics import Metrics
 from cdc.errors import ConfigError, Exit
+from cdc.operate.health import Health, State
+from cdc.operate.http import MAX_CONNECTIONS, Server, serve
+from cdc.operate.metrics import Metrics
 
 
 @pytest.fixture

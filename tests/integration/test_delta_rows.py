@@ -9,8 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
-from cdc.log.values_options import Values
 from sinks.contract import Change, Changes, Column, Version
 from sinks.delta.columns import Reader, arrow_type, wanted
 from sinks.delta.json import rows as as_json

@@ -16,14 +16,14 @@ from psycopg import sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdc.config import Config, Log, Source
+from cdc.encode.masks import ColumnMask
 from cdc.errors import ConfigError, RewrittenError
 from cdc.events import LSN
-from cdc.log.mask import ColumnMask
 from cdc.log.records import SchemaRecord
-from cdc.snapshot.records import PlannedTable
+from cdc.snapshot.initial.records import PlannedTable
 from cdc.source.connection import connect
 from cdc.source.described import Described, described
-from jobs.data_source import Ranges, SnapshotReader, Table, spark_schema
+from jobs.copying.data_source import Ranges, SnapshotReader, Table, spark_schema
 from sinks.delta import layout as delta_layout
 from sinks.delta.types import DeltaType, Kind
 from tests.fixtures.decoded import Decoded

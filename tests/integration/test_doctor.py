@@ -13,10 +13,10 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.cli.main import run
 from cdc.config import load
-from cdc.control.doctor import examine
-from cdc.control.findings import Finding, Severity
-from cdc.control.setup import set_up
 from cdc.errors import Exit
+from cdc.operate.commands.setup import set_up
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Finding, Severity
 from tests.fixtures.servers import Database, KafkaServer
 
 
@@ -104,7 +104,7 @@ def test_an_open_transaction_that_writes_is_found(path: Path, database: Database
     with database.connect() as connection, connection.transaction():
         connection.execute("INSERT INTO users VALUES (1)")
         pid = connection.info.backend_pid
-        from cdc.source import inspection  # noqa: PLC0415 - one test's
+        from cdc.source import server as inspection  # noqa: PLC0415 - one test's
         from cdc.source.connection import connect  # noqa: PLC0415
 
         with connect(load(path, {})) as asking:

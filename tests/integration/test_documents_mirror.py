@@ -23,8 +23,8 @@ from cdc.errors import GapError, OvertakenError
 from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
+from jobs.apply.running import Run
 from jobs.documents.following import DocumentsFollower, DocumentsFollowing, apply
-from jobs.running import Run
 from sinks.contract import Applied, Change, Changes, Column, Generations, Version
 from sinks.delta.sink import DeltaSink, Settings
 from sinks.memory import STORES, MemorySink

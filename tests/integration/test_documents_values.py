@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
+from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
-from cdc.log.values_options import Values
 from jobs.documents.rows import NodeRows
 from sinks.contract import Column, Version
 from sinks.documents import Node

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.cli.main import run as cdc
-from jobs import following, large
-from jobs.rebuild_builders import LogBuilder
-from jobs.rebuilding import Rebuild
+from jobs.apply import following, large
+from jobs.generations.builders import LogBuilder
+from jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.followed import Followed
 from tests.integration.test_following import TABLES, in_delta, in_redis, table
-from tests.integration.test_log_watch import widen
+from tests.integration.test_topic_monitor import widen
 
 if TYPE_CHECKING:
     import redis

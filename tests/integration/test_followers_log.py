@@ -11,7 +11,7 @@ import pytest
 from cdc.config import Config, load
 from cdc.events import LSN
 from cdc.log import topics
-from cdc.log.followers import FollowerRecord, Readings, Reports, read
+from cdc.log.follower_reports import FollowerRecord, Readings, Reports, read
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.reported import reported
 from tests.fixtures.servers import KafkaServer

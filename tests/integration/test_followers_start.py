@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.log.followers import read
+from cdc.log.follower_reports import read
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.followed import LONG, Followed
 from tests.integration.test_following import TABLES, in_delta, table

@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from cdc.cli.main import run
-from cdc.control import followers
-from cdc.control.doctor import examine
-from cdc.control.findings import Severity
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log import names, reader, topics
-from cdc.log.followers import SILENT_SECONDS
-from jobs.running import Run
+from cdc.log.follower_reports import SILENT_SECONDS
+from cdc.operate import followers
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
+from jobs.apply.running import Run
 from sinks.contract import Applied
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower

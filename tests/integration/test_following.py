@@ -15,13 +15,14 @@ from confluent_kafka.admin import AdminClient
 
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
-from cdc.log.followers import read
-from jobs import cuts, following, large, stores
-from jobs.following import Following
+from cdc.log.follower_reports import read
+from jobs.apply import following, large, stores
+from jobs.apply.following import Following
+from jobs.apply.running import Run
+from jobs.generations.builders import LogBuilder
+from jobs.generations.rebuilding import Rebuild
 from jobs.reading_as_of import read_as_of_arrow
-from jobs.rebuild_builders import LogBuilder
-from jobs.rebuilding import Rebuild
-from jobs.running import Run
+from jobs.spark import cut_source as cuts
 from sinks.contract import Generations
 from sinks.memory import STORES, MemorySink
 from tests.fixtures import followed

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import latency_stages
 from benchmarks.arrivals import Arrivals
-from cdc.trace import STAGES
+from cdc.log.trace import STAGES
 from tests.fixtures.daemon import NewPipeline, wait_until
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc.control import migrations
-from cdc.control.doctor import examine
-from cdc.control.findings import Severity
-from cdc.control.status import read_status
 from cdc.log import reader
-from cdc.snapshot.live import topic as live_topic
+from cdc.operate.commands import migrations
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
+from cdc.operate.status import read_status
+from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.integration.test_migrations import statements

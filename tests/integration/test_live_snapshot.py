@@ -11,12 +11,12 @@ import pytest
 
 from cdc.cli import main
 from cdc.config import load
-from cdc.control import migrations, snapshots, tables
 from cdc.errors import ConfigError, Exit, GapError
 from cdc.log import reader
-from cdc.snapshot.live import commands
-from cdc.snapshot.live import topic as live_topic
-from cdc.snapshot.live.records import LiveRecord
+from cdc.operate.commands import migrations, snapshots, tables
+from cdc.snapshot.incremental import commands
+from cdc.snapshot.incremental import topic as live_topic
+from cdc.snapshot.incremental.records import LiveRecord
 from cdc.source import catalog, members
 from cdc.source.connection import connect
 from tests.fixtures.converge import converge

@@ -20,10 +20,10 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from cdc.local.errors import LocalStackError
-from cdc.local.process import ProcessId
-from cdc.local.server import ask
-from cdc.local.stack import Endpoints, LocalStack
+from cdc.playground.servers.errors import LocalStackError
+from cdc.playground.servers.process import ProcessId
+from cdc.playground.servers.server import ask
+from cdc.playground.servers.stack import Endpoints, LocalStack
 from tests.fixtures.servers import Database, KafkaServer, fresh_database
 
 
@@ -155,7 +155,7 @@ def test_down_leaves_no_process_and_up_finds_the_data(stack_home: Path) -> None:
 
 def test_two_ups_at_once_start_one_of_each(stack_home: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cdc.local.stack import LocalStack\n"
+        "import sys; from pathlib import Path; from cdc.playground.servers.stack import LocalStack\n"
         "s = LocalStack(Path(sys.argv[1])); print(s.up(['postgres']), s['postgres'].pid)"
     )
     both = [
@@ -231,7 +231,7 @@ def test_a_server_that_cannot_start_shows_its_log(stack_home: Path) -> None:
 
 def test_a_tied_stack_goes_down_with_its_process(stack_home: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from cdc.local.stack import LocalStack\n"
+        "import sys, time; from pathlib import Path; from cdc.playground.servers.stack import LocalStack\n"
         "s = LocalStack(Path(sys.argv[1]), tied=True); s.up(['postgres'])\n"
         "print(s['postgres'].pid, flush=True); time.sleep(600)"
     )

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.control.setup import set_up, survey, tear_down
-from cdc.control.setup_columns import HiddenColumns
-from cdc.control.steps import Did
 from cdc.log import reader, topics
+from cdc.operate.commands.setup import set_up, survey, tear_down
+from cdc.operate.commands.setup_columns import HiddenColumns
+from cdc.operate.commands.steps import Did
 from cdc.source import setup as source_setup
 from cdc.source.connection import connect
 from tests.fixtures.daemon import NewPipeline

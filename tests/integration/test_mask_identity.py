@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cdc.cli.main import run
-from cdc.control import tables
 from cdc.errors import ConfigError
+from cdc.operate.commands import tables
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_masks import caught_up, digest, everything
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc.cli.main import run
-from cdc.control import snapshots
-from cdc.snapshot.live import topic as live_topic
+from cdc.operate.commands import snapshots
+from cdc.snapshot.incremental import topic as live_topic
 from cdc.source.connection import connect
 from cdc.source.members import members
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -19,7 +19,7 @@ from tests.integration.test_masks import everything
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.snapshot.live.records import LiveRecord
+    from cdc.snapshot.incremental.records import LiveRecord
 
 KEY = "a key of the tests' own"
 USERS = "CREATE TABLE users (email text PRIMARY KEY, name text, plain int)"

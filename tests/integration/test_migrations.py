@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.cli.main import cdc
-from cdc.control import doctor_migrations, migrations
-from cdc.control.setup import set_up, survey, tear_down
-from cdc.control.steps import Did
+from cdc.operate.commands import migrations
+from cdc.operate.commands.setup import set_up, survey, tear_down
+from cdc.operate.commands.steps import Did
+from cdc.operate.doctor import migrations as doctor_migrations
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc.control import migrations
+from cdc.operate.commands import migrations
 from tests.fixtures.daemon import PipelineUnderTest
 from tests.fixtures.servers import Database
 

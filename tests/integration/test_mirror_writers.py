@@ -19,7 +19,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from cdc.errors import ConfigError
-from jobs.mirror_writers import ByTasks, Rows
+from jobs.copying.mirror_writers import ByTasks, Rows
 from sinks.delta import layout as delta_layout
 from sinks.delta import parts
 from sinks.delta.lake import Commit

@@ -11,7 +11,7 @@ from threading import Timer
 import pytest
 
 from cdc.errors import SwitchedError, UnavailableError
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from sinks.contract import Change, Changes
 from sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, applied, change, key, row

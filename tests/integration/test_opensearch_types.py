@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from cdc.log.values_options import Values
-from jobs.schemas import version
+from cdc.config.value_options import Values
+from jobs.cuts.schemas import version
 from sinks.contract import Change, Changes, Column, Version
 from tests.contract.under_test import apply
 from tests.fixtures.decoded import Decoded

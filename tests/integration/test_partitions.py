@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.findings import Severity
-from cdc.control.setup import set_up
 from cdc.errors import ConfigError
+from cdc.operate.commands.setup import set_up
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 

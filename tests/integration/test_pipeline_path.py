@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.encode.partition import partition_of
 from cdc.log import names, reader
-from cdc.log.partition import partition_of
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import Record, data_records, records_of

@@ -14,8 +14,8 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.findings import Severity
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
 from tests.fixtures.daemon import NewPipeline
 
 _CONFIG = 78

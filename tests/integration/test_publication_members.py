@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from cdc.cli.main import run
-from cdc.local.stack import LocalStack
-from cdc.source import inspection, membership
+from cdc.playground.servers.stack import LocalStack
+from cdc.source import membership
+from cdc.source import server as inspection
 from cdc.source.publication_members import members
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import POSTGRES_SETTINGS

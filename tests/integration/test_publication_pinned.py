@@ -12,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from cdc.cli.main import run
-from cdc.control.setup import set_up
-from cdc.control.snapshots import listing
 from cdc.errors import GapError
 from cdc.log import resume
+from cdc.operate.commands.setup import set_up
+from cdc.operate.commands.snapshots import listing
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 

@@ -14,8 +14,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.cli.main import run as cdc
-from jobs.rebuild_builders import LogBuilder, MirrorBuilder
-from jobs.rebuilding import Rebuild
+from jobs.generations.builders import LogBuilder, MirrorBuilder
+from jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.followed import Followed
 

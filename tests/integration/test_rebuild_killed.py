@@ -27,9 +27,9 @@ from opensearchpy import OpenSearch
 
 from cdc import failpoints
 from cdc.errors import UnavailableError
-from cdc.log.followers import read
+from cdc.log.follower_reports import read
+from jobs.generations.builders import LogBuilder
 from jobs.reading_as_of import read_as_of_arrow
-from jobs.rebuild_builders import LogBuilder
 from sinks.opensearch.reader import OpenSearchReader
 from sinks.redis.reader import RedisReader
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until

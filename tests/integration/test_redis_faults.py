@@ -19,7 +19,7 @@ from cdc.errors import (
     StoreLostError,
     UnavailableError,
 )
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from sinks.contract import Change, Changes
 from sinks.redis.reader import RedisReader
 from sinks.redis.sink import SMALL_CHANGES, RedisSink, Settings

@@ -12,8 +12,8 @@ import redis
 from redis.cluster import RedisCluster
 
 from cdc.errors import ConfigError, SwitchedError
-from jobs.comparing import Holding
-from jobs.rebuilding import DivergedError, Rebuild
+from jobs.generations.comparing import Holding
+from jobs.generations.rebuilding import DivergedError, Rebuild
 from sinks.contract import Applied, Change, Changes, Generations, Version
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.sink import RedisSink, Settings

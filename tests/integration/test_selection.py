@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.setup import set_up
 from cdc.log.records import is_schema_key
+from cdc.operate.commands.setup import set_up
+from cdc.operate.doctor.run import examine
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
 

@@ -7,11 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.control.doctor import examine
-from cdc.control.findings import Finding, Severity
-from cdc.control.publication_change import acknowledge, survey
-from cdc.control.setup import set_up
 from cdc.errors import ConfigError, GapError
+from cdc.operate.commands.acknowledge_publication import acknowledge, survey
+from cdc.operate.commands.setup import set_up
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Finding, Severity
 from cdc.source import catalog
 from cdc.source.connection import connect
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest

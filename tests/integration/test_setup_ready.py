@@ -8,15 +8,16 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.config import Config
-from cdc.control import parameters
-from cdc.control import tables as control
-from cdc.control.doctor import examine
-from cdc.control.findings import Finding, Severity
-from cdc.control.setup import set_up
-from cdc.control.status import read_status
 from cdc.errors import ConfigError, Exit, GapError, PermissionDeniedError
 from cdc.log import topics
-from cdc.source import abilities, inspection
+from cdc.operate import parameters
+from cdc.operate.commands import tables as control
+from cdc.operate.commands.setup import set_up
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Finding, Severity
+from cdc.operate.status import read_status
+from cdc.source import abilities
+from cdc.source import server as inspection
 from cdc.source.connection import connect
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 

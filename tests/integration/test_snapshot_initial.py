@@ -14,7 +14,7 @@ import pytest
 from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.log import reader
-from cdc.snapshot import topic
+from cdc.snapshot.initial import topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES as LOADED

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from cdc.errors import CDCError, FencedError, Policy, RewrittenError, SnapshotLostError
 from cdc.log import names, reader
-from cdc.log.letters import Letters
+from cdc.log.dead_letters import Letters
 from cdc.log.publisher import Publisher
-from cdc.snapshot import planning, topic
-from cdc.snapshot.records import Plan, SnapshotState
-from cdc.snapshot.task import Task, run_task
+from cdc.snapshot.initial import planning, topic
+from cdc.snapshot.initial.records import Plan, SnapshotState
+from cdc.snapshot.initial.task import Task, run_task
 from cdc.source.export import Export
 from tests.faults.test_dead_letters import set_limit
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cdc.config import Mask, TableRule
+from cdc.config.value_options import Values
 from cdc.errors import ConfigError
-from cdc.log.values_options import Values
 from tests.fixtures.servers import Database
 from tests.integration.both_ways import BothWays
 from tests.integration.test_values_ascii import ascii_dsn, write

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from cdc.local.java import system_java
+from cdc.playground.servers.java import system_java
 
 _SCRIPT = """
 from py4j.protocol import Py4JError
-from jobs.session import session
+from jobs.spark.session import session
 
 spark = session("memory", short=True, delta=False)
 try:

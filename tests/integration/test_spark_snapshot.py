@@ -12,15 +12,16 @@ from deltalake import DeltaTable
 
 from cdc.errors import GapError, StoppedError, UnavailableError
 from cdc.log import reader
-from jobs import direct, snapshot
-from jobs.data_source import SnapshotSource, table_of
+from jobs import snapshot
+from jobs.copying import direct
+from jobs.copying.data_source import SnapshotSource, table_of
 from sinks.delta import layout as delta_layout
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.snapshot.records import Plan, RangeRecord
+    from cdc.snapshot.initial.records import Plan, RangeRecord
 
 TABLES = (
     "CREATE TABLE big (id int PRIMARY KEY, a text, n numeric(10,2), at timestamptz)",

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.alike import Another, content, settled
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.standby import NewPair, majors

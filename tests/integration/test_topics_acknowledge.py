@@ -11,8 +11,8 @@ from cdc.cli.main import run
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness, data_records
-from tests.integration.test_log_watch import empty, widen
 from tests.integration.test_slot_gaps import delete_topic, run_once, running, users_topic
+from tests.integration.test_topic_monitor import empty, widen
 
 _CONFIG = 78
 _USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"

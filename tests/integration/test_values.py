@@ -18,10 +18,10 @@ import pytest
 from psycopg import conninfo, sql
 
 from cdc.config import Config, Log, Source
+from cdc.config.value_options import Values
 from cdc.decode.messages import Relation
 from cdc.events import LSN
-from cdc.log.values_options import Values
-from cdc.places import Pause, Step
+from cdc.sequence.state import Pause, Step
 from cdc.source import catalog
 from cdc.source.connection import connect
 from cdc.source.lookups import look_up_one

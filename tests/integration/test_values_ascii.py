@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cdc.config.value_options import Values
 from cdc.errors import ConfigError
-from cdc.log.values_options import Values
 from tests.fixtures.servers import Database
 from tests.integration.test_values import Capture
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from cdc.log.values_options import Values
+from cdc.config.value_options import Values
 from tests.fixtures.decoded import Decoded
 from tests.integration.test_values_types import come_back
 

@@ -9,8 +9,8 @@ import pytest
 from psycopg import sql
 from psycopg.rows import TupleRow
 
+from cdc.config.value_options import Values
 from cdc.decode.types import TYPE_NAMES
-from cdc.log.values_options import Values
 from tests.fixtures.decoded import Decoded
 from tests.integration.value_table import UNWRITABLE, VALUES
 from tests.property.values_back import text_of

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from cdc.log.values import undescribed
-from cdc.log.values_options import Values
+from cdc.config.value_options import Values
+from cdc.encode.values import undescribed
 from cdc.source.kinds import defined_by_users
 from tests.fixtures.decoded import Decoded
 from tests.integration.test_values_types import OPTIONS, come_back, fill

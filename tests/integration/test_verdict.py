@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from cdc.cli.main import run
-from cdc.control import followers
-from cdc.control.followers import STALLED_SECONDS
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.publisher import Publisher
-from cdc.snapshot import topic
-from cdc.snapshot.records import SnapshotState
+from cdc.operate import followers
+from cdc.operate.followers import STALLED_SECONDS
+from cdc.snapshot.initial import topic
+from cdc.snapshot.initial.records import SnapshotState
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_live_snapshot import begin, found, say
 from tests.integration.test_wait import FOLLOWERS, FakeFollower

@@ -15,7 +15,7 @@ from cdc.client import BehindError, Client
 from cdc.config import Config
 from cdc.errors import ConfigError, Exit
 from cdc.events import LSN
-from cdc.log.followers import Reports
+from cdc.log.follower_reports import Reports
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
 from tests.fixtures.reported import reported
 

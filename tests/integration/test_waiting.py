@@ -8,9 +8,9 @@ import time
 import pytest
 
 from cdc.cli.main import run
-from cdc.control import snapshots
 from cdc.errors import Exit
-from cdc.snapshot.live import topic as live_topic
+from cdc.operate.commands import snapshots
+from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.integration.test_live_snapshot import begin
 from tests.integration.test_wait import FOLLOWERS, FakeFollower

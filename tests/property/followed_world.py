@@ -28,9 +28,9 @@ from cdc.decode.messages import (
     Truncate,
     Update,
 )
+from cdc.encode.partition import partition_of
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.log import names
-from cdc.log.partition import partition_of
 from cdc.log.records import SchemaRecord
 from tests.property.stream import (
     EPOCH,

@@ -9,8 +9,8 @@ from struct import pack
 from typing import Any, Final
 
 from cdc.config.model import Streaming
+from cdc.decode.frames import HEADER_SIZE
 from cdc.events import LSN
-from cdc.frames import HEADER_SIZE
 from cdc.source import stream
 from cdc.source.stream import Stream
 from cdc.source.wire import _Socket

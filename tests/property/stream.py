@@ -6,21 +6,21 @@ from functools import lru_cache
 from struct import pack
 from typing import NamedTuple
 
+from cdc.config.value_options import Values
+from cdc.decode.frames import PADDING
 from cdc.decode.messages import Begin, Commit, Message, Relation
+from cdc.encode.encoder import Encoder
+from cdc.encode.logical_messages import MessageEncoder
+from cdc.encode.oversize import PLACEHOLDER, DeadLetters
+from cdc.encode.routes import LogicalMessages, Table
 from cdc.events import LSN
-from cdc.frames import PADDING
 from cdc.log import names
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
-from cdc.log.dead import PLACEHOLDER, DeadLetters
-from cdc.log.encoder import Encoder
-from cdc.log.message import MessageEncoder
 from cdc.log.records import ResumePosition, SchemaRecord
-from cdc.log.routes import LogicalMessages, Table
-from cdc.log.values_options import Values
-from cdc.places import Pause, Step
-from cdc.relations import Relations
-from cdc.sequence import Sequencer
+from cdc.sequence.relations import Relations
+from cdc.sequence.sequencer import Sequencer
+from cdc.sequence.state import Pause, Step
 from cdc.source.catalog import TableFacts
 from tests.property.pgoutput_writer import encode
 

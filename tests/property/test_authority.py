@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc import authority
-from cdc.authority import (
+from cdc.daemon.verifier import Verifier
+from cdc.decode import messages, pgoutput
+from cdc.decode.messages import LogicalMessage
+from cdc.encode import ddl
+from cdc.events import LSN
+from cdc.log.follower_reports import CANARY
+from cdc.snapshot.incremental import commands
+from cdc.snapshot.incremental.manager import Live
+from cdc.snapshot.incremental.topic import Known
+from cdc.source import authority
+from cdc.source.authority import (
     CANARY_PURPOSE,
     COMMAND_PURPOSE,
     Refusals,
@@ -20,17 +29,8 @@ from cdc.authority import (
     TriggerKey,
     UnprovenError,
 )
-from cdc.decode import messages, pgoutput
-from cdc.decode.messages import LogicalMessage
-from cdc.events import LSN
-from cdc.log import ddl
-from cdc.log.followers import CANARY
-from cdc.snapshot.live import commands
-from cdc.snapshot.live.manager import Live
-from cdc.snapshot.live.topic import Known
-from cdc.verifier import Verifier
-from jobs.canaries import _sent
-from tests.property.live_world import KEYS, Worker
+from jobs.apply.canaries import _sent
+from tests.property.incremental_world import KEYS, Worker
 from tests.property.pgoutput_writer import encode
 from tests.property.stream import MANY, TIME_US, Session, begin, commit, frame, position
 from tests.simulation.run import config

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc import column_identity
 from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL
@@ -20,7 +19,8 @@ from cdc.decode.messages import Column, Relation, ReplicaIdentity
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
-from cdc.relations import Relations
+from cdc.publication import column_identity
+from cdc.sequence.relations import Relations
 from cdc.source.catalog import TableFacts
 
 NAMES = "abcdef"

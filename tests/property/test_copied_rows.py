@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.decode.frames import PADDING
 from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
+from cdc.encode.routes import Table as Route
 from cdc.errors import ConfigError, InvariantError, ProtocolError
 from cdc.events import LSN
-from cdc.frames import PADDING
 from cdc.log.batch import Batch
-from cdc.log.routes import Table as Route
-from cdc.snapshot.records import Range
-from cdc.snapshot.rows import Rows, event_format
+from cdc.snapshot.initial.records import Range
+from cdc.snapshot.initial.rows import Rows, event_format
 from cdc.source import copying as copying_module
 from cdc.source.copying import Copying
 from tests.property.rows import Table, rows, tables

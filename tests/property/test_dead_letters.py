@@ -18,9 +18,10 @@ from cdc.decode.messages import (
     ReplicaIdentity,
     Update,
 )
+from cdc.encode import oversize as dead
 from cdc.errors import ConfigError
-from cdc.log import dead, names
-from cdc.log.letters import Letters
+from cdc.log import names
+from cdc.log.dead_letters import Letters
 from tests.property.stream import PREFIX, Published, Session, begin, commit, frame, position
 from tests.unit.test_dead import event, pointer
 

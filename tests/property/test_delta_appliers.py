@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jobs.delta_spark import SparkMerge
+from jobs.apply.delta_merge import SparkMerge
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes, Column, Version
 from sinks.delta.sink import DeltaSink, Settings

@@ -14,7 +14,7 @@ from cdc.decode.messages import Relation
 from cdc.errors import ProtocolError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.places import Pause
+from cdc.sequence.state import Pause
 from tests.property import reference
 from tests.property.pgoutput_writer import encode
 from tests.property.reference import Described, Expected, Place, RowMessage

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.events import LSN, Frontier, PartitionEnd
-from cdc.log.fold import Fold, Folded, canonical
+from cdc.verify.fold import Fold, Folded, canonical
 
 Row = dict[str, Any]
 PARTITIONS = 3

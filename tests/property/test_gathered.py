@@ -12,8 +12,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import large
-from jobs.reduce import Bounds, parsed
+from jobs.apply import large
+from jobs.cuts.reduce import Bounds, parsed
 from sinks.contract import Applied, Changes, Version
 from sinks.delta.gathered import Gathered
 from sinks.memory import STORES, MemorySink
@@ -51,7 +51,7 @@ class Gathering(MemorySink):
 
 
 class InPieces(Following):
-    """Takes each cut as `jobs.large` does, one partition after another, in the order of `mix`."""
+    """Takes each cut as `jobs.apply.large` does, one partition after another, in the order of `mix`."""
 
     mix: Callable[[Partitions], None]
 
@@ -84,7 +84,7 @@ class InPieces(Following):
 
 
 def is_in_order(partitions: Partitions) -> bool:
-    """Return whether one partition is not enough: `jobs.large` decides by its first counts."""
+    """Return whether one partition is not enough: `jobs.apply.large` decides by its first counts."""
     if len({parsed(value).source.epoch for _, values in partitions for value in values}) > 1:
         return True
     for keys, values in partitions:

@@ -25,10 +25,10 @@ from cdc.decode.messages import (
     TupleData,
     Update,
 )
-from cdc.log.encoder import Encoder
-from cdc.log.mask import column_mask
+from cdc.encode.encoder import Encoder
+from cdc.encode.masks import column_mask
+from cdc.encode.routes import Table as Route
 from cdc.log.records import SchemaRecord
-from cdc.log.routes import Table as Route
 from cdc.source.catalog import TableFacts
 from tests.property.reference import RowMessage
 from tests.property.rows import Table, messages, tables

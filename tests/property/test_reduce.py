@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.log.fold import Fold, canonical
-from cdc.log.letters import Letters, Pointer
-from jobs.applying import Applying, TornError
-from jobs.in_order import Whole, in_order
-from jobs.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
-from jobs.schemas import version
+from cdc.log.dead_letters import Letters, Pointer
+from cdc.verify.fold import Fold, canonical
+from jobs.apply.applying import Applying, TornError
+from jobs.cuts.in_order import Whole, in_order
+from jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
+from jobs.cuts.schemas import version
 from sinks.contract import Applied, Changes, Column, Version
 from sinks.memory import STORES, Memory, MemorySink
 from sinks.shapes import Shape, Shaper
@@ -95,7 +95,7 @@ class Frail(MemorySink):
 
 
 class Following:
-    """A sink in memory, moved from frontier to frontier as `jobs.following` does it."""
+    """A sink in memory, moved from frontier to frontier as `jobs.apply.following` does it."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc import spool
-from cdc.spool import Spool
+from cdc.sequence import spool
+from cdc.sequence.spool import Spool
 
 
 class Sub:

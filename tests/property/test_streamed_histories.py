@@ -24,8 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_xid
 
-from cdc import intake as intake_module
-from cdc import spool as spool_module
 from cdc.decode.messages import (
     LogicalMessage,
     Origin,
@@ -38,8 +36,10 @@ from cdc.decode.messages import (
 )
 from cdc.errors import RereadError
 from cdc.events import LSN
-from cdc.intake import Intake
-from cdc.spool import Spool
+from cdc.sequence import intake as intake_module
+from cdc.sequence import spool as spool_module
+from cdc.sequence.intake import Intake
+from cdc.sequence.spool import Spool
 from tests.property.histories import History, Step, Transaction, frames, history_of
 from tests.property.played import NOTICE, PlayedStream, cut, keepalive
 from tests.property.stream import DATABASE, EPOCH, MANY, PREFIX, Session, frame

@@ -12,7 +12,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from cdc.log.values_options import Values
+from cdc.config.value_options import Values
 from tests.property import array_text
 
 _DELIMITERS: Final = {"box": ";", "geometry": ":", "geography": ":"}

@@ -14,30 +14,30 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 from unittest import mock
 
-import cdc.continuity
+import cdc.daemon.pipeline
 import cdc.failpoints
-import cdc.intake
 import cdc.log.absence
-import cdc.log.lanes
+import cdc.log.producer_pool
 import cdc.log.publisher
 import cdc.log.reader
-import cdc.pipeline
+import cdc.publication.continuity
 import cdc.publication_look
+import cdc.sequence.intake
+import cdc.sequence.table_versions
 import cdc.source.stream
-import cdc.tables
 from cdc.config import Config
+from cdc.decode.frames import HEADER_SIZE
+from cdc.encode.encoder import Encoder
 from cdc.events import LSN
-from cdc.frames import HEADER_SIZE
 from cdc.log import records
-from cdc.log.encoder import Encoder
 from cdc.log.publisher import Publisher
-from cdc.snapshot.live.topic import Known
+from cdc.sequence.spool import Spool
+from cdc.snapshot.incremental.topic import Known
 from cdc.source.catalog import TableFacts
 from cdc.source.lookups import Lookup
-from cdc.source.published import Published
+from cdc.source.publications import Published
 from cdc.source.stream import Stream
 from cdc.source.timelines import System
-from cdc.spool import Spool
 from tests.property.histories import KEYS
 from tests.simulation.broker import Producer
 from tests.simulation.lookups import Consumer
@@ -185,10 +185,14 @@ def played() -> Iterator[None]:
     replaced: dict[Any, dict[str, Any]] = {
         cdc.failpoints: {"reach": _reach},
         cdc.source.stream: {"time": _Clock()},
-        cdc.intake: {"Spool": emptied},
+        cdc.sequence.intake: {"Spool": emptied},
         Spool: {"close": Nothing.keep},
         # Some batches of each history are small, and some are not.
-        cdc.log.lanes: {"time": _Clock(), "DirectPublisher": _Direct, "SMALL_BYTES": _SMALL_BYTES},
+        cdc.log.producer_pool: {
+            "time": _Clock(),
+            "DirectPublisher": _Direct,
+            "SMALL_BYTES": _SMALL_BYTES,
+        },
         cdc.log.publisher: {
             "time": _Clock(),
             "Producer": lambda settings: Producer(
@@ -203,7 +207,7 @@ def played() -> Iterator[None]:
             **{name: _lookup(name) for name in ("named", "listed", "spans")},
             "pause": _Clock().sleep,
         },
-        cdc.pipeline: {
+        cdc.daemon.pipeline: {
             "time": _Clock(),
             "Stream": SimulatedStream,
             "connect": lambda _: _Catalog(),
@@ -213,7 +217,7 @@ def played() -> Iterator[None]:
             "Watch": lambda *_: Nothing(),
             "LogWatch": lambda *_: _Watching(),
             "continuity": _Current(
-                Found=cdc.continuity.Found,
+                Found=cdc.publication.continuity.Found,
                 begins_at=lambda _: World.current.slot.confirmed,
                 same_writer=lambda *_: None,
                 check=lambda _, identity, position, __: World.current.proven(identity, position),
@@ -226,7 +230,7 @@ def played() -> Iterator[None]:
                 publication_beside=lambda *_: (_PUBLICATION, frozenset()),
             ),
         },
-        cdc.tables: {
+        cdc.sequence.table_versions: {
             "topics": _Current(data_topic=_refuse, ensure=_refuse),
             "limits": lambda *_: {},
             "look_up": _look_up,

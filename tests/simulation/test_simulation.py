@@ -15,14 +15,14 @@ from unittest import mock
 import pytest
 from confluent_kafka import KafkaException
 
-from cdc.frames import PADDING
+from cdc.daemon.pipeline import Pipeline
+from cdc.decode.frames import PADDING
 from cdc.log import absence, reader, resume
 from cdc.log.frontiers import Frontiers
-from cdc.log.lanes import Lanes
+from cdc.log.producer_pool import Lanes
 from cdc.log.publisher import Publisher
-from cdc.pipeline import Pipeline
-from cdc.sequence import Sequencer
-from cdc.snapshot import due
+from cdc.sequence.sequencer import Sequencer
+from cdc.snapshot.initial import due
 from cdc.source.stream import Stream
 from tests.fixtures.seeds import first_seed
 from tests.simulation.run import BrokenError, run

@@ -1,7 +1,7 @@
 """One schedule: a history, a daemon that dies and restarts, and what the log must hold.
 
 `World` is the only place that knows how the product's modules fit together: it puts the simulated
-edges where the real ones are imported, and runs `cdc.pipeline.Pipeline` as `cdc.daemon` does.
+edges where the real ones are imported, and runs `cdc.daemon.pipeline.Pipeline` as `cdc.daemon.process` does.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from cdc.config import Config
-from cdc.daemon import Daemon
+from cdc.daemon.pipeline import Pipeline
+from cdc.daemon.process import Daemon
 from cdc.errors import CDCError, Policy, RereadError, StoppedError
 from cdc.events import LSN
 from cdc.log import names, records
 from cdc.log.publisher import LANES
 from cdc.log.topics import internal_topics
-from cdc.pipeline import Pipeline
-from cdc.snapshot import due, handover
-from cdc.snapshot import topic as snapshot_topic
-from cdc.snapshot.records import Plan, SnapshotState
+from cdc.snapshot.initial import due, handover
+from cdc.snapshot.initial import topic as snapshot_topic
+from cdc.snapshot.initial.records import Plan, SnapshotState
 from cdc.source.timelines import System
 from tests.property.histories import TABLES, History
 from tests.property.stream import EPOCH, PARTITIONS
@@ -125,7 +125,7 @@ class World:
         return [*written, snapshot_topic.state_record(self.config, state)]
 
     def _take(self) -> None:
-        """Do what `cdc.snapshot.initial.take` does if a snapshot lacks only its hand-over."""
+        """Do what `cdc.snapshot.initial.session.take` does if a snapshot lacks only its hand-over."""
         state = due.state(self.config)
         if state is not None and state.stage != "done":
             handover.write(self.config, self.plan, "token")

@@ -8,8 +8,8 @@ from typing import Final
 
 from cdc.events import LSN
 from cdc.log import reader, topics
-from cdc.log.fold_cuts import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.log.offsets import Question
+from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import records_of
 from tests.stateful import account, folding

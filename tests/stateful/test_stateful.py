@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.local.stack import LocalStack
+from cdc.playground.servers.stack import LocalStack
 from tests.fixtures.daemon import PipelineUnderTest
 from tests.fixtures.seeds import first_seed
 from tests.fixtures.servers import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cdc.config.value_options import Values
 from cdc.decode.types import TYPE_NAMES
+from cdc.encode.values import NAMESPACE, form
 from cdc.log.records import SchemaColumn
-from cdc.log.values import NAMESPACE, form
-from cdc.log.values_options import Values
 
 _OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
 # Bytes after a value must not change it, even those that the forms search for.

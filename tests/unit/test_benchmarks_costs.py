@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks import costs_page, kinds, result, stages
 from benchmarks.recording import Recording
+from cdc.decode.frames import HEADER_SIZE, PAD
 from cdc.decode.messages import Column, Insert, Relation, ReplicaIdentity
-from cdc.frames import HEADER_SIZE, PAD
 from cdc.log.batch import Batch
 from tests.property.stream import begin, chunk, commit, frame
 

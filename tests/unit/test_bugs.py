@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import bugs
-from cdc.control.logs import setup_logging
 from cdc.errors import CDCError, Exit, gist
-from cdc.snapshot.spark import SparkRunner
+from cdc.operate.logs import setup_logging
+from cdc.runtime import bugs
+from cdc.snapshot.initial.spark_runner import SparkRunner
 from cdc.source.connection import translate
 from sinks.opensearch.client import Reason, refusal
 

@@ -16,7 +16,7 @@ from cdc.config import Config, Log, Source
 from cdc.config.followers import Follower
 from cdc.errors import Exit, UnavailableError
 from cdc.events import LSN
-from cdc.log.followers import SILENT_SECONDS, FollowerRecord, FollowerState
+from cdc.log.follower_reports import SILENT_SECONDS, FollowerRecord, FollowerState
 from tests.fixtures.reported import reported
 
 STATES: list[FollowerState] = [

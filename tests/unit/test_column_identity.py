@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cdc.column_identity import attnums, hidden, places, shown
 from cdc.config import Mask
 from cdc.config.patterns import parse_name
 from cdc.config.selection import ALL, TableSelection
@@ -13,7 +12,8 @@ from cdc.decode.messages import Column
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
-from cdc.relations import Relations
+from cdc.publication.column_identity import attnums, hidden, places, shown
+from cdc.sequence.relations import Relations
 from cdc.source.catalog import TableFacts
 from tests.unit.test_relations import relation
 

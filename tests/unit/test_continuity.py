@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
-from cdc.continuity import Found, check
 from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy, ProtocolError
 from cdc.events import LSN
 from cdc.log.records import Publication, ResumeIdentity, ResumePosition
+from cdc.publication.continuity import Found, check
 from cdc.source.catalog import Source as Facts
-from cdc.source.inspection import Slot
+from cdc.source.server import Slot
 from cdc.source.timelines import Ancestor, System, parse_history
 
 CONFIG = Config(

@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cdc import extras
 from cdc.config import Config, Log, Source
 from cdc.config.migrations import Migrations
-from cdc.control import requirements
-from cdc.control.doctor_log import LogFacts, check_log
-from cdc.control.doctor_meeting import check_meeting, check_unrecorded
-from cdc.control.doctor_source import SourceFacts, check_source
-from cdc.control.findings import Finding, Severity, size, worst
 from cdc.errors import ConfigError, GapError, PermissionDeniedError
 from cdc.events import LSN
 from cdc.log.inspection import Cluster, TopicFacts
 from cdc.log.records import Publication as PinnedPublication
 from cdc.log.records import ResumeIdentity, ResumePosition
+from cdc.log.topic_monitor import Examined
 from cdc.log.topics import data_topic, internal_topics
-from cdc.log.watch import Examined
+from cdc.operate.doctor import requirements
+from cdc.operate.doctor.continuity import check_meeting, check_unrecorded
+from cdc.operate.doctor.log import LogFacts, check_log
+from cdc.operate.doctor.source import SourceFacts, check_source
+from cdc.operate.findings import Finding, Severity, size, worst
+from cdc.runtime import extras
 from cdc.source.abilities import Abilities, Refusal
 from cdc.source.catalog import Source as Facts
-from cdc.source.inspection import Holder, Publication, Server, Slot, Table
+from cdc.source.server import Holder, Publication, Server, Slot, Table
 from cdc.source.timelines import Ancestor, System
 
 CONFIG = Config(

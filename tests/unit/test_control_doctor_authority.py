@@ -9,13 +9,8 @@ import pytest
 import yaml
 
 from cdc.config import Config, load
-from cdc.control.doctor_authority import (
-    check_connections,
-    check_rights,
-    check_secret,
-    is_loopback,
-)
-from cdc.control.findings import Severity
+from cdc.operate.doctor.authority import check_connections, check_rights, check_secret, is_loopback
+from cdc.operate.findings import Severity
 from cdc.source.rights import NamedRole, Rights
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cdc.config import Config, Log, Source
-from cdc.control.doctor_failover import FailoverFacts, Host, check_failover
-from cdc.control.findings import Severity
 from cdc.errors import UnavailableError
+from cdc.operate.doctor.failover import FailoverFacts, Host, check_failover
+from cdc.operate.findings import Severity
 from cdc.source.connection import hosts
-from cdc.source.inspection import StandbySlot
+from cdc.source.server import StandbySlot
 from tests.unit.test_control_doctor import CONFIG, SERVER, SLOT
 
 STANDBY = StandbySlot("the_standby", exists=True, active=True, named=True)

@@ -9,8 +9,8 @@ import pytest
 
 from cdc.config import TableRule
 from cdc.config.followers import Follower
-from cdc.control.doctor_followers import Facts, check_followers
-from cdc.control.findings import Finding, Severity
+from cdc.operate.doctor.followers import Facts, check_followers
+from cdc.operate.findings import Finding, Severity
 from cdc.source.columns import Column
 from tests.unit.test_control_doctor import CONFIG, TABLE
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config.followers import Follower
-from cdc.control.followers import Complaint, Standing, judge
 from cdc.errors import Exit
 from cdc.log.unapplied import Unapplied
+from cdc.operate.followers import Complaint, Standing, judge
 from tests.fixtures.reported import reported
 from tests.unit.test_control_doctor import CONFIG
 

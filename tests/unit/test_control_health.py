@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.control.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, State
+from cdc.operate.health import BATCH_SECONDS, LIVE_SECONDS, STALL_SECONDS, Health, State
 
 
 class Clock:

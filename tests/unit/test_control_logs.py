@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.control.logs import setup_logging
 from cdc.errors import UnavailableError
 from cdc.events import LSN
+from cdc.operate.logs import setup_logging
 
 log = logging.getLogger("cdc.tests")
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.control.health import State
-from cdc.control.metrics import Cut, Metrics
-from cdc.trace import STAGES, Moments
+from cdc.log.trace import STAGES, Moments
+from cdc.operate.health import State
+from cdc.operate.metrics import Cut, Metrics
 from tests.property.stream import position
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from cdc.control.findings import Severity
-from cdc.control.metrics import Metrics
-from cdc.control.retention import (
+from cdc.events import LSN
+from cdc.operate.findings import Severity
+from cdc.operate.metrics import Metrics
+from cdc.operate.retention import (
     Gauge,
     Retention,
     judge_holders,
@@ -17,8 +18,7 @@ from cdc.control.retention import (
     judge_standbys,
     spell,
 )
-from cdc.events import LSN
-from cdc.source.inspection import Holder, StandbySlot
+from cdc.source.server import Holder, StandbySlot
 from tests.unit.test_control_doctor import SERVER, SLOT
 
 MB = 1 << 20

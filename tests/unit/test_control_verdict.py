@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from cdc.config import Config
 from cdc.config.followers import Follower
-from cdc.control.followers import LATE_SECONDS, STALLED_SECONDS, Standing
-from cdc.control.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
 from cdc.errors import Exit
 from cdc.events import LSN
 from cdc.log.unapplied import Unapplied
-from cdc.snapshot.live.records import LiveRecord
-from cdc.source.inspection import Slot
+from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, Standing
+from cdc.operate.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
+from cdc.snapshot.incremental.records import LiveRecord
+from cdc.source.server import Slot
 from tests.fixtures.reported import reported
 from tests.unit.test_control_doctor import CONFIG as PLAIN
 

@@ -10,7 +10,7 @@ import pytest
 from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log.records import FrontierRecord
-from jobs.cutting import Cut, Cutter, Limits
+from jobs.cuts.cutting import Cut, Cutter, Limits
 from sinks.contract import Applied
 
 NEW = Applied("shop", 1, 0, LSN(0), 0, 0, 0, {})

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cdc import daemon as module
 from cdc.config import Config, Log, Source
-from cdc.control.health import State
-from cdc.daemon import Daemon
+from cdc.daemon import process as module
+from cdc.daemon.process import Daemon
 from cdc.errors import CDCError, Exit, GapError, PermissionDeniedError, UnavailableError
-from cdc.replay import HistoryError
+from cdc.operate.health import State
+from cdc.sequence.replay import HistoryError
 
 CONFIG = Config(
     pipeline="shop",
@@ -119,7 +119,7 @@ def test_a_session_that_proved_the_history_ends_the_doubt(
         return SimpleNamespace(start=lambda: None, run=run, close=lambda: None, proven=its)
 
     monkeypatch.setattr(module, "Pipeline", session)
-    monkeypatch.setattr("cdc.snapshot.initial.take", lambda *_: None)
+    monkeypatch.setattr("cdc.snapshot.initial.session.take", lambda *_: None)
     daemon = Daemon(CONFIG)
     monkeypatch.setattr(daemon, "_sleep", lambda _: None)
     assert daemon.run() is (Exit.OK if proven else Exit.CONFIG)

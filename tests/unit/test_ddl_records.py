@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.encode import ddl
 from cdc.events import LSN
-from cdc.log import ddl, records
+from cdc.log import records
 
 SAID: dict[str, Any] = {
     "event": "ddl_command_end",

@@ -8,10 +8,10 @@ import msgspec
 import orjson
 import pytest
 
+from cdc.encode import oversize as dead
 from cdc.errors import CDCError, ConfigError, GapError
-from cdc.log import dead
-from cdc.log.fold_events import Event
-from cdc.log.letters import Letters, Pointer
+from cdc.log.dead_letters import Letters, Pointer
+from cdc.verify.events import Event
 
 LIMIT = 100_000
 T = "shop.public.users"

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from psycopg import Cursor
 
-from cdc.demo.actions import Actor
-from cdc.demo.schema import TABLES
+from cdc.playground.demo.actions import Actor
+from cdc.playground.demo.schema import TABLES
 
 ACTORS = 4
 

@@ -13,16 +13,16 @@ import orjson
 import pytest
 from rich.console import Console
 
-from cdc.demo.closing import closing_json, closing_lines
-from cdc.demo.flow import WINDOW_SECONDS, Flow, Kill
-from cdc.demo.proof import Proof
-from cdc.demo.stage import Options, Outcome
-from cdc.demo.stores import FollowersProof
-from cdc.demo.tail import Seen
-from cdc.demo.view import Lines, Scene, Screen, draw, line
 from cdc.events import LSN, Frontier
 from cdc.log import records
-from cdc.log.followers import FollowerRecord
+from cdc.log.follower_reports import FollowerRecord
+from cdc.playground.demo.closing import closing_json, closing_lines
+from cdc.playground.demo.flow import WINDOW_SECONDS, Flow, Kill
+from cdc.playground.demo.proof import Proof
+from cdc.playground.demo.stage import Options, Outcome
+from cdc.playground.demo.stores import FollowersProof
+from cdc.playground.demo.tail import Seen
+from cdc.playground.demo.view import Lines, Scene, Screen, draw, line
 
 NOW = 1_800_000_000.0
 HEIGHT = 24

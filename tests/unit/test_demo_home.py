@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.demo.home import claimed
 from cdc.errors import ConfigError
+from cdc.playground.demo.home import claimed
 
 if TYPE_CHECKING:
     from pathlib import Path

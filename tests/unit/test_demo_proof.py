@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.demo import database
-from cdc.demo.proof import compare
-from cdc.log.fold import TableState, canonical
-from cdc.log.fold_cuts import Findings
-from cdc.log.fold_events import Row
+from cdc.playground.demo import database
+from cdc.playground.demo.proof import compare
+from cdc.verify.events import Row
+from cdc.verify.fold import TableState, canonical
+from cdc.verify.frontiers import Findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from cdc.demo import tail as tail_module
-from cdc.demo.tail import Tail
 from cdc.errors import UnavailableError
+from cdc.playground.demo import tail as tail_module
+from cdc.playground.demo.tail import Tail
 
 _PLACE = ("shop.cdc.frontier", 0)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cdc import extras
-from cdc.extras import MissingExtraError
+from cdc.runtime import extras
+from cdc.runtime.extras import MissingExtraError
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

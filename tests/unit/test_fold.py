@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.encode import oversize as dead
 from cdc.events import LSN, Frontier, PartitionEnd
-from cdc.log import dead
-from cdc.log.fold import Fold
-from cdc.log.fold_cuts import MAX_FINDINGS
+from cdc.verify.fold import Fold
+from cdc.verify.frontiers import MAX_FINDINGS
 
 T = "shop.public.users"
 Row = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.events import LSN, Frontier, PartitionEnd
-from cdc.log.fold import Fold
+from cdc.verify.fold import Fold
 from tests.unit.test_fold import T, event
 
 Record = tuple[int, bytes, bytes | None]  # partition, key, value

@@ -18,23 +18,23 @@ LINES_IN_A_FUNCTION = 70
 
 # The name on the left may be imported by the folders on the right, and by no others.
 IMPORTED_BY = {
-    "confluent_kafka": ("cdc/log", "cdc/control", "cdc/demo", "tests", "benchmarks"),
-    "psycopg": ("cdc/source", "cdc/client.py", "cdc/control", "cdc/demo", "tests", "benchmarks"),
-    "prometheus_client": ("cdc/control", "tests", "benchmarks"),
-    "requests": ("cdc/local", "tests"),
-    "rich": ("cdc/demo", "cdc/cli", "tests"),
+    "confluent_kafka": ("cdc/log", "cdc/operate", "cdc/playground/demo", "tests", "benchmarks"),
+    "psycopg": ("cdc/source", "cdc/client.py", "cdc/operate", "cdc/playground/demo", "tests", "benchmarks"),
+    "prometheus_client": ("cdc/operate", "tests", "benchmarks"),
+    "requests": ("cdc/playground/servers", "tests"),
+    "rich": ("cdc/playground/demo", "cdc/cli", "tests"),
     "pyspark": ("jobs", "tests", "benchmarks"),
     "delta": ("jobs", "tests", "benchmarks"),
-    "deltalake": ("sinks", "jobs", "cdc/demo/stores.py", "tests", "benchmarks"),
-    "opensearchpy": ("sinks/opensearch/client.py", "cdc/demo", "tests", "benchmarks"),
-    "redis": ("sinks/redis/client.py", "cdc/demo/stores.py", "tests", "benchmarks"),
+    "deltalake": ("sinks", "jobs", "cdc/playground/demo/stores.py", "tests", "benchmarks"),
+    "opensearchpy": ("sinks/opensearch/client.py", "cdc/playground/demo", "tests", "benchmarks"),
+    "redis": ("sinks/redis/client.py", "cdc/playground/demo/stores.py", "tests", "benchmarks"),
     "pyarrow": ("sinks", "jobs", "tests", "benchmarks"),
-    "adbc_driver_postgresql": ("jobs/adbc.py",),
-    "adbc_driver_manager": ("jobs/adbc.py",),
+    "adbc_driver_postgresql": ("jobs/copying/adbc.py",),
+    "adbc_driver_manager": ("jobs/copying/adbc.py",),
     "sinks": ("sinks", "jobs", "tests", "benchmarks"),
     "jobs": ("jobs", "tests", "benchmarks"),
 }
-PURE = ("cdc/decode/", "cdc/sequence.py", "cdc/events.py", "cdc/errors.py")
+PURE = ("cdc/decode/", "cdc/sequence/sequencer.py", "cdc/events.py", "cdc/errors.py")
 IMPURE_IMPORTS = {"socket", "subprocess", "threading", "time", "os", "random"}
 
 # Catch-all modules collect what has no owner.

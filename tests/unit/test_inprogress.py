@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.decode.frames import PADDING
 from cdc.decode.messages import (
     Column,
     Delete,
@@ -27,10 +28,9 @@ from cdc.decode.messages import (
 )
 from cdc.errors import Policy, ProtocolError, RereadError
 from cdc.events import LSN
-from cdc.frames import PADDING
-from cdc.inprogress import InProgress
-from cdc.places import Pause
-from cdc.spool import Spool
+from cdc.sequence.in_progress import InProgress
+from cdc.sequence.spool import Spool
+from cdc.sequence.state import Pause
 from tests.property.stream import chunk, frame
 
 TOP, SUB, CHILD, SIBLING = 700, 701, 702, 703

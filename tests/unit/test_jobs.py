@@ -12,17 +12,17 @@ from pyspark import TaskContext
 
 from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableError
 from cdc.events import LSN
-from cdc.local.spark import job
-from cdc.snapshot.records import Plan, Range
-from jobs import direct, tasks
-from jobs.data_source import table_of
-from jobs.driving import translated
-from jobs.following import is_gone
+from cdc.playground.servers.spark import job
+from cdc.snapshot.initial.records import Plan, Range
+from jobs.apply.following import is_gone
+from jobs.copying import direct, tasks
+from jobs.copying.data_source import table_of
+from jobs.copying.driving import translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.snapshot.records import RangeRecord
+    from cdc.snapshot.initial.records import RangeRecord
 
 PLAN = Plan(
     pipeline="p", generation=1, token="", epoch=1, database="d", snapshot="s", lsn=LSN(1),

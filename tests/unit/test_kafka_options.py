@@ -11,7 +11,7 @@ from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import ConfigError
 from cdc.log.ranges import Range
-from jobs.kafka_options import java, reading
+from jobs.spark.kafka_options import java, reading
 
 
 def test_a_login_and_certificates_are_told_as_java_wants_them(tmp_path: Path) -> None:

@@ -26,32 +26,35 @@ OWNERS = {
     "psycopg": {
         "cdc/source",
         "cdc/client.py",  # names the type of the application's connection
-        "cdc/control/doctor_source.py",  # prints SQL with names quoted as Postgres quotes them
-        "cdc/control/requirements.py",  # likewise
-        "cdc/control/retention.py",  # likewise
-        "cdc/control/readiness.py",  # names the connection's type
-        "cdc/control/setup.py",  # names the connection's type
-        "cdc/control/setup_publication.py",  # the same
-        "cdc/demo",  # an application: it writes to the source like any other
+        "cdc/operate/doctor/source.py",  # prints SQL with names quoted as Postgres quotes them
+        "cdc/operate/doctor/requirements.py",  # likewise
+        "cdc/operate/retention.py",  # likewise
+        "cdc/operate/start_checks.py",  # names the connection's type
+        "cdc/operate/commands/setup.py",  # names the connection's type
+        "cdc/operate/commands/setup_publication.py",  # the same
+        "cdc/playground/demo",  # an application: it writes to the source like any other
     },
     "confluent_kafka": {
         "cdc/log",
-        "cdc/control/setup.py",  # names the admin client's type
-        "cdc/demo/tail.py",  # a separate reader, so that the view does not share the writer's
+        "cdc/operate/commands/setup.py",  # names the admin client's type
+        "cdc/playground/demo/tail.py",  # a separate reader, so that the view does not share the writer's
     },
     "google_crc32c": {"cdc/log/direct"},
-    "alembic": {"cdc/source/migrations.py"},
-    "sqlalchemy": {"cdc/source/migrations.py"},
-    "prometheus_client": {"cdc/control/http.py", "cdc/control/metrics.py"},
-    "requests": {"cdc/local/artifacts.py"},
-    "maven_artifact": {"cdc/local/artifacts.py"},
+    "alembic": {"cdc/publication/migrations.py"},
+    "sqlalchemy": {"cdc/publication/migrations.py"},
+    "prometheus_client": {"cdc/operate/http.py", "cdc/operate/metrics.py"},
+    "requests": {"cdc/playground/servers/artifacts.py"},
+    "maven_artifact": {"cdc/playground/servers/artifacts.py"},
     "click": {"cdc/cli"},
     # The demo's proof reads the followers' stores directly, like any of their readers.
-    "redis": {"cdc/demo/stores.py"},
-    "opensearchpy": {"cdc/demo/stores.py"},
-    "deltalake": {"cdc/demo/stores.py"},
-    "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/demo/view.py"},
-    "yaml": {"cdc/config", "cdc/demo/stage.py"},  # the demo writes a separate configuration
+    "redis": {"cdc/playground/demo/stores.py"},
+    "opensearchpy": {"cdc/playground/demo/stores.py"},
+    "deltalake": {"cdc/playground/demo/stores.py"},
+    "rich": {"cdc/cli/demo.py", "cdc/cli/initial.py", "cdc/playground/demo/view.py"},
+    "yaml": {
+        "cdc/config",
+        "cdc/playground/demo/stage.py",
+    },  # the demo writes a separate configuration
 }
 
 # What each part may import from `cdc` at run time; imports for types alone are free.
@@ -59,38 +62,57 @@ LAYERS = {
     "cdc/events.py": set[str](),
     "cdc/errors.py": set[str](),
     "cdc/failpoints.py": set[str](),
-    "cdc/worker.py": set[str](),
-    "cdc/frames.py": set[str](),
-    "cdc/spool.py": {"cdc.errors"},
+    "cdc/runtime/background.py": set[str](),
+    "cdc/decode/frames.py": set[str](),
+    "cdc/sequence/spool.py": {"cdc.errors"},
     "cdc/decode": {"cdc.decode", "cdc.errors", "cdc.events"},
-    "cdc/trace.py": set[str](),
+    "cdc/log/trace.py": set[str](),
     "cdc/log": {
-        "cdc.waiting",
+        "cdc.runtime.waiting",
         *("cdc", "cdc.log", "cdc.decode", "cdc.errors", "cdc.events", "cdc.failpoints"),
-        "cdc.trace",
+        "cdc.log.trace",
     },
-    "cdc/authority.py": set[str](),
+    "cdc/source/authority.py": set[str](),
     "cdc/source": {
-        "cdc.waiting",
-        *("cdc.source", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.authority"),
+        "cdc.runtime.waiting",
+        *(
+            "cdc.source",
+            "cdc.log",
+            "cdc.errors",
+            "cdc.events",
+            "cdc.decode.frames",
+            "cdc.source.authority",
+        ),
     },
-    "cdc/places.py": {"cdc.decode", "cdc.errors", "cdc.events"},
-    "cdc/sequence.py": {
-        *("cdc.decode", "cdc.log", "cdc.errors", "cdc.events", "cdc.frames", "cdc.places"),
-        "cdc.replay",
+    "cdc/sequence/state.py": {"cdc.decode", "cdc.errors", "cdc.events"},
+    "cdc/sequence/sequencer.py": {
+        *(
+            "cdc.decode",
+            "cdc.log",
+            "cdc.errors",
+            "cdc.events",
+            "cdc.decode.frames",
+            "cdc.sequence.state",
+        ),
+        "cdc.sequence.replay",
     },
-    "cdc/inprogress.py": {"cdc.decode", "cdc.places", "cdc.errors", "cdc.frames"},
-    "cdc/column_identity.py": {"cdc.log"},
-    "cdc/relations.py": {
-        *("cdc.column_identity", "cdc.config", "cdc.decode", "cdc.errors", "cdc.log")
+    "cdc/sequence/in_progress.py": {
+        "cdc.decode",
+        "cdc.sequence.state",
+        "cdc.errors",
+        "cdc.decode.frames",
     },
-    "cdc/continuity.py": {"cdc.errors", "cdc.events", "cdc.publication"},
-    "cdc/publication.py": {"cdc.errors", "cdc.log"},
-    "cdc/replay.py": {"cdc.errors", "cdc.events"},
+    "cdc/publication/column_identity.py": {"cdc.log"},
+    "cdc/sequence/relations.py": {
+        *("cdc.publication.column_identity", "cdc.config", "cdc.decode", "cdc.errors", "cdc.log")
+    },
+    "cdc/publication/continuity.py": {"cdc.errors", "cdc.events", "cdc.publication.diff"},
+    "cdc/publication/diff.py": {"cdc.errors", "cdc.log"},
+    "cdc/sequence/replay.py": {"cdc.errors", "cdc.events"},
 }
 # The daemon runs without these: tools around it, not parts of it.
-AROUND = {"cdc.cli", "cdc.demo", "cdc.local"}
-CORE = ("cdc/pipeline.py", "cdc/daemon.py", "cdc/control", *LAYERS)
+AROUND = {"cdc.cli", "cdc.playground.demo", "cdc.playground.servers"}
+CORE = ("cdc/daemon/pipeline.py", "cdc/daemon/process.py", "cdc/operate", *LAYERS)
 
 
 def modules(node: ast.AST) -> set[str]:

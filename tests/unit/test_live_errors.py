@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from cdc.snapshot.live.commands import Command, Of
-from cdc.snapshot.live.job import MOST_ERRORS, Job
+from cdc.snapshot.incremental.commands import Command, Of
+from cdc.snapshot.incremental.job import MOST_ERRORS, Job
 
 
 def test_errors_in_a_row_are_counted_spaced_and_bounded() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc import extras
-from cdc.extras import MissingExtraError
-from cdc.local import artifacts
-from cdc.local.artifacts import Artifact, ArtifactCache, lock_sections, parse_lock
-from cdc.local.errors import LocalStackError
-from cdc.local.progress import Progress
+from cdc.playground.servers import artifacts
+from cdc.playground.servers.artifacts import Artifact, ArtifactCache, lock_sections, parse_lock
+from cdc.playground.servers.errors import LocalStackError
+from cdc.playground.servers.progress import Progress
+from cdc.runtime import extras
+from cdc.runtime.extras import MissingExtraError
 
 BODY = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -61,7 +61,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     served.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("LOCKSTEP_MAVEN", served.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("cdc.local.artifacts.time.sleep", lambda _: None)
+    monkeypatch.setattr("cdc.playground.servers.artifacts.time.sleep", lambda _: None)
     monkeypatch.setattr(artifacts, "lock_sections", lambda: {"one": (artifact(),)})
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()

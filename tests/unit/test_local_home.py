@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.local.errors import LocalStackError
-from cdc.local.home import Home, ServerState, file_lock
+from cdc.playground.servers.errors import LocalStackError
+from cdc.playground.servers.home import Home, ServerState, file_lock
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_second_holder_waits_and_then_gives_up(home: Home) -> None:
 
 def test_a_killed_holder_holds_nothing(home: Home) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from cdc.local.home import Home\n"
+        "import sys, time; from pathlib import Path; from cdc.playground.servers.home import Home\n"
         "with Home(Path(sys.argv[1])).lock():\n    print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
@@ -60,7 +60,7 @@ def test_a_killed_holder_holds_nothing(home: Home) -> None:
 def test_a_large_log_is_moved_aside_while_its_writer_goes_on(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.local.home._LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr("cdc.playground.servers.home._LOG_LIMIT_BYTES", 10)
     log = home.log("kafka")
     with log.open("ab", buffering=0) as writer:
         for number in range(5):

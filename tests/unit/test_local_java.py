@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.local import java
-from cdc.local.errors import LocalStackError
+from cdc.playground.servers import java
+from cdc.playground.servers.errors import LocalStackError
 
 
 def runtime(folder: Path, version: str, *, release_file: bool = True) -> Path:

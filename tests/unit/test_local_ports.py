@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from cdc.local import ports
+from cdc.playground.servers import ports
 
 
 def test_a_chosen_port_can_be_bound_and_is_not_ephemeral() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cdc.local.process import ProcessId, spawn
+from cdc.playground.servers.process import ProcessId, spawn
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 

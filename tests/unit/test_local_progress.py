@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cdc.local.progress import Terminal
+from cdc.playground.servers.progress import Terminal
 from tests.fixtures.servers import matches
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from cdc.cli.main import run
-from cdc.local import spark
+from cdc.playground.servers import spark
 
 _FROM_ZIP = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import cdc.local.artifacts, jobs.tasks, sinks.delta.types
+import cdc.playground.servers.artifacts, jobs.copying.tasks, sinks.delta.types
 assert cdc.__file__.startswith(sys.argv[1]), cdc.__file__
-print(len(cdc.local.artifacts.lock_sections()["spark"]))
+print(len(cdc.playground.servers.artifacts.lock_sections()["spark"]))
 """
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.partition import partition_of
+from cdc.encode.partition import partition_of
 from tests.property import reference
 
 # From the Java client's own test (UtilsTest.testMurmur2).

@@ -8,12 +8,12 @@ import pytest
 from msgspec import convert
 
 from cdc.config import Config, Log, Source, TableRule
-from cdc.control.doctor_tables import TablesFacts, check_tables
-from cdc.control.findings import Finding
+from cdc.operate.doctor.tables import TablesFacts, check_tables
+from cdc.operate.findings import Finding
+from cdc.publication.plan import Plan, plan
 from cdc.source.columns import Column, Partition
-from cdc.source.inspection import Table
 from cdc.source.membership import Entry, Note, State, alterations, creation, difference
-from cdc.source.plan import Plan, plan
+from cdc.source.server import Table
 from tests.unit.test_control_doctor import SERVER, TABLE
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cdc.errors import GapError
 from cdc.log import records
 from cdc.log.records import OPERATIONS, Publication, Sends
-from cdc.publication import Gap, follow, gaps, parts
+from cdc.publication.diff import Gap, follow, gaps, parts
 
 SENDS = Sends(700, "postgres", OPERATIONS, via_root=True)
 KNOWN = Publication("shop", 1, {"public.orders": 501, "public.users": 502}, sends=SENDS)

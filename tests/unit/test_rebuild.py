@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
-from jobs import comparing
-from jobs.comparing import Difference, Holding, Newest
-from jobs.rebuilding import STILL, DivergedError, Rebuild
+from jobs.generations import comparing
+from jobs.generations.comparing import Difference, Holding, Newest
+from jobs.generations.rebuilding import STILL, DivergedError, Rebuild
 from sinks.contract import Applied, Change, Changes, Generations, Version
 from sinks.memory import STORES, MemorySink
 from tests.contract.under_test import LINES, USERS, applied, change, key, row

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.encode.ddl import DDLRecord
 from cdc.errors import ConfigError, Exit, Policy
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.log import records
-from cdc.log.ddl import DDLRecord
-from cdc.log.followers import FollowerRecord
+from cdc.log.follower_reports import FollowerRecord
 from cdc.log.records import (
     FrontierRecord,
     Publication,

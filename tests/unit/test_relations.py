@@ -13,9 +13,9 @@ from cdc.decode.messages import Column, Relation, ReplicaIdentity
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import SchemaRecord
-from cdc.relations import Relations
+from cdc.sequence.relations import Relations
 from cdc.source.catalog import TableFacts
-from cdc.source.published import Published
+from cdc.source.publications import Published
 
 DEFAULT, FULL = ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL
 INDEX, NOTHING = ReplicaIdentity.INDEX, ReplicaIdentity.NOTHING

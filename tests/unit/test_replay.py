@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cdc.errors import Exit, GapError
 from cdc.events import LSN
-from cdc.replay import Replay
+from cdc.sequence.replay import Replay
 from tests.property.stream import position
 
 TIME = 1_000

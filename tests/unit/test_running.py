@@ -13,9 +13,9 @@ import pytest
 from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
-from cdc.log.followers import FollowerRecord
-from jobs import running
-from jobs.running import Run, opened
+from cdc.log.follower_reports import FollowerRecord
+from jobs.apply import running
+from jobs.apply.running import Run, opened
 from sinks.contract import Applied
 from sinks.memory import STORES, MemorySink
 from tests.fixtures.reported import reported

@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec import structs
 
+from cdc.decode.frames import PADDING
 from cdc.decode.messages import (
     UNCHANGED,
     Column,
@@ -28,8 +29,7 @@ from cdc.decode.messages import (
 )
 from cdc.errors import CDCError, Exit, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.frames import PADDING
-from cdc.places import Pause, Place
+from cdc.sequence.state import Pause, Place
 from tests.property.stream import (
     TIME_US,
     Published,

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config import Config, Log, Snapshot, Source, TableRule
-from cdc.control.doctor_snapshot import Facts, judge
-from cdc.control.findings import Severity
 from cdc.errors import ConfigError, RewrittenError
 from cdc.events import LSN
 from cdc.log import records as log_records
 from cdc.log.records import Publication, SchemaColumn, SchemaRecord
-from cdc.relations import Relations
-from cdc.snapshot.export import waited_for
-from cdc.snapshot.plan import Pages, Seqs, cut, gone, keyless, version
-from cdc.snapshot.progress import Progress
-from cdc.snapshot.records import Gone, Plan, PlannedTable, RangeRecord, SnapshotState
+from cdc.operate.doctor.snapshot import Facts, judge
+from cdc.operate.findings import Severity
+from cdc.sequence.relations import Relations
+from cdc.snapshot.initial.export import waited_for
+from cdc.snapshot.initial.plan import Pages, Seqs, cut, gone, keyless, version
+from cdc.snapshot.initial.progress import Progress
+from cdc.snapshot.initial.records import Gone, Plan, PlannedTable, RangeRecord, SnapshotState
 from cdc.source.catalog import TableFacts
 from cdc.source.described import Column, Described, Heap
-from cdc.source.inspection import Holder
-from cdc.source.published import Published
+from cdc.source.publications import Published
+from cdc.source.server import Holder
 from cdc.source.volumes import Volume
 from tests.unit.test_control_doctor import SERVER
 

@@ -15,10 +15,10 @@ from cdc.log import bounded
 from cdc.log.batch import Batch
 from cdc.log.bounded import IN_FLIGHT_BYTES, BoundedPublisher
 from cdc.log.records import Publication
-from cdc.snapshot import pace
-from cdc.snapshot.pace import Pace
-from cdc.snapshot.records import Plan, PlannedTable
-from cdc.snapshot.task import range_query, transaction_seconds
+from cdc.snapshot.initial import rate as pace
+from cdc.snapshot.initial.rate import Pace
+from cdc.snapshot.initial.records import Plan, PlannedTable
+from cdc.snapshot.initial.task import range_query, transaction_seconds
 
 
 class Clock:

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from cdc.errors import ConfigError, Policy, SpoolError
-from cdc.spool import Committed, Spool, home
+from cdc.sequence.spool import Committed, Spool, home
 
 MB = 1 << 20
 
@@ -107,7 +107,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from cdc.errors import SpoolError
-from cdc.spool import Spool
+from cdc.sequence.spool import Spool
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
 spool = Spool(Path({str(tmp_path / "s")!r}), memory_bytes=0)
@@ -194,7 +194,7 @@ def test_a_killed_process_leaves_its_files_to_the_next_start_and_a_living_one_ke
     program = f"""
 import sys
 from pathlib import Path
-from cdc.spool import Spool
+from cdc.sequence.spool import Spool
 spool = Spool(Path({str(tmp_path / "s")!r}), memory_bytes=0)
 spool.append(7, 7, b"abc")
 print(spool._place, flush=True)

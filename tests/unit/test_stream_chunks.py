@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
+from cdc.decode.frames import PADDING, length, whole
 from cdc.decode.messages import Insert
 from cdc.errors import GapError, Policy, ProtocolError, UnavailableError
 from cdc.events import LSN
-from cdc.frames import PADDING, length, whole
 from cdc.source import stream as stream_module
 from cdc.source.wire import READ_BYTES
 from tests.property.played import NOTICE, PlayedStream, cut, keepalive

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cdc.log.values_options import Values
+from cdc.config.value_options import Values
 from tests.unit.forms import written
 
 DECIMALS = [  # type, modifier, text, string, precise, double

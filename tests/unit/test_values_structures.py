@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.decode.types import TYPE_NAMES
-from cdc.log.values import element_of, undescribed
+from cdc.encode.values import element_of, undescribed
 from tests.property import array_text
 from tests.unit.forms import written
 

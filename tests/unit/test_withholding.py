@@ -6,9 +6,9 @@ import pytest
 
 from cdc.config import Config, Log, Mask, Source, TableRule
 from cdc.log import records
-from cdc.snapshot.live.job import Job
-from cdc.snapshot.live.records import LiveRecord
-from cdc.snapshot.live.withholding import (
+from cdc.snapshot.incremental.job import Job
+from cdc.snapshot.incremental.records import LiveRecord
+from cdc.snapshot.incremental.redaction import (
     NOTHING,
     Withheld,
     before_publishing,

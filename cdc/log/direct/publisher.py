@@ -93,7 +93,7 @@ class _Chunk(NamedTuple):
 
 
 class DirectPublisher:
-    """One of the pipeline's writers (`cdc.log.lanes`), by the same rules as `Publisher`."""
+    """One of the pipeline's writers (`cdc.log.producer_pool`), by the same rules as `Publisher`."""
 
     def __init__(self, config: Config, name: str, transaction_seconds: int) -> None:
         """`name` ends the transactional id. Raises Unsupported if librdkafka must do it."""

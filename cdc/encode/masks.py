@@ -1,0 +1,96 @@
+"""Masks: what replaces a column's value, compiled into the row encoders.
+
+A mask replaces the type's form, so it applies to everything made from a row: before, after, keys,
+tombstones, dead letters. It works on Postgres' own text of the value, whatever the type:
+
+- `null`: always null
+- `fixed`: always the given JSON value, even if the column is NULL
+- `truncate`: a string, the text's first n characters; null for NULL
+- `hmac`: a string, HMAC-SHA256 of the text in hex; null for NULL. The same value is the same string
+  in every table that has the same key, so that rows can still be joined.
+
+A column that is not captured but that Postgres sends anyway is `excluded`: always null.
+
+A key must distinguish rows, so a key's column takes `hmac` or none: two values with the same mask
+would make two rows one, and a changed key would look the same.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from orjson import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import TableSelection
+
+EXCLUDED: Final = "excluded"
+# What a schema record has of an HMAC's key: enough to see that it has changed.
+_KEY_ID: Final = b"lockstep key id"
+_KEY_ID_LENGTH: Final = 8
+
+
+class ColumnMask(NamedTuple):
+    """A column's mask: how the schema record names it, and what it computes."""
+
+    label: str
+    kind: str  # null, fixed, truncate, hmac
+    value: str | int | float | bool | None = None
+
+    def __repr__(self) -> str:
+        """Return it without its value, which may be a key."""
+        return f"ColumnMask({self.label})"
+
+
+def column_mask(selection: TableSelection, column: str) -> ColumnMask | None:
+    """Return how the column is masked; None if its value is written as it is."""
+    if not selection.captures(column):
+        return ColumnMask(EXCLUDED, "null")
+    mask = selection.mask(column)
+    if mask is None or mask.kind == "keep":
+        return None
+    label: str = mask.kind
+    if mask.kind == "truncate":
+        label = f"truncate:{mask.value}"
+    elif mask.kind == "hmac":
+        key_id = hmac.digest(str(mask.value).encode(), _KEY_ID, "sha256").hex()[:_KEY_ID_LENGTH]
+        label = f"hmac:{key_id}"
+    return ColumnMask(label, mask.kind, mask.value)
+
+
+class Masked(NamedTuple):
+    """A masked column in an encoder's source: what a value and a NULL become, and the names."""
+
+    value: str  # an expression over b[p:q], as `cdc.encode.values.form` gives one
+    null: str
+    names: dict[str, Any]
+
+
+def masked(mask: ColumnMask, index: int) -> Masked:
+    """Return the source of the mask of column `index`."""
+    name = f"MASK{index}"
+    match mask.kind:
+        case "fixed":
+            return Masked(name, name, {name: dumps(mask.value)})
+        case "truncate":
+            return Masked(f"dumps(b[p:q].decode()[:{name}])", "NULL", {name: mask.value})
+        case "hmac":
+            return Masked(f"{name}(b[p:q])", "NULL", {name: _digester(str(mask.value).encode())})
+        case _:
+            return Masked("NULL", "NULL", {})
+
+
+def _digester(key: bytes) -> Callable[[bytes], bytes]:
+    """Return the function that gives a text's HMAC as a JSON string."""
+    # Copying a state that has hashed the key costs half of hashing the key for each value.
+    keyed = hmac.new(key, digestmod="sha256")
+
+    def digest(text: bytes) -> bytes:
+        one = keyed.copy()
+        one.update(text)
+        return b'"%b"' % one.hexdigest().encode()
+
+    return digest

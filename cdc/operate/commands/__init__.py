@@ -1,0 +1,1 @@
+"""What commands change: set up, tear down, acknowledge, add tables, start snapshots."""

@@ -1,0 +1,1 @@
+"""The doctor: one file for each subject; `run` gathers facts and reports."""

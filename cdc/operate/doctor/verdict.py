@@ -1,0 +1,46 @@
+"""The doctor on the running pipeline: the verdict that `cdc status` gives, cause by cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cdc.errors import Exit
+from cdc.operate.findings import Finding, Severity, error, listed, note, ok, warning
+from cdc.operate.status import read_status
+from cdc.operate.verdict import Level
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+
+# The other causes have checks of their own, with more detail.
+_ABOUT: Final = {"daemon", "snapshot", "live_snapshot", "follower"}
+
+
+def examine(config: Config) -> list[Finding]:
+    """Return what is stalled; nothing before the pipeline is set up.
+
+    What was never started, or was stopped, is no error here: the doctor may be run before that.
+    """
+    status = read_status(config)
+    if status.resume is None or status.slot is None:
+        return []
+    running = {each.name for each in status.followers if each.record and each.record.runs}
+    reads = status.slot.active_pid is not None
+    found, named = [], set()
+    for cause in status.verdict.causes:
+        if cause.about not in _ABOUT or (cause.about == "snapshot" and not reads):
+            continue  # the cost of a snapshot that is due is reported with the checks of its needs
+        kind = error if cause.level is Level.FAILED else warning
+        follower = cause.subject if cause.about == "follower" else ""
+        halted = cause.exit_code == Exit.CONFIG
+        waits = (follower not in running and not halted) if follower else not reads
+        if cause.about != "live_snapshot" and waits:
+            kind = note
+        named.add(follower)
+        found.append(kind(cause.about, cause.what, cause.remedy))
+    well = sorted(running - named)
+    if well:
+        found.append(ok("follower", f"{listed(well)}: running, and not behind"))
+    if reads and not any(each.severity is Severity.ERROR for each in found):
+        found.append(ok("verdict", status.verdict.sentence))
+    return found

@@ -1,0 +1,282 @@
+"""How far followers are, by their reports and the log, whether or not their jobs run.
+
+`cdc status` reads this once; the daemon does so every few seconds, on a thread of its own, and
+shows the result in /readyz and /metrics. A follower's failure does not affect the daemon: it stays
+ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cdc.errors import CDCError, Exit
+from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, Readings
+from cdc.log.unapplied import Places, Unapplied
+from cdc.operate.retention import spell
+from cdc.source.authority import CLOCK_US
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from cdc.log.follower_reports import FollowerRecord
+
+log = logging.getLogger("cdc.operate.followers")
+
+# The states in addition to those that a job reports.
+NEW: Final = "new"  # has never reported
+NOT_RUNNING: Final = "not_running"  # has reported nothing recently, and not that it stops
+STATES: Final = (
+    *("starting", "following", "catching_up", "waiting", "rebuilding", "halted", "stopped"),
+    *(NOT_RUNNING, NEW),
+)
+# A follower that keeps up applies a canary within a batch or two, like everything else: a longer
+# time is reported.
+LATE_SECONDS: Final = 60.0
+# A follower that has applied nothing for this long, though there is something to apply, has failed:
+# a store is up again sooner, and only a huge batch takes longer.
+STALLED_SECONDS: Final = 180.0
+
+
+class Standing(NamedTuple):
+    """A follower's state at one moment; what is not known is None."""
+
+    name: str
+    record: FollowerRecord | None
+    wal_end: LSN | None
+    unapplied: Unapplied | None
+    # When the log took the first report of the current frontier; None where it is not known. A job
+    # may report progress with an unchanged frontier: only a different frontier counts.
+    reached_at_us: int | None = None
+
+    @property
+    def state(self) -> str:
+        if self.record is None:
+            return NEW
+        over = self.record.state in {"halted", "stopped"}
+        return self.record.state if over or self.record.runs else NOT_RUNNING
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """WAL between the WAL's end and the applied frontier."""
+        if self.record is None or self.wal_end is None:
+            return None
+        return max(0, self.wal_end - self.record.lsn)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """How long the log has held events that are not applied; 0 where all are."""
+        if self.unapplied is None:
+            return None
+        since = self.unapplied.since_us
+        return 0.0 if since is None else max(0.0, time.time() - since / 1e6)
+
+    @property
+    def canary_age_seconds(self) -> float | None:
+        """How long ago the newest applied canary was sent; None where its time is in the future."""
+        at_us = self.record.canary_at_us if self.record else None
+        if at_us is not None and at_us > time.time() * 1e6 + CLOCK_US:
+            return None  # a log of an older version may hold a forged one
+        return self._ago("canary_at_us")
+
+    @property
+    def job_seconds(self) -> float | None:
+        """How long its job has existed."""
+        return self._ago("began_at_us")
+
+    @property
+    def stands_seconds(self) -> float:
+        """How long its frontier has not moved though the log has more events, by the log."""
+        still = self._ago("moved_at_us") or 0.0
+        if self.reached_at_us is not None:
+            still = max(still, time.time() - self.reached_at_us / 1e6)
+        return min(still, self.lag_seconds or 0.0)
+
+    @property
+    def failing_seconds(self) -> float | None:
+        """How long errors have prevented its job from applying anything."""
+        return self._ago("failing_since_us")
+
+    def _ago(self, field: str) -> float | None:
+        at_us = getattr(self.record, field, None)
+        return None if at_us is None else max(0.0, time.time() - at_us / 1e6)
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON-ready values."""
+        told = (
+            *("store", "generation", "epoch", "lsn", "seq", "committed_at_us", "tables", "events"),
+            *("batches", "errors", "events_per_second", "batch_seconds", "what", "hint", "owner"),
+        )
+        lags = ("lag_bytes", "lag_seconds", "canary_age_seconds")
+        record = self.record
+        return {
+            "name": self.name,
+            "state": self.state,
+            **{name: _rounded(getattr(self, name)) for name in lags},
+            "report_age_seconds": record and round(record.age_seconds, 3),
+            **{name: record and _plain(getattr(record, name)) for name in told},
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def _plain(value: object) -> object:
+    return str(value) if type(value) is not int and isinstance(value, int) else value  # an LSN
+
+
+class Look:
+    """Reads the state of a configuration's followers; connections stay open until `close`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._readings = Readings(config)
+        self._places = Places(config)
+
+    @property
+    def anyone(self) -> bool:
+        """Whether a follower was running at the newest look, configured or not."""
+        return any(record.runs for record in self._readings.newest.values())
+
+    def take(self, wal_end: LSN | None) -> list[Standing]:
+        """Return the current state of each."""
+        newest = self._readings.refresh()
+        found = []
+        for name in self._config.followers:
+            record = newest.get(name)
+            unapplied = self._places.unapplied(record.place) if record else None
+            reached = self._readings.reached_at_us.get(name)
+            found.append(Standing(name, record, wal_end, unapplied, reached))
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._readings.close()
+        self._places.close()
+
+
+class Complaint(NamedTuple):
+    """What is wrong with a follower; with exit code 0 it may pass by itself."""
+
+    follower: str
+    what: str
+    hint: str
+    exit_code: int
+    since_seconds: float | None = None
+
+
+def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
+    """Yield what is wrong with followers, or will be; nothing for those that keep up."""
+    for each in standings:
+        if each.unapplied is not None and each.unapplied.forgotten:
+            what = f"the log no longer holds what {each.name} has not applied"
+            yield Complaint(each.name, what, f"cdc rebuild {each.name}", Exit.CONFIG)
+        found = _trouble(config, each)
+        if found is not None:
+            yield Complaint(each.name, *found, _since(each))
+
+
+def _since(each: Standing) -> float | None:
+    """Return how long this has lasted, as far as the log shows; None where it does not."""
+    if each.record is None:
+        return None
+    if not each.record.runs and each.lag_seconds is None:
+        return each.record.age_seconds
+    return max(each.stands_seconds, each.failing_seconds or 0.0)
+
+
+def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return the most serious thing that keeps a follower from applying what the log has."""
+    record, name = each.record, each.name
+    run = f"cdc follow --followers {name}"
+    if record is None:
+        return f"{name} has never run", run, Exit.FAILED
+    if each.state == "halted":
+        return f"{name} has halted: {record.what}", record.hint, Exit.CONFIG
+    if not record.runs:
+        what = f"{name} is not running; its last report is {record.age_seconds:.0f} s old"
+        return what, run, Exit.FAILED
+    if record.what:
+        what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
+        seconds = max(each.failing_seconds or 0.0, each.stands_seconds)
+        if seconds > STALLED_SECONDS + _waits(config, name):
+            return f"{what}, for {spell(seconds)}", record.hint, Exit.FAILED
+        return what, record.hint, Exit.OK
+    return _lateness(config, each) or _silence(config, each)
+
+
+def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return that it has long lacked events of the log; worse where its frontier does not move."""
+    lag, stands, waits = each.lag_seconds or 0.0, each.stands_seconds, _waits(config, each.name)
+    if lag <= LATE_SECONDS + waits:
+        return None
+    since = f"the log has held for {spell(lag)} what it lacks"
+    if stands <= LATE_SECONDS + waits:
+        return f"{each.name} is behind: {since}", "it moves on: see that this falls", Exit.OK
+    if (each.job_seconds or LATE_SECONDS) < LATE_SECONDS:
+        what = f"{each.name} has applied nothing for {spell(stands)}, and its job has just started"
+        return what, "see that its frontier moves", Exit.OK
+    mirror = config.followers[each.name].mirror
+    hint = "see its job's log, and whether Spark has executors for a large batch"
+    hint = f"it goes by its mirror: see {mirror}; then its job's log" if mirror else hint
+    code = Exit.FAILED if stands > STALLED_SECONDS + waits else Exit.OK
+    return f"{each.name} has applied nothing for {spell(stands)}, and {since}", hint, code
+
+
+def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
+    """Return that canaries should have been applied since its job started, and were not."""
+    # A canary that was applied before the job started counts from the job's start.
+    ages = [age for age in (each.canary_age_seconds, each.job_seconds) if age is not None]
+    silent, each_seconds = min(ages, default=0.0), config.canary_seconds
+    if not each_seconds or silent <= LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
+        return None
+    what = f"{each.name}: no canary has come out of it for {silent:.0f} s"
+    return what, "see that the daemon runs, and its warnings: cdc status", Exit.OK
+
+
+def _waits(config: Config, name: str) -> float:
+    """Return how long a follower may wait by its settings, including its mirror's."""
+    follower = config.followers[name]
+    mirror = config.followers.get(follower.mirror or "")
+    return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
+
+
+class Watch:
+    """Reads until `close`; `standings` is the newest result.
+
+    It also runs where the configuration names no followers: some may be added while this process
+    runs.
+    """
+
+    def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
+        """Start at once."""
+        self.anyone = False  # whether a follower was running then, named here or not
+        self.standings: list[Standing] = []
+        self._config = config
+        self._wal_end = wal_end
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop; the thread ends after its current look."""
+        self._over.set()
+
+    def _run(self) -> None:
+        look, told = Look(self._config), False
+        while not self._over.is_set():
+            try:
+                self.standings = look.take(self._wal_end())
+                self.anyone, told = look.anyone, False
+            except CDCError as error:
+                # The last result stays, and gets older.
+                if not told and self._config.followers:
+                    fields = {"error": error.what, "hint": error.hint}
+                    log.warning("cannot look at the followers", extra={"fields": fields})
+                told = True
+            self._over.wait(REPORT_SECONDS if self._config.followers else SILENT_SECONDS)
+        look.close()

@@ -1,0 +1,153 @@
+"""Serve `/livez`, `/readyz`, `/healthz` and `/metrics` over plain HTTP, from standard threads.
+
+There is no login and no TLS: listen on loopback or a private network. It never blocks the pipeline:
+at most `MAX_CONNECTIONS` are answered at once, further ones are closed, and a client that sends
+nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from cdc.errors import ConfigError
+from cdc.operate.verdict import Level
+
+if TYPE_CHECKING:
+    from cdc.operate.health import Health
+    from cdc.operate.metrics import Metrics
+
+log = logging.getLogger("cdc.operate.http")
+
+MAX_CONNECTIONS = 16
+# A probe sends its one request at once.
+_CLIENT_TIMEOUT_SECONDS = 5.0
+_PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
+
+
+class Server:
+    """A running server; `port` is the real one. Ends with `close` or with the process."""
+
+    def __init__(self, http: ThreadingHTTPServer) -> None:
+        self._http = http
+        self.port: int = http.server_address[1]
+        self._thread = threading.Thread(
+            target=http.serve_forever, kwargs={"poll_interval": 0.5}, name="cdc-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and wait for the serving thread. May be called twice."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def serve(listen: str, health: Health, metrics: Metrics) -> Server | None:
+    """Serve on `listen` (`host:port`, port 0 for a free one); nothing where it is empty.
+
+    Raises ConfigError where the address cannot be bound.
+    """
+    if not listen:
+        return None
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        server = Server(_Http(host, int(port), family, health, metrics))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve HTTP on http.listen = {listen}: {error.strerror or error}",
+            hint="choose another address or port in http.listen (port 0 takes a free one, an empty "
+            "value serves none), or stop the process that listens there",
+        ) from error
+    log.info("serving health and metrics", extra={"fields": {"host": host, "port": server.port}})
+    return server
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, host: str, port: int, family: int, health: Health, metrics: Metrics) -> None:
+        self.address_family = family
+        self.health = health
+        self.metrics = metrics
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer asks DNS for our own name here, which can take seconds and is not needed.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "lockstep", self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as the base class
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002 - as the base class
+        log.debug("a client went away", exc_info=True)  # noqa: LOG014 - called in the handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    protocol_version = "HTTP/1.1"
+    server_version = "lockstep"
+    sys_version = ""
+    timeout = _CLIENT_TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, self.server.metrics.text())
+        elif path in ("/livez", "/readyz"):
+            report = self.server.health.report()
+            good = report.live if path == "/livez" else report.ready
+            status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+            found = self.server.metrics.verdict()
+            body = report.body() | {
+                "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3),
+                "live_snapshots": [each.told for each in self.server.metrics.live()],
+                "followers": [each.fields() for each in self.server.metrics.followers()],
+                "verdict": found and found.fields(),
+            }
+            self._answer(status, "application/json", orjson.dumps(body) + b"\n")
+        elif path == "/healthz" and (found := self.server.metrics.verdict()):
+            failed = found.level is Level.FAILED
+            status = HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK
+            self._answer(status, "application/json", orjson.dumps(found.fields()) + b"\n")
+        else:
+            text = f"not here; try {' '.join(_PATHS)}\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", text.encode())
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the base class looks up
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
+        """Do not log probes, which arrive every few seconds."""

@@ -1,0 +1,1 @@
+"""Real servers as plain processes, and the demo on them. Nothing else imports it."""

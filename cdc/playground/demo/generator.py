@@ -1,0 +1,156 @@
+"""Write to the demo's tables at a steady rate, from several connections, until stdin closes.
+
+    python -m cdc.playground.demo.generator DSN --seed 7 --rate 300
+
+It is a process of its own, so that its cost is not part of what is measured, and so that it ends
+when the holder of its stdin ends, also by SIGKILL. Each writer keeps its connection for its
+lifetime and opens a new one after Postgres was down. A writer's actions depend on the seed; how the
+writers interleave, and which commits a killed server loses, does not.
+
+Prints a JSON line four times a second and a last one at its end: what was committed and rolled
+back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import psycopg
+
+from cdc.playground.demo.actions import Actor
+from cdc.playground.demo.schema import ACCOUNTS, OPENING_BALANCE
+
+WRITERS: Final = 4
+_ROLLED_BACK: Final = 0.03  # share of transactions that their writer rolls back
+_REPORT_SECONDS: Final = 0.25
+_RETRY_SECONDS: Final = 0.2
+_CONNECT_SECONDS: Final = 3
+# After an outage the lost time is not caught up: a burst would hide the requested rate.
+_FURTHEST_BEHIND_SECONDS: Final = 0.5
+
+
+@dataclass
+class Count:
+    """Counts of one writer; reports add up all writers."""
+
+    changes: int = 0
+    transactions: int = 0
+    rolled_back: int = 0
+    refused: int = 0
+    reconnects: int = 0
+
+
+class Writer(threading.Thread):
+    """One connection and its actor, `rate` changes a second on average."""
+
+    def __init__(self, dsn: str, actor: Actor, rate: float, stop: threading.Event) -> None:
+        super().__init__(name=f"writer-{actor.number}", daemon=True)
+        self.count = Count()
+        self._dsn = dsn
+        self._actor = actor
+        self._rate = rate
+        # Not `_stop`: the thread class uses that name.
+        self._stopped = stop
+
+    def run(self) -> None:
+        first = True
+        while not self._stopped.is_set():
+            try:
+                with psycopg.connect(self._dsn, connect_timeout=_CONNECT_SECONDS) as connection:
+                    self.count.reconnects += not first
+                    first = False
+                    self._write(connection)
+            except psycopg.OperationalError:
+                # The server is down, or this connection was lost: chaos does that on purpose.
+                self._stopped.wait(_RETRY_SECONDS)
+
+    def _write(self, connection: psycopg.Connection) -> None:
+        with connection.transaction(), connection.cursor() as cursor:
+            self._actor.recall(cursor)
+        due = time.monotonic()
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            changed = self._transact(connection)
+            due = max(
+                due + max(changed, 1) / self._rate, time.monotonic() - _FURTHEST_BEHIND_SECONDS
+            )
+
+    def _transact(self, connection: psycopg.Connection) -> int:
+        actor, count = self._actor, self.count
+        action = actor.choose()
+        take_back = actor.chance.random() < _ROLLED_BACK
+        try:
+            with connection.transaction(force_rollback=take_back), connection.cursor() as cursor:
+                changed = action(cursor)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error:
+            # After a rollback memory may not know a unique key; the next action is another.
+            count.refused += 1
+            return 1
+        if take_back:
+            count.rolled_back += 1
+        else:
+            count.transactions += 1
+            count.changes += changed
+        return changed
+
+
+def fill(dsn: str) -> int:
+    """Open the accounts that are missing, in one transaction; return how many were opened."""
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(
+            "INSERT INTO accounts (id, balance) SELECT n, %s::numeric FROM generate_series(1, %s) n"
+            " ON CONFLICT DO NOTHING",
+            (OPENING_BALANCE, ACCOUNTS),
+        ).rowcount
+
+
+def report(writers: list[Writer]) -> str:
+    """Return the sum of what the writers have done, as one line of JSON."""
+    total = Count()
+    for writer in writers:
+        for name, value in asdict(writer.count).items():
+            setattr(total, name, getattr(total, name) + value)
+    return json.dumps(asdict(total))
+
+
+def _watch_stdin(closed: threading.Event) -> None:
+    sys.stdin.read()
+    closed.set()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m cdc.playground.demo.generator", description=__doc__
+    )
+    parser.add_argument("dsn")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--rate", type=float, default=300.0, help="changes a second, all writers")
+    arguments = parser.parse_args()
+    stop = threading.Event()
+    opened = fill(arguments.dsn)
+    writers = [
+        Writer(arguments.dsn, Actor(n, WRITERS, arguments.seed), arguments.rate / WRITERS, stop)
+        for n in range(WRITERS)
+    ]
+    writers[0].count.changes += opened
+    for writer in writers:
+        writer.start()
+    closed = threading.Event()
+    threading.Thread(target=_watch_stdin, args=(closed,), daemon=True).start()
+    while not closed.wait(_REPORT_SECONDS):
+        print(report(writers), flush=True)  # noqa: T201 - the report is what stdout is for
+    stop.set()
+    for writer in writers:
+        writer.join(10)
+    print(report(writers), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""The run of the demo from an empty folder to the closing line.
+
+Servers start while the schema is created in the first of them, with rows in its tables; then
+publication, slot and topics, the daemon, which copies those rows first, the followers, the
+generator, which writes meanwhile, and the listeners that feed the view. At the end the generator
+stops first, the proof is made with daemon and followers running, and everything that was started is
+stopped, each after the last that needs it. Ctrl-C ends the run early in the same way; a second one
+skips the proof.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import psutil
+import psycopg
+import yaml
+from psycopg.conninfo import make_conninfo
+
+from cdc.config import load
+from cdc.config.control import new_secret
+from cdc.log import names
+from cdc.operate.commands.setup import set_up
+from cdc.playground.demo import followers as following
+from cdc.playground.demo.chaos import Chaos
+from cdc.playground.demo.child import Watcher
+from cdc.playground.demo.daemon import Daemon
+from cdc.playground.demo.flow import Flow, Kill
+from cdc.playground.demo.home import claimed
+from cdc.playground.demo.proof import Proof, prove
+from cdc.playground.demo.readers import Asker, Listener
+from cdc.playground.demo.schema import DDL, OLD
+from cdc.playground.demo.stores import FollowersProof, prove_followers
+from cdc.playground.demo.view import Scene, View
+from cdc.playground.demo.writing import Generator
+from cdc.playground.servers import ports, spark
+from cdc.playground.servers.progress import Progress
+from cdc.playground.servers.stack import Endpoints, LocalStack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+    from cdc.config import Config
+    from cdc.playground.servers.home import Home
+
+_T = TypeVar("_T")
+_PIPELINE: Final = "demo"
+_SERVERS: Final = ("postgres", "kafka")
+_STORES: Final = ("redis", "opensearch")
+_TURN_SECONDS: Final = 0.05
+_FIRST_SECONDS: Final = 60.0
+_INTERRUPTED: Final = 130  # as in shells
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    home: Path
+    seconds: float | None
+    chaos: bool
+    followers: bool
+    seed: int
+    rate: float
+    keep: bool
+
+
+@dataclass
+class Outcome:
+    """The contents of the closing line."""
+
+    options: Options
+    proof: Proof | None = None  # None when a second Ctrl-C skipped it
+    seconds: float = 0.0
+    first_change_seconds: float | None = None  # from the start of the command
+    late_ms: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile, maximum
+    kills: list[Kill] = field(default_factory=list)
+    followers: FollowersProof | None = None  # None where there are none, or Ctrl-C skipped it
+
+    @property
+    def failed(self) -> bool:
+        """Whether a proof was made and failed."""
+        return self.proof is not None and not self.equal
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything that was requested was proved."""
+        followed = self.followers is None or self.followers.equal
+        return self.proof is not None and self.proof.equal and followed
+
+
+class InterruptedEarly(Exception):  # noqa: N818 - not an error: the user's wish
+    """Ctrl-C before there was anything to prove."""
+
+
+class _Cast(NamedTuple):
+    """The processes and threads that run while changes arrive."""
+
+    daemon: Daemon
+    followers: following.Followers | None
+    generator: Generator
+    listener: Listener
+    asker: Asker
+
+
+class Interrupts:
+    """Ctrl-C and similar signals: the first requests an end, the second is KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked.is_set():
+            raise KeyboardInterrupt
+        self.asked.set()
+
+    @staticmethod
+    def ignore() -> None:
+        """Ignore interrupts during the cleanup."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
+class Stage:
+    """One run; `run` returns its outcome or raises the reason that there is none."""
+
+    def __init__(self, options: Options, view: View, progress: Progress) -> None:
+        self._options = options
+        self._view = view
+        self._progress = progress
+        self._outcome = Outcome(options)
+        self._interrupts = Interrupts()
+        self._entered = psutil.Process().create_time()
+
+    def run(self) -> Outcome:
+        with claimed(self._options.home, keep=self._keeps) as home, ExitStack() as stack:
+            try:
+                config = self._prepare(home, stack)
+                self._play(home, config, stack)
+            finally:
+                self._interrupts.ignore()
+        return self._outcome
+
+    def _keeps(self) -> bool:
+        return self._options.keep or self._outcome.failed
+
+    # -- before the first change ------------------------------------------------------------
+
+    def _prepare(self, home: Home, stack: ExitStack) -> Config:
+        """Start the servers, create the schema, and set up the pipeline."""
+        servers = LocalStack(home.path, progress=self._progress, tied=True)
+        up: Future[Endpoints] = Future()
+        threading.Thread(
+            target=_settle, args=(up, lambda: self._raise(servers)), daemon=True
+        ).start()
+        stack.callback(servers.down)
+        dsn = ""
+        while not up.done():
+            if self._interrupts.asked.is_set():
+                # Downloads can't be interrupted. The stack is tied to this process and ends with
+                # it.
+                self._view.say("demo: interrupted; the servers that were starting are stopped")
+                self._view.close()
+                os._exit(_INTERRUPTED)
+            url = servers.endpoints().postgres_dsn
+            if url and not dsn:
+                # Not up yet, or not quite; once all servers are up, this is tried for the last
+                # time.
+                with suppress(psycopg.OperationalError):
+                    dsn = _make_schema(url)
+            time.sleep(_TURN_SECONDS)
+        ends = up.result()
+        dsn = dsn or _make_schema(str(ends.postgres_dsn))
+        config = _configure(home, dsn, ends, followed=self._options.followers)
+        for _ in set_up(config):
+            self._check_interrupt()
+        return config
+
+    def _raise(self, servers: LocalStack) -> Endpoints:
+        """Start the servers, and fetch the jars that followers need in addition to Spark."""
+        if not self._options.followers:
+            return servers.up(_SERVERS)
+        ends = servers.up((*_SERVERS, *_STORES))
+        spark.jars(self._progress)
+        return ends
+
+    def _check_interrupt(self) -> None:
+        if self._interrupts.asked.is_set():
+            raise InterruptedEarly
+
+    # -- while changes flow -----------------------------------------------------------------
+
+    def _play(self, home: Home, config: Config, stack: ExitStack) -> None:
+        options, file = self._options, home.path / "lockstep.yaml"
+        stack.enter_context(Watcher(home))
+        daemon = Daemon(home, file, config)
+        stack.callback(daemon.stop)
+        daemon.start()
+        flow = Flow(names.frontier_topic(config.prefix), config.followers)
+        followers = self._follow(home, file, config, flow, stack) if options.followers else None
+        generator = Generator(home, config.source.dsn, options.seed, options.rate)
+        stack.callback(generator.stop)
+        listener, asker = Listener(config, flow), Asker(daemon)
+        for thread in (listener, asker):
+            stack.callback(thread.close)
+            thread.start()
+        # No progress lines from here on: lines about restarts would garble the screen.
+        servers = LocalStack(home.path)
+        chaos = None
+        if options.chaos:
+            chaos = Chaos(servers, daemon, followers, flow, options.seed)
+        began = time.time()
+        turn = self._turn(flow, began, _Cast(daemon, followers, generator, listener, asker))
+        self._flow_on(turn, flow, generator, chaos)
+        self._outcome.seconds = time.time() - began
+        generator.stop()
+        self._prove(config, turn)
+        self._note(flow)
+
+    @staticmethod
+    def _follow(
+        home: Home, file: Path, config: Config, flow: Flow, stack: ExitStack
+    ) -> following.Followers:
+        followers = following.Followers(home, file)
+        stack.callback(followers.stop)
+        followers.start()
+        reader = following.Reader(config, flow)
+        stack.callback(reader.close)
+        reader.start()
+        return followers
+
+    def _turn(self, flow: Flow, began: float, cast: _Cast) -> Callable[[], None]:
+        """Return what is done repeatedly: supervise, check for failures, show."""
+        title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
+        if cast.followers is not None:
+            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
+        if self._options.chaos:
+            title += ", with kill -9"
+
+        def turn() -> None:
+            cast.daemon.supervise()
+            if cast.followers is not None:
+                cast.followers.supervise()
+            cast.listener.check()
+            scene = Scene(
+                flow,
+                title,
+                began,
+                time.time(),
+                cast.generator.written,
+                cast.asker.answer,
+                cast.daemon.pid,
+                cast.daemon.starts,
+            )
+            self._view.show(scene)
+            time.sleep(_TURN_SECONDS)
+
+        return turn
+
+    def _flow_on(
+        self, turn: Callable[[], None], flow: Flow, generator: Generator, chaos: Chaos | None
+    ) -> None:
+        """Run for the requested time, and until the last kill is recovered from.
+
+        Changes start when the first rows of the snapshot have arrived: they are after its
+        consistent point then, while the rest of it is still copied. The time, and kills, start with
+        the first change; where none arrives, the time starts after a minute.
+        """
+        seconds = self._options.seconds
+        began = time.monotonic() + _FIRST_SECONDS
+        while not self._interrupts.asked.is_set():
+            turn()
+            generator.check()
+            if flow.tables:
+                generator.start()
+            if chaos is not None:
+                chaos.check()
+            if flow.first_at is not None and self._outcome.first_change_seconds is None:
+                self._outcome.first_change_seconds = flow.first_at - self._entered
+                began = time.monotonic()
+                if chaos is not None:
+                    chaos.start()
+            if seconds is not None and time.monotonic() - began >= seconds:
+                break
+        if chaos is not None:
+            chaos.stop()
+            while chaos.is_alive():
+                turn()
+            chaos.check()
+
+    def _prove(self, config: Config, turn: Callable[[], None]) -> None:
+        """Prove it while view and supervisor run; a second Ctrl-C skips it."""
+        self._view.say("the generator has stopped; comparing the log with the database …")
+        proof = self._beside(turn, lambda: prove(config))
+        self._outcome.proof = proof
+        if proof is None or proof.frontier is None or not config.followers:
+            return
+        self._view.say("… and what the followers' stores hold, as soon as they are there …")
+        reached = proof.frontier.lsn
+        self._outcome.followers = self._beside(turn, lambda: prove_followers(config, reached))
+
+    @staticmethod
+    def _beside(turn: Callable[[], None], call: Callable[[], _T]) -> _T | None:
+        """Call it in a thread while the turns continue; return None where Ctrl-C skips it."""
+        result: Future[_T] = Future()
+        threading.Thread(target=_settle, args=(result, call), daemon=True).start()
+        try:
+            while not result.done():
+                turn()
+        except KeyboardInterrupt:
+            return None
+        return result.result()
+
+    def _note(self, flow: Flow) -> None:
+        with flow.lock:
+            self._outcome.kills = list(flow.kills)
+            self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
+
+
+def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        future.set_exception(error)
+
+
+def _make_schema(url: str) -> str:
+    """Create the demo's database on the server, with its initial rows; return its DSN."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE demo TEMPLATE template0")
+    dsn = make_conninfo(url, dbname="demo")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(DDL)
+        connection.execute(OLD)
+    return dsn
+
+
+def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Config:
+    """Write the pipeline's configuration and return it as the daemon will read it."""
+    file = home.path / "lockstep.yaml"
+    settings: dict[str, Any] = {
+        "pipeline": _PIPELINE,
+        "source": {"dsn": dsn, "tables": ["public.*"]},
+        "log": {"bootstrap_servers": ends.kafka_bootstrap},
+        # One task: more tasks take longer to start than this few rows take to copy.
+        "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
+        "control": {"secret": new_secret()},
+        "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
+    }
+    if followed:
+        settings["followers"] = following.settings(home, ends)
+    file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    return load(file)

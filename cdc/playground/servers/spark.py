@@ -1,0 +1,96 @@
+"""What spark-submit needs from us: jars that Spark lacks, and our own code for a cluster.
+
+The jars are the lock's section `spark`, fetched like the servers' jars; their versions match the
+Spark that `lockstep-cdc[spark]` installs. The code is `cdc`, `sinks` and `jobs` as one zip; their
+dependencies must be installed where executors run.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cdc.playground.servers.artifacts import ArtifactCache, default_cache, lock_sections
+from cdc.playground.servers.errors import LocalStackError
+
+if TYPE_CHECKING:
+    from cdc.playground.servers.progress import Progress
+
+_SECTION: Final = "spark"
+_PACKAGES: Final = ("cdc", "sinks", "jobs")
+# Settings of the session: those that affect values.
+VALUES: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+# Settings of the application, fixed once it runs, where Delta's jars are available.
+DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+# Without it, jobs would wait for ever for a Spark thread that ran out of memory.
+NO_MEMORY: Final = "-XX:+ExitOnOutOfMemoryError"
+_LEFT_OUT: Final = {".pyc", ".pyo"}
+
+
+def jars(progress: Progress) -> list[Path]:
+    """Return the jars, fetched where they are not in the cache."""
+    folder = ArtifactCache(default_cache(), progress).fetch(_SECTION)
+    return [folder / each.file_name for each in lock_sections()[_SECTION]]
+
+
+def coordinates() -> list[str]:
+    """Return the same jars as Maven coordinates, `group:name:version`."""
+    return [f"{each.group}:{each.name}:{each.version}" for each in lock_sections()[_SECTION]]
+
+
+def conf(*, quiet: bool = False) -> dict[str, str]:
+    """Return the settings that a Spark session needs to read and write our mirrors.
+
+    With `quiet` also those of the driver's JVM for our own jobs: what Spark logs, and that it ends
+    when memory runs out.
+    """
+    found = {**VALUES, **DELTA}
+    if quiet:
+        found["spark.driver.defaultJavaOptions"] = NO_MEMORY
+        logging = _folder("jobs") / "log4j2-submit.properties"
+        found["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+    return found
+
+
+def conf_options(*, quiet: bool = False) -> list[str]:
+    """Return the same settings as spark-submit's arguments."""
+    found = conf(quiet=quiet).items()
+    return [part for name, value in found for part in ("--conf", f"{name}={value}")]
+
+
+def job(name: str) -> Path:
+    """Return the file of a job, for spark-submit."""
+    return _folder("jobs") / f"{name}.py"
+
+
+def pack(target: Path) -> int:
+    """Write our packages into a zip for `--py-files`; return how many files it holds."""
+    part = target.with_name(f"{target.name}.part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _PACKAGES:
+            folder = _folder(package)
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.suffix not in _LEFT_OUT:
+                    archive.write(path, Path(package) / path.relative_to(folder))
+        written = len(archive.namelist())
+    part.replace(target)
+    return written
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise LocalStackError(
+            f"the package {package} is not installed",
+            hint="pip install 'lockstep-cdc[spark]'; in a checkout: make setup",
+        )
+    return Path(next(iter(spec.submodule_search_locations)))

@@ -1,0 +1,311 @@
+"""What the publication should hold, by configuration and catalog, and what prevents it.
+
+Pure, except `filter_problems`, which has Postgres check the row filters. `cdc setup` creates the
+publication this way and refuses what is a problem; the doctor shows both beforehand.
+
+What Postgres requires of a publication: column lists and row filters need 15; neither may leave out
+a column of the replica identity that updates and deletes need, or those fail in the application; a
+column list under REPLICA IDENTITY FULL makes them fail always. So where Postgres can't leave out a
+column, the encoders make it null.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from cdc.source.connection import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cdc.config import Config, TableSelection
+    from cdc.config.patterns import NamePattern
+    from cdc.config.selection import Rule
+    from cdc.source.columns import Column, Partition
+    from cdc.source.server import Server, Table
+
+COLUMN_LISTS = 15  # the major that has them, and row filters, and TABLES IN SCHEMA
+ORIGIN = 16
+GENERATED = 18
+
+
+class Member(NamedTuple):
+    """A table as the publication should hold it."""
+
+    table: Table
+    columns: tuple[str, ...] | None  # None: every column
+    where: str | None
+    selection: TableSelection
+    identity: tuple[str, ...]  # the columns sent with updates and deletes
+
+
+class Problem(NamedTuple):
+    """What must be fixed before the table may be published this way."""
+
+    check: str
+    what: str
+    fix: str
+
+
+class Plan(NamedTuple):
+    """The publication as the configuration describes it."""
+
+    members: list[Member]
+    schemas: frozenset[str]  # published as schemas, with the tables that they get later
+    listed: dict[str, str]  # schemas that should be published as such and can't, and why
+    via_root: bool
+    generated: bool
+    nulled: dict[str, list[str]]  # by table, columns left out that Postgres sends nevertheless
+    problems: list[Problem]
+
+
+def plan(
+    config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[Column]]
+) -> Plan:
+    """Return how `tables`, those that `source.tables` matches, should be published."""
+    chosen = config.selection
+    members, nulled = [], {}
+    problems = [*_origin(config, server)]
+    for table in tables:
+        if not table.publishable:
+            continue
+        known = columns.get(table.oid, [])
+        selection = chosen.of((table.schema, table.name))
+        left_out = [c for c in known if not selection.captures(c.name) and c.generated != "v"]
+        pushed = bool(left_out) and _can_list(config, server, table)
+        names = [c.name for c in known if selection.captures(c.name) and _sent(config, server, c)]
+        identity = tuple(c.name for c in known if c.in_identity)
+        list_ = tuple(names) if pushed else None
+        members.append(Member(table, list_, selection.where, selection, identity))
+        if left_out and not pushed:
+            nulled[str(table)] = [c.name for c in left_out if _sent(config, server, c)]
+        problems += _table_problems(config, server, members[-1], known)
+    problems += _rule_problems(config, members, columns)
+    whole, listed = _schemas(config, server, members)
+    return Plan(
+        members,
+        whole,
+        listed,
+        config.source.partitions == "root",
+        config.source.generated_columns == "stored" and server.major >= GENERATED,
+        nulled,
+        problems,
+    )
+
+
+def has_topic(config: Config, table: Table) -> bool:
+    """Return whether the table's events go to a topic of the table's name."""
+    return table.publishable and (table.kind != "p" or config.source.partitions == "root")
+
+
+def _can_list(config: Config, server: Server, table: Table) -> bool:
+    """Return whether Postgres accepts a column list of the table."""
+    by_leaf = table.kind == "p" and config.source.partitions == "leaf"
+    return server.major >= COLUMN_LISTS and table.replica_identity != "f" and not by_leaf
+
+
+def _sent(config: Config, server: Server, column: Column) -> bool:
+    """Return whether Postgres can send the column at all."""
+    stored = config.source.generated_columns == "stored" and server.major >= GENERATED
+    return not column.generated or (column.generated == "s" and stored)
+
+
+def _schemas(
+    config: Config, server: Server, members: list[Member]
+) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the schemas to publish as such, and those that can't be, with the reason."""
+    chosen = config.selection
+    wanted = {name for p in chosen.patterns if (name := p.whole_schema) is not None}
+    if config.source.new_tables == "setup":
+        return frozenset(), {}
+    listed = {}
+    for schema in wanted:
+        here = [each for each in members if each.table.schema == schema]
+        if server.major < COLUMN_LISTS:
+            listed[schema] = f"Postgres {server.major} knows no TABLES IN SCHEMA"
+        elif not server.superuser:
+            listed[schema] = f"{server.role} is no superuser"
+        elif any(each.columns is not None for each in members):
+            listed[schema] = "a publication of a whole schema takes no column list"
+        elif any(each.where is not None for each in here):
+            listed[schema] = "row filters do not count in a schema that is published whole"
+        elif any(p.schema.matches(schema) for p in chosen.excluded):
+            listed[schema] = "source.exclude leaves tables out of it"
+    return frozenset(wanted - listed.keys()), listed
+
+
+# --- problems ---
+
+
+def _origin(config: Config, server: Server) -> Iterator[Problem]:
+    if config.source.origin == "none" and server.major < ORIGIN:
+        yield Problem(
+            "origin",
+            f"source.origin: none takes Postgres {ORIGIN}, this is {server.major}",
+            "source.origin: any",
+        )
+
+
+def _table_problems(
+    config: Config, server: Server, member: Member, columns: list[Column]
+) -> Iterator[Problem]:
+    table, selection = member.table, member.selection
+    missing = [name for name in member.identity if not selection.captures(name)]
+    if missing and table.replica_identity != "f":
+        yield Problem(
+            "columns",
+            f"{table}: {', '.join(missing)} is left out, but belongs to the replica identity: "
+            "Postgres would refuse every UPDATE and DELETE",
+            f'capture it, and hide it with tables."{table}".mask: {{{missing[0]}: {{hmac: …}}}}',
+        )
+    if member.where is not None:
+        if server.major < COLUMN_LISTS:
+            yield Problem(
+                "where",
+                f"{table}: a row filter takes Postgres {COLUMN_LISTS}, this is {server.major}",
+                f'remove tables."{table}".where',
+            )
+        elif table.kind == "p" and config.source.partitions == "leaf":
+            yield Problem(
+                "where",
+                f"{table}: Postgres filters a partitioned table's rows only through its root",
+                "source.partitions: root",
+            )
+    yield from _key_problems(member, columns)
+    sent = [c for c in columns if c.in_identity and c.generated and not _sent(config, server, c)]
+    if sent and server.major >= GENERATED:
+        yield Problem(
+            "generated",
+            f"{table}: the replica identity holds {sent[0].name}, a generated column that is not "
+            "published: Postgres refuses every UPDATE and DELETE",
+            "source.generated_columns: stored; a virtual column can't be part of it",
+        )
+
+
+def _key_problems(member: Member, columns: list[Column]) -> Iterator[Problem]:
+    table, selection = member.table, member.selection
+    names, identity = {c.name for c in columns}, member.identity
+    key = selection.key or tuple(c.name for c in columns if c.in_primary_key)
+    if table.replica_identity == "i" and selection.key is None:
+        key = identity
+    unknown = [name for name in key if name not in names]
+    if unknown:
+        fix = f'correct tables."{table}".key'
+        yield Problem("key", f"{table}: the key names {', '.join(unknown)}: no such column", fix)
+        return
+    unsent = [name for name in key if identity and name not in identity]
+    if selection.key is not None and unsent:
+        yield Problem(
+            "key",
+            f"{table}: the key has {', '.join(unsent)}, which Postgres does not send with updates "
+            f"and deletes (the replica identity is {', '.join(identity)})",
+            f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL;  -- or USING INDEX of a unique "
+            "index that has the key's columns",
+        )
+    for name in key:
+        mask = selection.mask(name)
+        if not selection.captures(name):
+            fix = f'capture it, or take another tables."{table}".key'
+            yield Problem("key", f"{table}: {name} is left out, but is in the key", fix)
+        elif mask is not None and mask.kind not in {"keep", "hmac"}:
+            yield Problem(
+                "mask",
+                f"{table}: {name} is in the key, and its mask {mask.kind} would make rows alike",
+                "a key's column takes the mask hmac, or none",
+            )
+
+
+def _rule_problems(
+    config: Config, members: list[Member], columns: dict[int, list[Column]]
+) -> Iterator[Problem]:
+    """Find rules that name nothing: a mask with a misspelled name hides nothing.
+
+    A rule with a pattern may be a precaution, and is not a problem.
+    """
+    for rule in config.selection.rules:
+        pattern, _ = rule
+        section = f'tables."{pattern.text}"'
+        tables = [m.table for m in members if pattern.matches(m.table.schema, m.table.name)]
+        if not tables and pattern.exact is None:
+            continue
+        if not tables:
+            fix = f"correct or remove {section}; source.tables must match it too"
+            yield Problem("tables_rule", f"{section} matches no captured table", fix)
+            continue
+        known = {c.name for table in tables for c in columns.get(table.oid, [])}
+        for setting, name in _named(rule):
+            if name.exact is not None and name.exact not in known:
+                yield Problem(
+                    "tables_rule",
+                    f"{section}.{setting} names {name.text}, which {_many(tables)} not have",
+                    "correct it: its case counts; a renamed column is to be named anew",
+                )
+
+
+def _named(rule: Rule) -> Iterator[tuple[str, NamePattern]]:
+    for setting, names in rule.columns().items():
+        if setting != "key":  # reported per table
+            for name in names:
+                yield setting, name
+
+
+def _many(tables: list[Table]) -> str:
+    return f"{tables[0]} does" if len(tables) == 1 else f"the {len(tables)} tables do"
+
+
+def partition_problems(config: Config, found: list[Partition]) -> Iterator[Problem]:
+    """Find partitions that should be left out: they are published with their table."""
+    selection = config.selection
+    for each in found:
+        if config.source.partitions == "leaf" and selection.excludes(each.schema, each.name):
+            yield Problem(
+                "exclude",
+                f"{each} is a partition: it is captured with its table, not left out alone",
+                "take it out of source.exclude, or detach it",
+            )
+
+
+def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Problem]:
+    """Have Postgres check the row filters: each must use columns of the replica identity only."""
+    for member in wanted.members:
+        if member.where is None:
+            continue
+        table = member.table
+        fix = f'correct tables."{table}".where'
+        if error := _refusal(connection, member, ()):
+            yield Problem("where", f"{table}: Postgres can't read the row filter: {error}", fix)
+        elif member.identity and (error := _refusal(connection, member, member.identity)):
+            yield Problem(
+                "where",
+                f"{table}: the row filter names a column outside the replica identity ({error}): "
+                "Postgres would refuse every UPDATE and DELETE",
+                f"{fix}; or ALTER TABLE {table.quoted} REPLICA IDENTITY FULL;",
+            )
+
+
+def _refusal(connection: psycopg.Connection, member: Member, only: tuple[str, ...]) -> str | None:
+    """Return why Postgres refuses the filter on the table, or on only these columns of it."""
+    table = member.table
+    assert member.where is not None
+    chosen = sql.SQL(", ").join(map(sql.Identifier, only)) if only else sql.SQL("*")
+    try:
+        # Planned, never run: the filter can't name a column that is not selected.
+        connection.execute(
+            sql.SQL("EXPLAIN SELECT FROM (SELECT {} FROM {}) AS {} WHERE ({})").format(
+                chosen,
+                sql.Identifier(table.schema, table.name),
+                sql.Identifier(table.name),
+                sql.SQL(member.where),  # from the configuration
+            ),
+            binary=True,  # by the extended protocol: one statement
+        )
+    except psycopg.errors.InsufficientPrivilege:
+        return None  # unknown here; Postgres reports it when the publication is created
+    except psycopg.Error as error:
+        if error.sqlstate and error.sqlstate[:2] in {"42", "22", "0A"}:
+            return str(error.diag.message_primary)
+        raise translate(error, f"reading the row filter of {table}") from error
+    return None

@@ -1,0 +1,1 @@
+"""What every process of ours needs: background calls, notices while it waits, optional extras."""

@@ -1,0 +1,1 @@
+"""Frames to records in the total order: transactions, table versions, Position and seq."""

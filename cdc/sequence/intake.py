@@ -1,0 +1,185 @@
+"""What is sequenced next: chunks of the stream, and streamed transactions once they commit.
+
+Walks each chunk once: the sequencer takes what is in commit order, the spool what belongs to a
+transaction that is still open, the stream what is not a frame.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from cdc import failpoints
+from cdc.decode import messages
+from cdc.encode.logical_messages import MessageEncoder
+from cdc.encode.routes import LogicalMessages
+from cdc.errors import ProtocolError
+from cdc.events import LSN
+from cdc.log import names
+from cdc.sequence.in_progress import InProgress
+from cdc.sequence.lookahead import Upcoming
+from cdc.sequence.sequencer import Sequencer
+from cdc.sequence.spool import Spool, home
+from cdc.sequence.state import Pause, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.sequence.replay import Replay
+    from cdc.sequence.spool import Committed
+    from cdc.sequence.state import Step
+    from cdc.sequence.table_versions import Tables
+    from cdc.source.stream import Stream
+
+
+T = TypeVar("T")
+
+# A chunk that is longer holds one huge row, which takes seconds: it is processed in the background.
+LONG_BYTES: Final = 8 << 20
+
+
+class Aside(Protocol):
+    """Runs a call in the background, and answers Postgres until it has ended."""
+
+    def __call__(self, call: Callable[[], T], /) -> T: ...
+
+
+class Intake:
+    """The way from the stream into the sequencer."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what it joins
+        self,
+        config: Config,
+        stream: Stream,
+        tables: Tables,
+        identity: ResumeIdentity,
+        position: ResumePosition,
+        describe: Callable[[messages.Relation], None],
+        full: Callable[[], None],
+        aside: Aside,
+        replay: Replay | None = None,
+    ) -> None:
+        """`describe` makes a relation's rows encodable; `full` publishes a batch of full size."""
+        self._stream = stream
+        self._spool: Spool | None = None
+        self._in_progress: InProgress | None = None
+        if stream.streaming != "off":
+            self._spool = Spool(home(config.source.spool_dir, config.pipeline))
+            self._in_progress = InProgress(self._spool)
+        logical = LogicalMessages(
+            MessageEncoder(identity.database, config.prefix),
+            tables.batch.topic(names.messages_topic(config.prefix), 1)[0],
+            tables.dead,
+        )
+        self.sequencer = Sequencer(
+            position,
+            identity.epoch,
+            tables.batch,
+            config.batch.max_events,
+            logical,
+            parallel=stream.streaming == "parallel",
+            replay=replay,
+        )
+        self._describe = describe
+        self._full = full
+        self._aside = aside
+        # A committed transaction that is read back: its rows come before what the stream sends.
+        self._commit: messages.StreamCommit | None = None
+        self._chunks: Committed | None = None
+        self._ending = False
+        self.upcoming: Upcoming | None = None  # of the chunk being walked
+
+    @property
+    def reading_back(self) -> bool:
+        """Whether more can be taken without anything having arrived."""
+        return self._commit is not None
+
+    def close(self) -> None:
+        """Drop what open transactions have streamed: the next session receives it again."""
+        if self._spool:
+            self._spool.close()
+
+    def end(self) -> None:
+        """From here on, make `take` stop where the transaction being read ends."""
+        self._ending, self.sequencer.max_events = True, 0
+
+    def take(self) -> int:
+        """Sequence the next chunk, if there is one; return how many bytes it had."""
+        if self._commit:
+            if chunk := self._read_back():
+                self._walk(chunk, streamed=True)
+                return len(chunk)
+            end, self._commit = self._commit, None
+            self.sequencer.commit(end.commit_lsn, end.end_lsn, end.commit_time_us)
+            if self._ending:
+                return 0
+        chunk = self._stream.read()
+        if chunk:
+            failpoints.reach("after_receive")
+            self._stream.keep(chunk, self._walk(chunk))
+            received_lsn = LSN(self.sequencer.received_lsn)
+            self._stream.received_lsn = max(self._stream.received_lsn, received_lsn)
+        return len(chunk)
+
+    def _read_back(self) -> bytes:
+        """Return the next chunk of the transaction that is read back; no bytes at its end."""
+        chunks = self._chunks
+        assert chunks is not None, "its commit gave them"
+        if chunks.next_bytes > LONG_BYTES:
+            return self._aside(lambda: next(chunks))
+        return next(chunks, b"")
+
+    def _walk(self, chunk: bytes, *, streamed: bool = False) -> int:
+        """Walk a chunk until it ends or a read-back starts; return how far that is."""
+        at = 0
+        step: Step | Pause | None = None
+        upcoming = self.upcoming = Upcoming(chunk, streamed=streamed)
+        while not self._over(step, streamed=streamed):
+            walk: Callable[[], tuple[int, Step | Pause | None]]
+            if self._in_progress and self._in_progress.in_block:
+                walk = partial(self._in_progress.walk, chunk, at)
+            else:
+                walk = partial(self.sequencer.feed, chunk, at, streamed=streamed)
+            at, step = self._aside(walk) if len(chunk) - at > LONG_BYTES else walk()
+            if step is Pause.OTHER:
+                at = self._stream.other(chunk, at)
+            elif step is Pause.FULL and not self._ending:
+                self._full()
+            else:
+                upcoming.at = at
+                self._do(step)
+        return at
+
+    def _do(self, step: Step | Pause | None) -> None:
+        """Do what a message requires before the next one is taken."""
+        match step:
+            case messages.Relation():
+                if self._in_progress:
+                    self._in_progress.hear(step)
+                self._describe(step)
+            case Wanted():
+                step.go_on()
+            case messages.StreamStart():
+                self._streamed().start(step)
+            case messages.StreamAbort():
+                self._streamed().abort(step)
+            case messages.StreamCommit():
+                self._begin(step)
+
+    def _over(self, step: Step | Pause | None, *, streamed: bool) -> bool:
+        """Whether the walk of a chunk ends at this step."""
+        if step is Pause.FULL:
+            return self._ending
+        return step is Pause.MORE or (self._commit is not None and not streamed)
+
+    def _streamed(self) -> InProgress:
+        if self._in_progress is None:
+            raise ProtocolError("a streamed transaction, which this stream was not asked for")
+        return self._in_progress
+
+    def _begin(self, commit: messages.StreamCommit) -> None:
+        self._chunks = self._streamed().commit(commit)
+        self.sequencer.begin(commit.commit_lsn, commit.commit_time_us, commit.xid)
+        self._commit = commit

@@ -1,0 +1,290 @@
+"""What a relation message requires: the table's version, topic and encoder.
+
+The only part of the stream's path that queries the source's catalog and Kafka's admin API, so it
+blocks and must run on the worker. It keeps the identity half of the resume record, since a new
+topic or a changed publication changes it; `take` returns the records for the next batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+from orjson import dumps
+
+from cdc.encode.encoder import Encoder
+from cdc.encode.masks import column_mask
+from cdc.encode.oversize import DeadLetters
+from cdc.encode.routes import Table
+from cdc.encode.values import undescribed
+from cdc.errors import UnavailableError
+from cdc.log import column_numbers, names, reader, records, resume, topics
+from cdc.log.limits import limits, ours
+from cdc.publication.column_identity import hides_something
+from cdc.publication_look import PublicationLook
+from cdc.snapshot.incremental.visibility import Snapshot
+from cdc.source import catalog
+from cdc.source.kinds import defined_by_users
+from cdc.source.lookups import look_up
+
+if TYPE_CHECKING:
+    from cdc.config import Config, TableSelection
+    from cdc.decode.messages import Relation
+    from cdc.events import LSN
+    from cdc.log.batch import Batch
+    from cdc.sequence.lookahead import Upcoming
+    from cdc.sequence.relations import Relations
+    from cdc.source.lookups import Lookup
+
+log = logging.getLogger("cdc.sequence.table_versions")
+
+Record = tuple[str, bytes, bytes]  # topic, key, value
+
+# How long a decoded commit may be invisible to other sessions before the session fails.
+_VISIBLE_SECONDS: Final = 30.0
+_VISIBLE_POLL_SECONDS: Final = 0.02
+
+
+class Tables:
+    """Every table version the pipeline meets, and where its rows go."""
+
+    def __init__(
+        self,
+        config: Config,
+        sql: catalog.Connection,
+        admin: topics.Admin,
+        batch: Batch,
+        relations: Relations,
+        identity: records.ResumeIdentity,
+    ) -> None:
+        """Start with the log's `identity`; the caller closes `sql` and `admin`."""
+        self._config = config
+        self._sql = sql
+        self._admin = admin
+        self.batch = batch
+        placeholder = dumps(config.values.unavailable_value_placeholder)
+        dead_topic = names.dead_topic(config.prefix)
+        self.dead = DeadLetters(batch, dead_topic, placeholder, ours(config))
+        self._relations = relations
+        self._identity = identity
+        self._records: list[Record] = []
+        self._unknown_types: dict[int, int] = {}  # columns, by relation id
+        self._publication = PublicationLook(config.publication, members=False)
+        self._identified = False  # whether the identity is to be written
+        self._upcoming: Upcoming | None = None  # whose relations are looked up
+        self._lookups: dict[int, Lookup] = {}
+
+    @property
+    def unknown_type_columns(self) -> int:
+        """How many columns of the tables so far have a type of which only the text is known."""
+        return sum(self._unknown_types.values())
+
+    @property
+    def schema_id(self) -> int:
+        """The newest version's id."""
+        return self._relations.schema_id
+
+    def take(self) -> list[Record]:
+        """Return the records for the next Kafka transaction, once."""
+        taken, self._records = self._records, []
+        if self._identified:
+            # Only the newest: with thousands of tables it is long.
+            taken.append(resume.record(self._config, self._identity))
+            self._identified = False
+        return taken
+
+    def describe(
+        self,
+        relation: Relation,
+        types: dict[int, str],
+        from_lsn: LSN,
+        *,
+        replaying: bool,
+        upcoming: Upcoming | None = None,
+        xid: int | None = None,
+    ) -> Table:
+        """Return how the relation's rows are encoded and where they go. Blocks.
+
+        The catalog is queried for all `upcoming` relations at once: they arrived before the query,
+        so the answer is as recent for each of them. `xid` is the transaction that the relation
+        belongs to.
+
+        Raises GapError if the publication has lost changes, even if it was reverted: changing a
+        publication makes the walsender describe every table again, so this check comes before the
+        next row of any table.
+        """
+        facts, told = self._prepared(relation, upcoming)
+        names = ((relation.namespace, relation.name), *told.ancestors)
+        selection = self._config.selection.of(*names)
+        # After the transaction is visible: what is read here is of its time, or a later one.
+        facts = facts._replace(numbers=self._numbers(relation, selection, xid))
+        version, new = self._relations.version(
+            relation,
+            facts,
+            types,
+            from_lsn,
+            replaying=replaying,
+            values=self._config.values,
+            published=told,
+            selection=selection,
+        )
+        self._note_numbers()
+        self._count_unknown_types(version, new=new)
+        if new:
+            self._publish(version)
+        self._ensure([version.topic], {version.topic: (version.schema, version.table)})
+        partitions = self._identity.partitions[version.topic]
+        masks = [column_mask(selection, column.name) for column in version.columns]
+        encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
+        return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
+
+    @property
+    def publication(self) -> records.Publication:
+        """The publication as the log knows it."""
+        return self._identity.publication
+
+    @property
+    def identity(self) -> records.ResumeIdentity:
+        """The identity half of the resume record, as written or to be written next."""
+        return self._identity
+
+    def adopt(self, identity: records.ResumeIdentity) -> None:
+        """Continue with `identity`, which goes into the log with the next Kafka transaction."""
+        if identity.timeline != self._identity.timeline:
+            timelines = {"from": self._identity.timeline, "to": identity.timeline}
+            log.warning("following a promotion", extra={"fields": timelines})
+        if identity != self._identity:
+            self._identify(identity)
+
+    def note(self, publication: records.Publication) -> None:
+        """Pin a publication that has lost nothing."""
+        self._identify(replace(self._identity, publication=publication))
+
+    def look(self) -> None:
+        """Compare the publication with what the log knows; raise GapError if it lost changes.
+
+        Blocks.
+        """
+        known = self._identity.publication
+        if (now := self._publication.look(self._sql, known)) != known:
+            self.note(now)
+
+    def _prepared(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
+        """Return the catalog's description of the relation, read after its message arrived."""
+        if upcoming is None or upcoming is not self._upcoming:
+            self._lookups.clear()
+        if relation.relation_id not in self._lookups:
+            others = upcoming.relations() if upcoming else []
+            relations = {each.relation_id: each for each in (*others, relation)}
+            self.look()
+            self._lookups = look_up(self._sql, self._config.publication, relations.keys())
+            self._upcoming = upcoming
+            named = {
+                names.data_topic(self._config.prefix, each.namespace, each.name): (
+                    each.namespace or "pg_catalog",
+                    each.name,
+                )
+                for each in relations.values()
+            }
+            self._ensure(list(named), named)
+        return self._lookups[relation.relation_id]
+
+    def _numbers(
+        self, relation: Relation, selection: TableSelection, xid: int | None
+    ) -> records.ColumnNumbers | None:
+        """Return the columns' numbers as the catalog has them once it shows the transaction.
+
+        None if no column is hidden.
+
+        A commit is decoded before other sessions see it, long before if it waits for a synchronous
+        standby: what it renamed has its old name until then.
+        """
+        table, name = relation.relation_id, self._config.publication
+        if not (hides_something(selection) or self._relations.has_hidden(table)):
+            return None
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        found = catalog.column_numbers(self._sql, name, table)
+        while xid is not None and not Snapshot.parse(found.snapshot).sees(xid):
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"transaction {xid} is in the stream, and after {_VISIBLE_SECONDS:.0f} s no"
+                    f" other session sees it: which columns {relation.namespace}.{relation.name}"
+                    " hides can't be looked up",
+                    hint="a commit waits for a synchronous standby: see pg_stat_replication; the"
+                    " daemon tries again",
+                )
+            time.sleep(_VISIBLE_POLL_SECONDS)
+            found = catalog.column_numbers(self._sql, name, table)
+        if not self._relations.knows_numbers(table):
+            # `cdc setup` may have written them since the session began.
+            self._relations.learn(reader.read_column_numbers(self._config))
+        return found.numbers
+
+    def _note_numbers(self) -> None:
+        for numbers in self._relations.take_numbers():
+            self._records.append(column_numbers.record(self._config, numbers))
+
+    def _ensure(self, wanted: list[str], named: dict[str, tuple[str, str]]) -> None:
+        """Create and pin the topics that are new, and learn how large a record each accepts."""
+        identity, config = self._identity, self._config
+        new = [
+            topics.data_topic(config, *named[topic])
+            for topic in wanted
+            if topic not in identity.partitions
+        ]
+        if new:
+            made = topics.ensure(self._admin, config, new)
+            partitions = {name: each.partitions for name, each in made.items()}
+            topic_ids = {name: each.topic_id for name, each in made.items()}
+            self._identify(
+                replace(
+                    identity,
+                    partitions=identity.partitions | partitions,
+                    topic_ids=identity.topic_ids | topic_ids,
+                )
+            )
+        # Once a session: a table is described again after each truncate.
+        if unknown := [topic for topic in wanted if not self.dead.knows(topic)]:
+            self.dead.limit_to(limits(self._admin, config, unknown))
+
+    def _identify(self, identity: records.ResumeIdentity) -> None:
+        self._identity, self._identified = identity, True
+
+    def _count_unknown_types(self, version: records.SchemaRecord, *, new: bool) -> None:
+        """Count columns whose values are the text of an unknown type; log new ones.
+
+        Only this report depends on today's catalog.
+        """
+        named = {c.name: kind for c in version.columns if (kind := undescribed(c.type))}
+        ours = defined_by_users(self._sql, named.values()) if named else frozenset()
+        unknown = {column: kind for column, kind in named.items() if kind not in ours}
+        if unknown:
+            self._unknown_types[version.relation_id] = len(unknown)
+        else:
+            self._unknown_types.pop(version.relation_id, None)
+        if unknown and new:
+            table = f"{version.schema}.{version.table}"
+            log.warning(
+                "columns of unknown types: their values are Postgres' own text",
+                extra={"fields": {"table": table, "types": unknown}},
+            )
+
+    def _publish(self, version: records.SchemaRecord) -> None:
+        key = records.schema_key(version.schema_id)
+        topic = names.schema_topic(self._config.prefix)
+        self._records.append((topic, key, records.encode(version)))
+        fields = {
+            "table": f"{version.schema}.{version.table}",
+            "schema_id": version.schema_id,
+            "topic": version.topic,
+        }
+        log.info("table version", extra={"fields": fields})
+        if self._relations.is_another(version):
+            # Dropped and created again, or renamed into its place: the stream reports neither.
+            remedy = f"cdc snapshot {version.schema}.{version.table} --anew"
+            log.warning(
+                "another table has this name now, and rows of the one before are still in the log",
+                extra={"fields": {**fields, "hint": remedy}},
+            )

@@ -1,0 +1,96 @@
+"""What of an incremental snapshot must not be in its record: values of hidden columns. Pure.
+
+Positions in a table are key values, and a condition quotes values of the columns that it names.
+Where such a column is hidden they stay only in this process's memory. The next session of the
+process reads the table again from its start, or the same keys again; another process does not know
+them, so a snapshot of given keys, or with a condition, ends there with the request to run it again.
+
+What is hidden is certain only once a chunk is published, because only then has the stream agreed
+with the catalog on the table's columns. Until then everything is withheld of a table that has
+hidden columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from cdc.publication.column_identity import hides, hides_something
+from cdc.source import conditions
+
+if TYPE_CHECKING:
+    from cdc.config import Config, TableSelection
+    from cdc.snapshot.incremental.records import LiveRecord
+    from cdc.source.chunks import Chunk
+
+GIVE_AGAIN: Final = (
+    "the daemon was restarted, and the keys or the condition are not in the log, because the table"
+    " has hidden columns; run the same `cdc snapshot` again, with its --keys or --where"
+)
+
+
+class Withheld(NamedTuple):
+    """What of a record stays out of the log."""
+
+    keys: bool
+    where: bool
+
+
+NOTHING: Final = Withheld(keys=False, where=False)
+
+
+def before_publishing(config: Config, record: LiveRecord) -> Withheld:
+    """Return what is withheld until a chunk is published."""
+    selection = config.selection.of((record.schema, record.table))
+    # A partition hides what its root table hides, and which table that is, is not known yet.
+    by_root = config.source.partitions == "leaf" and any(
+        each.rule.mask or each.rule.exclude or each.rule.columns for each in config.selection.rules
+    )
+    return Withheld(
+        keys=by_root or hides_something(selection),
+        where=by_root or _quotes_hidden(selection, record.where),
+    )
+
+
+def of_published(config: Config, chunk: Chunk, where: str | None) -> Withheld:
+    """Return what is withheld of a table as the stream knows it."""
+    table = chunk.described
+    selection = config.selection.of((table.schema, table.name), *table.published.ancestors)
+    return Withheld(
+        keys=any(hides(selection, name) for name in chunk.key),
+        where=_quotes_hidden(selection, where),
+    )
+
+
+def logged(record: LiveRecord, withheld: Withheld) -> LiveRecord:
+    """Return the record as the log may have it."""
+    if withheld.keys:  # another session reads from the start
+        record = replace(
+            record, last=None, to=None, swept=False, again=(),
+            withheld=record.withheld or record.keys,
+        )  # fmt: skip
+    if withheld.where and record.where is not None:
+        record = replace(record, where=None, withheld=True)
+    return record
+
+
+def restored(record: LiveRecord, given: LiveRecord | None) -> LiveRecord | None:
+    """Return the log's record of a snapshot with what is withheld; None where that is lost."""
+    if not record.withheld:
+        return record
+    if given is None:
+        return None
+    again = given.again if record.keys else record.again
+    return replace(record, where=given.where, again=again, withheld=False)
+
+
+def _quotes_hidden(selection: TableSelection, where: str | None) -> bool:
+    """Whether a condition may hold values of hidden columns."""
+    if where is None:
+        return False
+    try:
+        condition = conditions.parse(where)
+    except conditions.ConditionError:
+        return hides_something(selection)  # it is refused, and which columns it names is not known
+    return any(hides(selection, name) for name in condition.columns)

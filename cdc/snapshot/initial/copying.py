@@ -1,0 +1,194 @@
+"""Run the copying of a plan's ranges, watch the source meanwhile, and report progress.
+
+A runner may be killed at any moment: ranges that are in the log stay there, and the others are
+assigned again, as long as the exported snapshot lives. Two things are watched: that this snapshot
+lives, and that the pipeline's slot is not lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    GapError,
+    InvariantError,
+    Policy,
+    RewrittenError,
+    SnapshotLostError,
+)
+from cdc.snapshot.initial import topic
+from cdc.snapshot.initial.handover import check_mine
+from cdc.snapshot.initial.local_runner import LocalRunner
+from cdc.snapshot.initial.progress import Progress
+from cdc.snapshot.initial.spark_runner import SparkRunner, installed
+from cdc.source import server as inspection
+from cdc.source.pinned import connect_for_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cdc.config import Config
+    from cdc.snapshot.initial.host import Aside, Host
+    from cdc.snapshot.initial.records import Plan
+    from cdc.source.catalog import Connection
+    from cdc.source.export import Export
+
+log = logging.getLogger("cdc.snapshot")
+
+# Below, Spark's start would take longer than copying.
+_SPARK_BYTES: Final = 256 << 20
+# How often source and slot are checked, and how often progress is logged.
+_LOOK_SECONDS: Final = 5.0
+_TURN_SECONDS: Final = 0.2
+# Consecutive starts that complete no range.
+_VAIN_STARTS: Final = 6
+_PAUSE_SECONDS: Final = 2.0
+# The share of max_slot_wal_keep_size that must be left: below it the snapshot stops, before
+# Postgres invalidates the slot.
+_LEAST_SHARE: Final = 0.1
+
+
+class Runner(Protocol):
+    """What copies: it starts when it is created."""
+
+    def turn(self, seconds: float, progress: Progress) -> bool:
+        """Process reports for `seconds` at most; return whether all have ended well."""
+
+    def stop(self) -> None:
+        """End it; open Kafka transactions are aborted."""
+
+
+class Watch:
+    """Checks that the exported snapshot and the pipeline's slot still exist."""
+
+    def __init__(self, config: Config, export: Export, primary: Connection) -> None:
+        self._config, self._export, self._primary = config, export, primary
+        self._reading = connect_for_rows(config)
+
+    def look(self) -> None:
+        """Raise SnapshotLostError or GapError where continuing is useless. Blocks."""
+        if not self._export.alive(self._reading):
+            raise SnapshotLostError("the connection that exported the snapshot is gone")
+        slot = inspection.slot(self._primary, self._config.slot)
+        if slot is None or slot.wal_status == "lost" or slot.invalidation_reason:
+            why = (slot and slot.invalidation_reason) or "it is gone"
+            raise GapError(
+                f"the slot {self._config.slot} was lost while the snapshot was taken: {why}",
+                hint="raise max_slot_wal_keep_size and idle_replication_slot_timeout; then begin"
+                " anew: `cdc teardown --topics`, `cdc setup`",
+            )
+        limit = inspection.setting_bytes(self._primary, "max_slot_wal_keep_size")
+        safe = slot.safe_wal_bytes
+        near = safe is not None and limit is not None and safe < _LEAST_SHARE * limit
+        if near or slot.wal_status == "unreserved":
+            raise ConfigError(
+                f"the slot {slot.name} keeps WAL for the snapshot and nears"
+                f" max_slot_wal_keep_size: {max(0, safe or 0) >> 20} MB are left",
+                hint="raise max_slot_wal_keep_size (ALTER SYSTEM SET …; SELECT pg_reload_conf();),"
+                " or have the snapshot take less time: snapshot.max_parallel, no pace, a quieter"
+                " hour; then `cdc run` again",
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reading.close()
+
+
+# Starts a runner for some of the plan's tasks.
+Start: TypeAlias = "Callable[[Plan, Host, list[int]], Runner]"
+
+
+def choose(config: Config, plan: Plan) -> Start:
+    """Return the runner that the configuration names."""
+    runner = config.snapshot.runner
+    direct = any(table.kind == "direct" for table in plan.tables)
+    if runner == "auto":
+        large = sum(table.bytes for table in plan.tables) >= _SPARK_BYTES
+        runner = "spark" if direct or (large and installed()) else "local"
+    if runner == "local":
+        if direct:
+            raise ConfigError(
+                "tables are to be copied directly into Delta Lake, which takes Spark",
+                hint="snapshot.runner: spark; or take `snapshot: direct` out of `tables`",
+            )
+        return lambda plan, _, tasks: LocalRunner(config, plan, tasks)
+    if not installed():
+        raise ConfigError(
+            "snapshot.runner is spark, and pyspark is not installed",
+            hint="install lockstep-cdc[spark]; or snapshot.runner: local",
+        )
+    return lambda plan, host, _: SparkRunner(config, plan, host.config_file)
+
+
+def copy(
+    config: Config, plan: Plan, host: Host, aside: Aside, watch: Watch, runner: Start | None = None
+) -> None:
+    """Return when every range is in the log. Raises what ends the generation."""
+    start = runner or choose(config, plan)
+    progress = Progress(plan, time.monotonic())
+    vain, found = 0, -1
+    while True:
+        known = aside(lambda: topic.read(config))
+        check_mine(known.state, "running", plan.token)
+        progress.know(known.ranges)
+        if progress.complete:
+            host.snapshotting("every range is copied", progress.report(time.monotonic()))
+            return
+        done = len(known.done(plan))
+        vain, found = (0, done) if done > found else (vain + 1, found)
+        if vain >= _VAIN_STARTS:
+            raise InvariantError(f"{vain} starts of the snapshot's tasks brought no range")
+        aside.pause(_PAUSE_SECONDS if vain else 0.0)
+        running = start(plan, host, _left(plan, known))
+        try:
+            _follow(running, progress, host, aside, watch)
+        except CDCError as error:
+            _judge(error, aside, watch, vain)
+            log.warning("copying again", extra={"fields": {"reason": error.what}})
+        finally:
+            running.stop()
+
+
+def _follow(runner: Runner, progress: Progress, host: Host, aside: Aside, watch: Watch) -> None:
+    """Return when the runner has ended; raise what ended it, or what ends the generation."""
+    looked_at = told_at = time.monotonic()
+    ended = False
+    while not ended:
+        ended = runner.turn(_TURN_SECONDS, progress)
+        aside.check()
+        now = time.monotonic()
+        report = progress.report(now)
+        host.snapshotting(report.words(), report)
+        if now - told_at >= _LOOK_SECONDS:
+            told_at = now
+            log.info("copying", extra={"fields": report.brief()})
+        if now - looked_at >= _LOOK_SECONDS:
+            looked_at = now
+            aside(watch.look)
+
+
+def _judge(error: CDCError, aside: Aside, watch: Watch, vain: int) -> None:
+    """Return where copying may continue with what is left; raise where it may not."""
+    if isinstance(error, RewrittenError) or error.policy is not Policy.BACKOFF:
+        raise error
+    aside(watch.look)
+    if vain + 1 >= _VAIN_STARTS:
+        raise error
+    if isinstance(error, SnapshotLostError) and vain:
+        # It exists, but a task that was given its name does not find it.
+        raise ConfigError(
+            f"{error.what}; its connection lives: tasks reach another server than the coordinator",
+            hint="source.dsn or snapshot.dsn leads to a load balancer, or names several hosts: name"
+            " one server there",
+        ) from error
+
+
+def _left(plan: Plan, known: topic.Known) -> list[int]:
+    """Return the tasks that have ranges left."""
+    done = known.done(plan)
+    ranges = enumerate(plan.ranges())
+    return sorted({n % plan.tasks for n, r in ranges if ("rows", r.table, r.number) not in done})

@@ -1,0 +1,151 @@
+"""Hand over to the stream: one Kafka transaction that moves the resume record to the snapshot.
+
+It is written with the daemon's own transactional ids, as `cdc.log.resume.write_fenced` does, so
+that an older daemon is fenced. From then on the log holds everything up to the consistent point,
+with the frontier record that states it, and the daemon streams from there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from cdc.errors import FencedError, GapError, UnavailableError
+from cdc.log import frontiers, reader, resume, topics
+from cdc.log.publisher import WRITERS, Publisher
+from cdc.log.records import FrontierRecord, ResumePosition
+from cdc.snapshot.initial import due, topic
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.log.records import ResumeIdentity
+    from cdc.snapshot.initial.records import Plan, SnapshotState, Stage
+
+
+def write(config: Config, plan: Plan, token: str) -> SnapshotState:
+    """Commit the hand-over and return the last state. Blocks. Fences: only while it is due.
+
+    Raises FencedError where the snapshot is no longer the one of `token`.
+    """
+    for lane in reversed(WRITERS):
+        publisher = Publisher(config, lane)
+        publisher.open()
+    # In this order: where a successor has handed over since, the state read later shows it.
+    resumed = reader.read_resume(config)
+    known = topic.read(config)
+    if resumed is None:
+        raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
+    due.expect_open(resumed)
+    state = check_mine(known.state, "running", token)
+    now_us = time.time_ns() // 1_000
+    position = resume.forward(resumed[1], _position(config, plan, known, resumed[1]))
+    publisher.add(*resume.record(config, _identity(config, plan, resumed[0])))
+    publisher.add(*resume.record(config, position))
+    publisher.add(*_frontier(config, plan, known, resumed[1], position))
+    mine = [each for each in known.ranges if each.generation == plan.generation]
+    rows = [each for each in mine if each.part == "rows"]
+    done = replace(
+        state,
+        stage="done",
+        next_seq=plan.next_seq,
+        rows=sum(each.rows for each in rows),
+        bytes=sum(each.bytes for each in rows),
+        seconds=max(0.0, (now_us - plan.taken_at_us) / 1e6),
+        at_us=now_us,
+    )
+    for record in (topic.state_record(config, done), *topic.forgotten(config, known)):
+        publisher.add(*record)
+    publisher.commit()
+    return done
+
+
+def check_mine(state: SnapshotState | None, stage: Stage, token: str) -> SnapshotState:
+    """Return the state; raise FencedError where `token` did not write it."""
+    if state is None or (state.stage, state.token) != (stage, token):
+        raise FencedError(
+            "another process has taken over the initial snapshot",
+            hint="this one starts over and finds what there is to do",
+        )
+    return state
+
+
+def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIdentity:
+    """Return the identity with the plan's topics pinned, and the publication as it was then."""
+    counts = {plan.schemas[t.schema_id].topic: t.partitions for t in plan.tables}
+    new = sorted(counts.keys() - identity.partitions.keys())
+    found = topics.describe(topics.admin(config), new)
+    if lacking := set(new) - found.keys():
+        raise UnavailableError(
+            f"the brokers do not show topic {min(lacking)}, which the snapshot writes to",
+            hint="the daemon asks again; see that all brokers run",
+        )
+    return replace(
+        identity,
+        snapshot="done",
+        publication=plan.publication,
+        partitions=identity.partitions | {name: each.partitions for name, each in found.items()},
+        topic_ids=identity.topic_ids | {name: each.topic_id for name, each in found.items()},
+    )
+
+
+def _position(
+    config: Config, plan: Plan, known: topic.Known, before: ResumePosition
+) -> ResumePosition:
+    schemas = reader.read_schemas(config)
+    return ResumePosition(
+        end_lsn=plan.lsn,
+        commit_lsn=plan.lsn,
+        ordinal=0,
+        open=False,
+        seq=max(before.seq, newest_seq(plan, known)),
+        committed_at_us=plan.taken_at_us,
+        schema_id=max((schema.schema_id for schema in schemas), default=0),
+        owner=f"{socket.gethostname()}:{os.getpid()}:snapshot",
+        at_us=time.time_ns() // 1_000,
+    )
+
+
+def _frontier(
+    config: Config,
+    plan: Plan,
+    known: topic.Known,
+    before: ResumePosition,
+    position: ResumePosition,
+) -> topic.Record:
+    """Return the frontier record of the consistent point; its events are all committed by now."""
+    events = dict(sorted(known.events.items()))
+    ends = reader.written_ends(config, list(events))
+    frontier = FrontierRecord(
+        pipeline=config.pipeline,
+        epoch=plan.epoch,
+        lsn=plan.lsn,
+        seq=position.seq,
+        committed_at_us=plan.taken_at_us,
+        partitions=tuple((*place, ends[place], count) for place, count in events.items()),
+        holes=position.seq - before.seq - sum(events.values()),
+    )
+    return frontiers.record(config, frontier)
+
+
+def newest_seq(plan: Plan, known: topic.Known) -> int:
+    """Return the newest seq that any event of the plan has; 0 where there is none.
+
+    Of a table that was copied directly into its store, the last seq that a row may have there.
+    """
+    first = {("rows", each.table, each.number): each.first_seq for each in plan.ranges()}
+    direct = (each for each in plan.ranges() if plan.tables[each.table].kind == "direct")
+    newest = [0, *(each.first_seq + each.capacity - 1 for each in direct)]
+    deleted = [0] * len(plan.gone)
+    for at, record in known.done(plan).items():
+        if record.part == "rows" and record.rows:
+            newest.append(first[at] + record.rows - 1)
+        elif record.part == "truncate":
+            newest.append(plan.first_seq + record.table)
+        elif record.part == "gone":
+            deleted[record.table] += record.rows
+    newest += [g.first_seq + n - 1 for g, n in zip(plan.gone, deleted, strict=True) if n]
+    return max(newest)

@@ -1,0 +1,171 @@
+"""Delete what an older generation put into the log and this one does not have.
+
+An initial snapshot that starts again reads the tables at a later moment. Rows may have been deleted
+by then, and no change in the stream reports that, since the stream starts after it. So every key of
+a topic partition whose newest event is an older generation's row, and that has no row in this
+generation, is deleted here: `op` d and a tombstone, with seqs after all rows. Where the topic got
+more partitions between the two, this generation's row of a key is in another partition: that
+partition is searched before the key counts as deleted.
+
+Keys are read in slices of their hashes, one pass over the partition each, so that memory is bounded
+for any number of keys. Run again after a crash, this does what is left: deletes that it has already
+written are events like others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cdc import failpoints
+from cdc.encode.compiler import RowSource
+from cdc.encode.encoder import TIMES, TX
+from cdc.encode.partition import partition_of
+from cdc.log import reader
+from cdc.log.batch import Batch
+from cdc.snapshot.initial import topic
+from cdc.snapshot.initial.records import RangeRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdc.config import Config
+    from cdc.log.publisher import Publisher
+    from cdc.log.records import SchemaRecord
+    from cdc.snapshot.initial.records import Gone, Plan, PlannedTable
+
+# How many keys are held at a time: some hundred bytes each.
+KEYS: Final = 1_000_000
+# How many deletes a Kafka transaction has at most: it may stay open for a minute.
+DELETES: Final = 50_000
+
+
+class _Source(msgspec.Struct):
+    seq: int
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+
+
+class Deleting:
+    """The deletes of one topic partition; `index` is its index in `plan.gone`."""
+
+    def __init__(
+        self, config: Config, plan: Plan, index: int, publisher: Publisher, keys: int = KEYS
+    ) -> None:
+        """Delete by `publisher`, which is open; `keys` bounds how many keys are held at a time."""
+        self._config, self._plan, self._index = config, plan, index
+        self._publisher, self._keys = publisher, keys
+        self._gone: Gone = plan.gone[index]
+        self._event = _delete_format(config, plan, plan.schemas[self._gone.schema_id])
+
+    def run(self, done: list[RangeRecord]) -> Iterator[RangeRecord]:
+        """Write what is missing; yield the record of each Kafka transaction. Blocks.
+
+        `done` are the records that the log already has.
+        """
+        number, written = len(done), sum(each.rows for each in done)
+        for keys in self._batches():
+            yield self._delete(keys, number, self._gone.first_seq + written)
+            number, written = number + 1, written + len(keys)
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        passes = -(-self._gone.events // self._keys)
+        for turn in range(passes):
+            keys = self._left(passes, turn)
+            for at in range(0, len(keys), DELETES):
+                yield keys[at : at + DELETES]
+
+    def _left(self, passes: int, turn: int) -> list[bytes]:
+        """Return the keys of one slice that are to be deleted, in the log's order."""
+        decode = msgspec.json.Decoder(_Event).decode
+        old: dict[bytes, None] = {}
+        now: set[bytes] = set()
+        place = self._gone.topic, self._gone.partition
+        for key, value in reader.read_partition(self._config, *place):
+            if key is None or value is None or zlib.crc32(key) % passes != turn:
+                continue
+            event = decode(value)
+            if event.op == "d":
+                old.pop(key, None)
+            elif event.source.seq >= self._plan.first_seq:
+                now.add(key)
+            else:
+                old[key] = None
+        left = [key for key in old if key not in now]
+        there = self._elsewhere(left)
+        return [key for key in left if key not in there]
+
+    def _elsewhere(self, keys: list[bytes]) -> set[bytes]:
+        """Return those of the keys that have a row of this generation in another partition."""
+        topic_, number = self._gone.topic, self._gone.partition
+        planned = (each for each in self._plan.tables if self._topic_of(each) == topic_)
+        count = next((each.partitions for each in planned), 0)
+        wanted: dict[int, set[bytes]] = {}
+        for key in keys if count else ():
+            if (home := partition_of(key, count)) != number:
+                wanted.setdefault(home, set()).add(key)
+        found: set[bytes] = set()
+        decode = msgspec.json.Decoder(_Event).decode
+        for home, mine in wanted.items():
+            for read, value in reader.read_partition(self._config, topic_, home):
+                if read is None or read not in mine or value is None:
+                    continue
+                event = decode(value)
+                if event.op != "d" and event.source.seq >= self._plan.first_seq:
+                    found.add(read)
+        return found
+
+    def _topic_of(self, table: PlannedTable) -> str:
+        return self._plan.schemas[table.schema_id].topic
+
+    def _delete(self, keys: list[bytes], number: int, seq: int) -> RangeRecord:
+        place = self._gone
+        batch = Batch()
+        partition = batch.topic(place.topic, place.partition + 1)[place.partition]
+        for at, key in enumerate(keys):
+            # The key's own bytes are its columns in JSON: as the old row of a DEFAULT identity.
+            partition.append({"key": key, "value": self._event % (key, 0, seq + at)})
+            partition.append({"key": key, "value": None})
+        partition.others = len(keys)
+        self._publisher.produce(batch)
+        counts = batch.close()
+        record = RangeRecord(
+            generation=self._plan.generation,
+            part="gone",
+            table=self._index,
+            number=number,
+            rows=len(keys),
+            bytes=0,
+            ends=tuple((*at, events) for at, events in counts.items()),
+            seconds=0.0,
+        )
+        self._publisher.add(*topic.range_record(self._config, record))
+        self._publisher.commit()
+        failpoints.reach("after_gone")
+        return record
+
+
+def truncate_event(config: Config, plan: Plan, schema: SchemaRecord, seq: int) -> bytes:
+    """Return the truncate that removes an older generation's rows of a keyless table."""
+    return _format(config, plan, schema, b"null", b"t") % (0, seq)
+
+
+def _delete_format(config: Config, plan: Plan, schema: SchemaRecord) -> bytes:
+    return _format(config, plan, schema, b"%b", b"d")
+
+
+def _format(config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes) -> bytes:
+    """Return an event's format that takes ordinal and seq, after `before` where that is open."""
+    us = plan.taken_at_us
+    times = TIMES % (us // 1_000, us, us * 1_000)
+    tx = TX % (times, b"null", plan.epoch, plan.lsn >> 32, plan.lsn & 0xFFFFFFFF)
+    source = RowSource(schema, plan.database, config.prefix)
+    return source.event_format(
+        before, b"null", op, unchanged=b"", snapshot="true", tx=tx, lsn=b"%d" % plan.lsn,
+        times=times,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Cuts into stores: a follower's session, its retries and reports."""

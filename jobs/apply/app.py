@@ -1,0 +1,84 @@
+"""The frame of an app that runs followers: its logs, its session, and how the process ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from cdc.errors import CDCError, Exit
+from cdc.runtime import bugs, extras
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+
+
+def begin(config: Config) -> Path:
+    """Log as configured; return the configuration's file."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # It prints a traceback of every error in a batch; `Run` reports the error.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    return Path(click.get_current_context().params["config_path"]).absolute()
+
+
+def session_of(title: str, config: Config, followers: Iterable[str]) -> SparkSession:
+    """Start the session that these followers need."""
+    from cdc.playground.servers import spark as files  # noqa: PLC0415 - only where there is no spark-submit
+    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
+    from jobs.spark.session import session, submitted  # noqa: PLC0415 - pyspark takes a second
+
+    delta = any(config.followers[name].delta is not None for name in followers)
+    return session(title, delta=delta, jars=() if submitted() else files.jars(Progress()))
+
+
+def _explain(name: str | None, error: CDCError) -> int:
+    click.echo(f"{name}: {error.what}\nwhat to do: {error.hint}", err=True)
+    return error.exit_code
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """Explain an import that failed because an extra is missing; print where any other error is."""
+    if isinstance(error, ModuleNotFoundError) and (absent := extras.missing(error)) is not None:
+        sys.stdout.flush()
+        os._exit(_explain(Path(sys.argv[0]).stem, absent))
+    bugs.ended(kind, error, at)
+
+
+bugs.install()
+# An application imports Spark and the stores' clients before it can catch anything.
+sys.excepthook = _uncaught
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run an app's command; exit with the code that it returns, or with its error's."""
+    try:
+        code = command.main(standalone_mode=False) or Exit.OK
+    except click.ClickException as error:
+        error.show()
+        code = Exit.USAGE
+    except CDCError as error:
+        code = _explain(command.name, error)
+    except Exception as error:  # noqa: BLE001 - Python would print its words
+        absent = extras.missing(error) if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None:
+            code = _explain(command.name, absent)
+        else:
+            click.echo(f"{command.name}: a bug in Lockstep:\n{bugs.where(error)}", err=True)
+            code = Exit.BUG
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that wait for a server, the JVM or a client must not keep the process alive: all data
+    # is already written.
+    os._exit(code)

@@ -1,0 +1,128 @@
+"""Apply a cut that has been read: reduce each table, then write the result.
+
+In a store that writes piece by piece a cut can be interrupted anywhere, and is then applied again
+from its start to the same end. Every change can be computed again from the log, with one exception:
+a row under a new key whose columns were not sent takes them from the row under the old key, which
+the same cut deletes. So such rows are written first, each before the change that replaces the row
+it takes from. Where keys were exchanged in a cycle there is no such order: if such a cut is
+interrupted, the follower rebuilds its store from scratch.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from cdc import failpoints
+from cdc.errors import StoreLostError
+from jobs.cuts.in_order import in_order
+from jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
+from sinks.contract import Change, Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from jobs.cuts.in_order import Whole
+    from jobs.cuts.reduce import Events
+    from sinks.contract import Sink, Version
+
+# Returns versions of a topic's table, by number; the last is the newest.
+Versions: TypeAlias = "Callable[[str, Collection[int]], tuple[Version, ...]]"
+
+
+class TornError(StoreLostError):
+    """The store exists, but an interrupted cut can't be completed in it."""
+
+
+class Table(NamedTuple):
+    """One table's changes in a cut, to be written in this order."""
+
+    changes: Changes
+    first: tuple[Changes, ...]  # to be written before `changes`, each before the next
+
+
+class Applying:
+    """Applies cuts to a sink."""
+
+    def __init__(self, sink: Sink, versions: Versions) -> None:
+        self._sink, self._versions = sink, versions
+        self._histories = sink.histories()
+
+    def reduce(
+        self,
+        topic: str,
+        partitions: Sequence[Events],
+        bounds: Bounds,
+        *,
+        name: str,
+        letter: Whole,
+        quick: bool = True,
+        torn: bool = False,
+    ) -> Table:
+        """Return the cut's changes to the table `name`, from its events in `partitions`.
+
+        `partitions` has all of its events, or the next complete piece of them by seq. Not `quick`:
+        the piece is known to need `in_order`. `torn`: an interrupted attempt may have written some
+        of it.
+        """
+
+        def rows(keys: list[bytes], schema_ids: Collection[int]) -> Mapping[bytes, bytes]:
+            return self._sink.rows(self._versions(topic, schema_ids)[-1], keys)
+
+        reduced: Reduced | None = None
+        if quick and name not in self._histories:
+            with suppress(NeedsOrderError):
+                reduced = newest(partitions, bounds)
+                if self._sink.whole_rows:
+                    reduced = completed(reduced, rows)
+        reduced = reduced or in_order(
+            partitions,
+            bounds,
+            letter=letter,
+            rows=rows,
+            whole_rows=self._sink.whole_rows,
+            every=name in self._histories,
+        )
+        versions = self._versions(topic, reduced.schema_ids)
+        groups = list(_groups(reduced, name, torn=torn)) if name not in self._histories else []
+        moved = {change.key for group in groups for change in group}
+        rest = [change for change in reduced.changes if change.key not in moved]
+        return Table(
+            Changes(versions, rest if moved else reduced.changes, reduced.truncated),
+            tuple(Changes(versions, group) for group in groups),
+        )
+
+    def write(self, upto: int, tables: Sequence[Table]) -> Iterator[Table]:
+        """Begin the cut and write the tables; yield each one after it is written."""
+        self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
+        failpoints.reach("follow_begun")
+        for table in tables:
+            self.write_table(table)
+            yield table
+
+    def write_table(self, table: Table) -> None:
+        """Write a table of a cut that was started."""
+        for changes in (*table.first, table.changes):
+            self._sink.write(changes)
+
+
+def _groups(reduced: Reduced, name: str, *, torn: bool) -> Iterator[list[Change]]:
+    """Yield the rows that take values from other keys' stored rows, in an order safe to interrupt.
+
+    A row is written once no other row still takes values from the row that it replaces.
+    """
+    left = dict(reduced.taken)
+    changes = {change.key: change for change in reduced.changes if change.key in left}
+    while left:
+        wanted = {key for keys in left.values() for key in keys}
+        free = [key for key in left if key not in wanted]
+        if not free:
+            if torn:
+                raise TornError(
+                    f"a cut in which keys of {name} changed places was torn off in its middle",
+                    hint="the follower builds its store anew, as another generation",
+                )
+            free = list(left)
+        yield [changes[key] for key in free]
+        for key in free:
+            del left[key]

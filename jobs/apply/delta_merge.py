@@ -1,0 +1,184 @@
+"""Apply a batch to a mirror by Spark's MERGE: for tables whose keys do not fit into memory.
+
+Deletion vectors, so that no file is rewritten for a few rows; the condition has the touched keys as
+literals, so that Delta skips files without any of them. A MERGE takes seconds, even for few rows.
+
+The result is the same as with the other appliers (`sinks.delta.merge`, `sinks.delta.vectors`).
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable as SparkTable
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+
+from cdc.errors import (
+    UnavailableError,
+    gist,
+)
+from jobs.spark.session import session
+from sinks.delta import actions as delta_actions
+from sinks.delta import lake as delta_lake
+from sinks.delta import layout as delta_layout
+from sinks.delta.layout import EXACT, SEQ
+from sinks.delta.merge import GONE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deltalake import DeltaTable
+    from pyspark.sql import Column
+
+    from sinks.delta.lake import Commit
+    from sinks.delta.work import Work
+
+# A column of the source only: the names of the columns that keep their stored value.
+_KEPT: Final = "_kept"
+# How many keys the condition lists as literals; for more keys it has their bounds.
+_LITERALS: Final = 1_000
+_MERGE: Final = {
+    # The source is local, so every read of it returns the same rows.
+    "spark.databricks.delta.merge.materializeSource": "none",
+    "spark.databricks.delta.schema.autoMerge.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+_TXN: Final = "spark.databricks.delta.write.txn"
+_SAID: Final = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+class SparkMerge:
+    """The applier, in the active session or else its own."""
+
+    def __init__(self, storage: Mapping[str, str]) -> None:
+        self._storage = storage
+
+    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
+        """Apply the work in one commit."""
+        files = delta_actions.Files(table.table_uri, self._storage)
+        with delta_lake.translated(table.table_uri):
+            if enabling := delta_actions.enabling(table):
+                about = commit._replace(upto=None)
+                delta_actions.commit(files, table, enabling, "ADD FEATURE", about)
+        # A new session, so that these settings apply to one commit only and to no other thread.
+        spark = (SparkSession.getActiveSession() or session("delta")).newSession()
+        settings = _MERGE | {
+            f"{_TXN}AppId": commit.app,
+            f"{_TXN}Version": str(commit.upto),
+            _SAID: delta_layout.metadata(**commit.facts),
+        }
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            self._merge(spark, table.table_uri, work)
+        except DeltaConcurrentModificationException as error:
+            raise delta_lake.ConflictError(
+                f"{table.table_uri}: another commit came first"
+            ) from error
+        except (PySparkException, Py4JError) as error:
+            raise UnavailableError(
+                f"{table.table_uri}: {gist(error)}",
+                hint="the follower tries again; Spark's own log has the whole of it",
+            ) from error
+        with delta_lake.translated(table.table_uri):
+            table.update_incremental()
+
+    @staticmethod
+    def _merge(spark: SparkSession, uri: str, work: Work) -> None:
+        rows = work.batch.rows
+        source = spark.createDataFrame(_with_marks(work)).alias("s")
+        newer = _s(SEQ) > _t(SEQ)
+        is_there = ~_s(GONE)
+        values: dict[str, str | Column] = {_name(name): _s(name) for name in rows.column_names}
+        kept = set(work.batch.unchanged)
+        set_ = values | {_name(name): _or_stored(name) for name in kept}
+        if kept:
+            set_[_name(EXACT)] = _exact()
+        merge = SparkTable.forPath(spark, uri.replace("s3://", "s3a://", 1)).alias("t")
+        builder = merge.merge(source, _on(work))
+        if pc.any(work.batch.deleted).as_py():
+            if work.soft:
+                marks: dict[str, str | Column] = {
+                    _name(name): _s(name) for name in delta_layout.MARKED
+                }
+                builder = builder.whenMatchedUpdate(newer & _s(GONE), marks)
+            else:
+                builder = builder.whenMatchedDelete(newer & _s(GONE))
+        builder = builder.whenMatchedUpdate(newer & is_there, set_)
+        builder.whenNotMatchedInsert(is_there, values).execute()
+
+
+def _with_marks(work: Work) -> pa.Table:
+    batch = work.batch
+    kept: list[list[str]] = [[] for _ in range(batch.rows.num_rows)]
+    for name, where in batch.unchanged.items():
+        for row in pc.indices_nonzero(where).to_pylist():
+            kept[row].append(name)
+    marked = batch.rows.append_column(GONE, batch.deleted)
+    return marked.append_column(_KEPT, pa.array(kept, pa.list_(pa.string())))
+
+
+def _on(work: Work) -> Column:
+    """Return the condition that two rows have the same key."""
+    rows, conditions = work.batch.rows, []
+    for name in work.key:
+        if not rows[name].null_count:
+            conditions.append(_t(name) == _s(name))
+            if (bound := _bound(rows[name], name)) is not None:
+                conditions.append(bound)
+            continue
+        odd = [F.element_at(side(EXACT), F.lit(name)) for side in (_t, _s)]
+        same_text = _t(name).isNotNull() | odd[0].eqNullSafe(odd[1])
+        conditions.append(_t(name).eqNullSafe(_s(name)) & same_text)
+    whole = conditions[0]
+    for each in conditions[1:]:
+        whole &= each
+    return whole
+
+
+def _bound(values: pa.ChunkedArray, name: str) -> Column | None:
+    """Return the condition on stored keys, in literals, by which Delta skips files."""
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+        return None
+    if len(values) <= _LITERALS:
+        return _t(name).isin([_literal(each) for each in values.unique().to_pylist()])
+    found = pc.min_max(values)
+    least, most = (_literal(found[each].as_py()) for each in ("min", "max"))
+    return _t(name).between(least, most)
+
+
+def _literal(value: int | str | date) -> Column:
+    return F.lit(value)
+
+
+def _or_stored(name: str) -> Column:
+    return F.when(F.array_contains(_s(_KEPT), name), _t(name)).otherwise(_s(name))
+
+
+def _exact() -> Column:
+    """Return `_exact` with the stored texts of the columns that keep their value."""
+    nothing = F.expr("cast(map() as map<string,string>)")
+    stored = F.coalesce(_t(EXACT), nothing)
+    kept = F.map_filter(stored, lambda name, _: F.array_contains(_s(_KEPT), name))
+    whole = F.map_concat(kept, F.coalesce(_s(EXACT), nothing))
+    return F.when(F.size(whole) > 0, whole)
+
+
+def _name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _t(name: str) -> Column:
+    return F.col(f"t.{_name(name)}")
+
+
+def _s(name: str) -> Column:
+    return F.col(f"s.{_name(name)}")

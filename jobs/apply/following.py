@@ -1,0 +1,367 @@
+"""Follow the log with one sink: a Structured Streaming query whose batches are cuts.
+
+The flow of a batch, all of it in `Batches.apply`: read exactly the cut's offsets, compare every
+partition's count with the frontiers', reduce each table, `begin`, `write` table by table, `commit`
+the frontier. Nothing is written before all counts agree. The position is in the store only: each
+session reads it from there, and gives Spark a new checkpoint directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql.functions import expr
+
+from cdc import failpoints
+from cdc.errors import CDCError, Exit, GapError
+from cdc.events import LSN
+from cdc.log import names
+from cdc.log.ranges import Range, RangeReader
+from jobs.apply import canaries
+from jobs.apply import positions as stores_standing
+from jobs.apply.applying import Applying
+from jobs.apply.large import Large
+from jobs.apply.running import Run, with_remedy
+from jobs.copying.driving import translated
+from jobs.cuts.dead_letters import CutLetters
+from jobs.cuts.reduce import Bounds
+from jobs.cuts.schemas import Schemas
+from jobs.spark import cut_source as cuts
+from jobs.spark.session import delete_with_jvm
+from sinks.contract import Applied, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from cdc.config import Config
+    from cdc.log.ranges import Place, Records
+    from jobs.apply.applying import Table
+    from jobs.cuts.cutting import Cut, Part
+    from jobs.cuts.reduce import Events
+    from sinks.contract import Generations, Sink
+
+# Cuts of up to this many events are read, reduced and written in the driver, for the lowest
+# latency.
+_SMALL_EVENTS: Final = 20_000
+_SMALL_BYTES: Final = 64 << 20
+_LOOK_SECONDS: Final = 0.1
+# A stop interrupts a batch that takes longer, because supervisors kill after ten seconds.
+_STOP_SECONDS: Final = 5.0
+_STARTING: Final = threading.Lock()
+
+
+class SparkGoneError(CDCError):
+    """The session's JVM has ended: this process can do nothing further."""
+
+    exit_code = Exit.TEMPORARY
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's JVM is gone",
+            hint="start the job again: it goes on from its stores. Where memory is short, see"
+            " spark.driver.memory",
+        )
+
+
+class Following:
+    """One follower: what `Run` calls as its session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        config_file: Path,
+        name: str,
+        sink: Generations,
+        *,
+        until: LSN | None = None,
+        exactly: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        """`until`: end once that LSN is applied, `exactly` there. `folder` holds scratch data."""
+        self._spark, self._config, self._file, self._name = spark, config, config_file, name
+        self._sink, self._until, self._folder = sink, until, folder
+        self._through = until if exactly else None
+
+    def __call__(self, run: Run) -> None:
+        """Follow until asked to stop, or until an error."""
+        with closing(self._sink):
+            standing = stores_standing.found(run, self._sink)
+            if self._reached(standing.applied):
+                return
+            failpoints.reach("follow_opened")
+            scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
+            try:
+                delete_with_jvm(self._spark, scratch)
+                self._query(run, standing, scratch)
+            except (PySparkException, Py4JJavaError) as error:
+                # The killed worker may be the one in which Spark loads the source.
+                raise translated(error) from error
+            except (Py4JError, ConnectionError) as error:
+                if not is_gone(error):
+                    raise
+                raise SparkGoneError from error
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
+        batches = Batches(self._config, self._name, self._sink, run, standing, scratch)
+        follower = self._config.followers[self._name]
+        start = cuts.Start(
+            self._file,
+            self._name,
+            standing.applied,
+            standing.reached,
+            batches.pace,
+            self._through,
+        )
+        self._spark.dataSource.register(cuts.CutSource)
+        writer = (
+            self._spark.readStream.format(cuts.NAME)
+            .options(**start.options())
+            .load()
+            .observe("lockstep", expr("sum(events) events"), expr("max(seq) seq"))
+            .writeStream.queryName(_query_name(self._config, self._name, standing.applied))
+            .option("checkpointLocation", str(scratch / "checkpoint"))
+            .foreachBatch(batches.take)
+        )
+        if follower.every_seconds:
+            writer = writer.trigger(processingTime=f"{follower.every_seconds} seconds")
+        with closing(batches):
+            self._await(run, self._started(run, writer), batches)
+
+    def _started(self, run: Run, writer: DataStreamWriter) -> StreamingQuery:
+        """Start the query, one at a time in this process.
+
+        Spark waits ten seconds for a source's process to answer, and several that start at once on
+        a busy machine take longer.
+        """
+        with _STARTING:
+            query = writer.start()
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                if run.stopping.wait(_LOOK_SECONDS):
+                    break
+            return query
+
+    def _await(self, run: Run, query: StreamingQuery, batches: Batches) -> None:
+        reads = False
+        try:
+            while query.isActive and not self._reached(batches.applied):
+                if run.stopping.wait(_LOOK_SECONDS):
+                    break
+                # Only after the source has polled the log: before that nothing is known to work.
+                if not reads and query.status["message"].startswith("Waiting for"):
+                    reads = True
+                    run.reads()
+            failed = query.exception()
+        finally:
+            batches.end()
+            with suppress(PySparkException, Py4JError, OSError):
+                query.stop()
+        if batches.error is not None:
+            raise batches.error
+        if failed is not None:
+            raise failed
+
+    def _reached(self, applied: Applied) -> bool:
+        return self._until is not None and applied.lsn >= self._until
+
+
+def is_gone(error: Py4JError | ConnectionError) -> bool:
+    """Return whether the JVM has ended: it threw no exception, and no longer answers."""
+    # If it ends during a call there is no answer, which py4j reports as a plain Py4JError.
+    silent = type(error) is Py4JError and "Trace:" not in str(error)
+    return silent or isinstance(error, Py4JNetworkError | ConnectionError)
+
+
+def _query_name(config: Config, name: str, applied: Applied) -> str:
+    """Return the query's name, with the generation: a shadow build may run alongside another."""
+    return f"lockstep_{config.pipeline}_{name}_{applied.generation}"
+
+
+class Batches:
+    """Takes a query's batches, one after another."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        sink: Sink,
+        run: Run,
+        standing: Standing,
+        scratch: Path,
+    ) -> None:
+        self.applied = standing.applied
+        self.error: Exception | None = None
+        self.pace = scratch / "pace"
+        self._config, self._name, self._sink = config, name, sink
+        self._run = run
+        self._reader = RangeReader(config)
+        self._schemas = Schemas(config)
+        self._applying = Applying(sink, self._schemas.of)
+        self._torn = standing.reached
+        self._large = Large(config, sink, self._schemas, self._applying, self._reader)
+        follower = config.followers[name]
+        # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
+        # allowed size.
+        self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
+        self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
+        self._event_bytes = 0.0
+        self._at_hand = threading.Lock()
+        self._ended = False
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def end(self) -> None:
+        """Let the current batch finish, and start no other."""
+        held = self._at_hand.acquire(timeout=_STOP_SECONDS)
+        self._ended = True
+        if held:
+            self._at_hand.release()
+
+    def take(self, frame: DataFrame, _: int) -> None:
+        """Apply the batch; Spark ends the query if this raises."""
+        try:
+            with self._at_hand:
+                self._take(frame)
+        except CDCError as error:
+            above = self.applied.seq
+            self.error = with_remedy(error, self._name, f"behind seq {above}")
+            raise self.error from error
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _take(self, frame: DataFrame) -> None:
+        if self._ended or self._run.stopping.is_set():
+            return
+        rows = frame.collect()
+        if not rows:
+            return
+        told = cuts.cut_of(rows)
+        if isinstance(told, CDCError):
+            raise told
+        assert told.above == self.applied.seq, "the source goes on where the last cut ended"
+        failpoints.reach("follow_cut")
+        self.apply(frame.sparkSession, told)
+
+    def apply(self, spark: SparkSession, cut: Cut) -> None:
+        """Apply the cut to the store."""
+        began = time.monotonic()
+        applied = self._frontier(cut)
+        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in cut.parts}
+        dead = (names.dead_topic(self._config.prefix), 0)
+        letters = CutLetters(self._reader, dead, ranges.pop(dead, None))
+        records = None
+        if cut.events <= self._most_events:
+            records = self._reader.read(ranges, self._most_bytes)
+        if records is None:
+            messages = (names.messages_topic(self._config.prefix), 0)
+            records = self._reader.read({at: r for at, r in ranges.items() if at == messages}) or {}
+            self._check(cut, records)
+            torn = cut.above < self._torn
+            named, size = self._large.apply(spark, cut, letters, miscounted, torn=torn)
+        else:
+            named, size = self._apply_small(cut, records, letters)
+        self._sink.commit(applied)
+        failpoints.reach("follow_committed")
+        self.applied = applied
+        self._note_bytes(cut.events, size)
+        canary = canaries.newest(self._config, records)
+        self._run.has_applied(applied, cut.events, named, time.monotonic() - began, canary)
+        failpoints.reach("follow_reported")
+
+    def _apply_small(
+        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
+    ) -> tuple[set[str], int]:
+        self._check(cut, records)
+        failpoints.reach("follow_read")
+        tables = self._reduced(cut, records, letters)
+        failpoints.reach("follow_reduced")
+        for _ in self._applying.write(cut.seq, tables):
+            failpoints.reach("follow_written")
+        named = {table.changes.version.name for table in tables}
+        return named, sum(each.size for each in records.values())
+
+    def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
+        """Compare each partition's number of events with the frontiers' count."""
+        for part in cut.parts:
+            place = (part.topic, part.partition)
+            read = records.get(place)
+            if read is not None and part.events != len(read.values):
+                self._reader.expect(place, Range(part.start, part.end))
+                raise miscounted(cut, part, len(read.values))
+
+    def _reduced(
+        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
+    ) -> list[Table]:
+        by_topic: dict[str, list[Events]] = {}
+        own = f"{self._config.prefix}.cdc."
+        for (topic, _), each in sorted(records.items()):
+            if not topic.startswith(own) and each.values:
+                by_topic.setdefault(topic, []).append((each.keys, each.values))
+        return [
+            self._applying.reduce(
+                topic,
+                partitions,
+                Bounds(cut.above, cut.seq),
+                name=names.table_name(self._config.prefix, topic),
+                letter=letters.whole,
+                torn=cut.above < self._torn,
+            )
+            for topic, partitions in by_topic.items()
+        ]
+
+    def _frontier(self, cut: Cut) -> Applied:
+        """Return the frontier at the cut's end."""
+        ends = {topic: list(each) for topic, each in self.applied.ends.items()}
+        for part in cut.parts:
+            known = ends.setdefault(part.topic, [])
+            known.extend([0] * (part.partition + 1 - len(known)))
+            known[part.partition] = part.end
+        return self.applied._replace(
+            epoch=cut.epoch,
+            lsn=cut.lsn,
+            seq=cut.seq,
+            committed_at_us=cut.committed_at_us,
+            place=cut.place,
+            ends={topic: tuple(each) for topic, each in ends.items()},
+        )
+
+    def _note_bytes(self, events: int, size: int) -> None:
+        """Give the source the recent size of events: its cuts are also limited in bytes."""
+        if not events:
+            return
+        known = self._event_bytes
+        seen = size / events
+        if known == 0 or events > _SMALL_EVENTS // 20:
+            self._event_bytes = seen if known == 0 else 0.5 * (known + seen)
+        if abs(self._event_bytes - known) > known / 8:
+            part = self.pace.with_suffix(".part")
+            part.write_text(f"{self._event_bytes:.0f}", "ascii")
+            part.replace(self.pace)
+
+
+def miscounted(cut: Cut, part: Part, found: int) -> GapError:
+    """Return the error for a partition whose count differs."""
+    return GapError(
+        f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
+        f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"
+        f" {part.events}",
+        hint="records are lost or came twice: the topic was emptied or created again, cut by an"
+        " unclean election, or was not followed before"
+        + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
+    )

@@ -1,0 +1,315 @@
+"""Apply a large cut: Spark reads it twice, and executors reduce and write it.
+
+First the JVM alone counts the events; nothing is written before every partition's count equals the
+frontiers'. Then each Kafka partition is a task: within one epoch it has all events of its keys, so
+a task reduces and writes a few thousand at a time. So its memory does not depend on the size of the
+cut: an initial snapshot is one cut.
+
+Events that need more than their own partition (a table with events of several epochs, without a key
+or with a truncate, changed keys whose columns were not sent, dead letters, histories) are sorted by
+seq and go through the driver, in pieces. For a sink with a single writer all events go through the
+driver. Delta's sink gathers them: its driver holds the cut's change of each key.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.functions import expr
+
+from cdc import failpoints
+from cdc.log import names
+from cdc.log.ranges import Range
+from jobs.copying.driving import translated
+from jobs.cuts.reduce import Bounds, completed, newest, parsed
+from jobs.spark.kafka_options import reading
+from sinks.contract import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from cdc.config import Config
+    from cdc.log.ranges import Place, RangeReader
+    from jobs.apply.applying import Applying
+    from jobs.cuts.cutting import Cut, Part
+    from jobs.cuts.dead_letters import CutLetters
+    from jobs.cuts.schemas import Schemas
+    from sinks.contract import Sink, Version
+
+# How many events are reduced and written at a time.
+_PIECE_EVENTS: Final = 20_000
+_PIECE_BYTES: Final = 32 << 20
+# The size of one of the partitions that events are sorted into: the driver's JVM holds several
+# copies of it.
+_SORTED_BYTES: Final = 16 << 20
+# The size of a batch from the JVM to Python.
+_ARROW_BYTES: Final = 8 << 20
+_ARROW_ROWS: Final = 10_000
+
+_COUNTS: Final = (
+    "count(value) events",
+    "count_if(value IS NOT NULL AND key IS NULL) loose",
+    "min_by(value, offset) FILTER (WHERE value IS NOT NULL) first",
+    "max_by(value, offset) FILTER (WHERE value IS NOT NULL) last",
+    # Matched as the encoder writes them: text inside a row has its quotes escaped.
+    """coalesce(bool_or(contains(value, '"dead":{"id":')), false) dead""",
+    """coalesce(bool_or(contains(value, '"unchanged":[') AND contains(value, '"op":"c"')), false)
+    moved""",
+    "sum(octet_length(value)) bytes",
+)
+
+Piece: TypeAlias = "tuple[list[bytes | None], list[bytes]]"
+
+
+class Counted(NamedTuple):
+    """The first reading's result for a table."""
+
+    in_order: bool
+    versions: tuple[Version, ...]
+    bytes: int
+
+
+class Large:
+    """Applies large cuts with one sink."""
+
+    def __init__(
+        self,
+        config: Config,
+        sink: Sink,
+        schemas: Schemas,
+        applying: Applying,
+        reader: RangeReader,
+    ) -> None:
+        self._config, self._sink, self._schemas = config, sink, schemas
+        self._applying, self._reader = applying, reader
+        self._histories = sink.histories()
+
+    def apply(
+        self,
+        spark: SparkSession,
+        cut: Cut,
+        letters: CutLetters,
+        miscounted: Callable[[Cut, Part, int], Exception],
+        *,
+        torn: bool,
+    ) -> tuple[set[str], int]:
+        """Apply the cut to the store, except for `commit`; return the tables and the bytes.
+
+        `spark` is the batch's session: Spark finds data sources only in the active one.
+        """
+        self._spark = spark
+        own = f"{self._config.prefix}.cdc."
+        parts = [part for part in cut.parts if not part.topic.startswith(own)]
+        try:
+            tables = self._count(cut, parts, miscounted)
+            failpoints.reach("follow_read")
+            versions = [each for counted in tables.values() for each in counted.versions]
+            self._sink.begin(cut.seq, versions)
+            failpoints.reach("follow_begun")
+            plain = [part for part in parts if not tables[part.topic].in_order]
+            if self._sink.parallel:
+                self._write_in_tasks(cut, plain, tables)
+            else:
+                self._write_here(cut, plain)
+            for topic, counted in tables.items():
+                if counted.in_order:
+                    mine = [part for part in parts if part.topic == topic]
+                    self._write_in_order(cut, mine, counted.bytes, letters, torn=torn)
+                failpoints.reach("follow_written")
+        except (PySparkException, Py4JJavaError) as error:
+            raise translated(error) from error
+        size = sum(counted.bytes for counted in tables.values())
+        return {version.name for version in versions}, size
+
+    # -- the first reading -------------------------------------------------------------------------
+
+    def _read(self, parts: Iterable[Part]) -> DataFrame:
+        ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
+        left = {place: self._reader.left(place, each) for place, each in ranges.items()}
+        options = reading(self._config, left)
+        return self._spark.read.format("kafka").options(**options).load()
+
+    def _count(
+        self, cut: Cut, parts: list[Part], miscounted: Callable[[Cut, Part, int], Exception]
+    ) -> dict[str, Counted]:
+        found: dict[Place, Any] = {}
+        if parts:
+            records = self._read(parts).selectExpr(
+                "topic", "partition", "offset", "key", "CAST(value AS STRING) value"
+            )
+            counts = records.groupBy("topic", "partition").agg(*map(expr, _COUNTS))
+            found = {(row.topic, row.partition): row for row in counts.collect()}
+        self._schemas.refresh()
+        for part in parts:
+            row = found.get((part.topic, part.partition))
+            if part.events != (row.events if row else 0):
+                place = (part.topic, part.partition)
+                self._reader.expect(place, Range(part.start, part.end))
+                raise miscounted(cut, part, row.events if row else 0)
+        by_topic: dict[str, list[Any]] = {}
+        for (topic, _), row in found.items():
+            if row.events:
+                by_topic.setdefault(topic, []).append(row)
+        for part in parts:
+            by_topic.setdefault(part.topic, [])
+        return {topic: self._counted(cut, topic, rows) for topic, rows in by_topic.items()}
+
+    def _counted(self, cut: Cut, topic: str, rows: list[Any]) -> Counted:
+        ids, epochs = set(), set()
+        for row in rows:
+            # Epochs and versions ascend in a partition, so its first and last event have the lowest
+            # and highest.
+            for value in (row.first, row.last):
+                source = parsed(value.encode()).source
+                Bounds(cut.above, cut.seq).check(source.seq)
+                ids.add(source.schema_id)
+                epochs.add(source.epoch)
+        name = names.table_name(self._config.prefix, topic)
+        in_order = (
+            any(row.loose or row.dead or row.moved for row in rows)
+            or name in self._histories
+            # With several epochs a key's events are in several partitions, and no task has all of
+            # them. The frontiers do not show this: the first may count events of two epochs.
+            or len(epochs) > 1
+        )
+        versions = self._schemas.between(topic, min(ids), max(ids)) if ids else ()
+        return Counted(in_order, versions, sum(row.bytes or 0 for row in rows))
+
+    # -- the second --------------------------------------------------------------------------------
+
+    def _write_in_tasks(self, cut: Cut, parts: list[Part], tables: Mapping[str, Counted]) -> None:
+        if not parts:
+            return
+        size = sum(counted.bytes for counted in tables.values())
+        rows = max(16, min(_ARROW_ROWS, int(_ARROW_BYTES * cut.events / max(1, size))))
+        self._spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
+        known = {topic: self._schemas.known(topic) for topic in tables}
+        task = Task(self._sink, Bounds(cut.above, cut.seq), known)
+        events = self._read(parts).where("value IS NOT NULL").select("topic", "key", "value")
+        # A separate class for each cut: its content goes to executors pickled, and is in no option,
+        # plan or log of Spark's. A name can be registered only once.
+        name = f"lockstep_cut_{uuid.uuid4().hex}"
+        target = {"task": task, "name": classmethod(lambda _: name)}
+        self._spark.dataSource.register(type("Cut", (TaskTarget,), target))
+        events.write.format(name).mode("append").save()
+
+    def _write_here(self, cut: Cut, parts: list[Part]) -> None:
+        bounds, known = Bounds(cut.above, cut.seq), self._schemas.known
+        for part in parts:
+            ranges = {(part.topic, part.partition): Range(part.start, part.end)}
+            messages = (
+                (message.key(), message.value())
+                for _, found in self._reader.pieces(ranges)
+                for message in found
+            )
+            for keys, values in pieces(messages):
+                write(self._sink, (keys, values), bounds, known(part.topic))
+
+    def _write_in_order(
+        self, cut: Cut, parts: list[Part], size: int, letters: CutLetters, *, torn: bool
+    ) -> None:
+        topic = parts[0].topic
+        count = 1 + size // _SORTED_BYTES
+        events = (
+            self._read(parts)
+            .where("value IS NOT NULL")
+            .selectExpr(
+                "key",
+                "value",
+                "CAST(get_json_object(CAST(value AS STRING), '$.source.seq') AS LONG) seq",
+            )
+            .repartitionByRange(count, "seq")
+            .sortWithinPartitions("seq")
+        )
+        rows = ((row.key, row.value) for row in events.toLocalIterator())
+        records = ((key and bytes(key), bytes(value)) for key, value in rows)
+        for piece in pieces(records, whole=True):
+            table = self._applying.reduce(
+                topic,
+                [piece],
+                Bounds(cut.above, cut.seq),
+                name=names.table_name(self._config.prefix, topic),
+                letter=letters.whole,
+                quick=False,
+                torn=torn,
+            )
+            self._applying.write_table(table)
+
+
+def pieces(
+    records: Iterable[tuple[bytes | None, bytes | None]], *, whole: bool = False
+) -> Iterator[Piece]:
+    """Yield a few thousand events at a time; `whole` keeps a key change's two events together."""
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    size = 0
+    for key, value in records:
+        if value is None:
+            continue
+        full = len(values) >= _PIECE_EVENTS or size >= _PIECE_BYTES
+        if full and not (whole and b'"op":"c"' in value and b'"op":"d"' in values[-1]):
+            yield keys, values
+            keys, values, size = [], [], 0
+        keys.append(key)
+        values.append(value)
+        size += len(value)
+    if values:
+        yield keys, values
+
+
+def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]) -> int:
+    """Reduce and write a piece of one partition; return how many changes were new to the store."""
+    reduced = newest([piece], bounds)
+    versions = tuple(known[each] for each in sorted(reduced.schema_ids))
+    if sink.whole_rows:
+        reduced = completed(reduced, lambda keys, _: sink.rows(versions[-1], keys))
+    return sink.write(Changes(versions, reduced.changes))
+
+
+class Task(DataSourceArrowWriter):
+    """An executor's work on a partition's events. Pickled, with the sink."""
+
+    def __init__(
+        self, sink: Sink, bounds: Bounds, known: Mapping[str, Mapping[int, Version]]
+    ) -> None:
+        self._sink, self._bounds, self._known = sink, bounds, known
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        topic = ""
+
+        def records() -> Iterator[tuple[bytes | None, bytes | None]]:
+            nonlocal topic
+            for batch in iterator:
+                if batch.num_rows:
+                    topic = batch.column("topic")[0].as_py()
+                yield from zip(
+                    batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
+                )
+
+        with closing(self._sink) as sink:
+            for piece in pieces(records()):
+                write(sink, piece, self._bounds, self._known[topic])
+        return WriterCommitMessage()
+
+
+class TaskTarget(DataSource):
+    """The Spark data source to which a cut's events are "written": the sink, in tasks."""
+
+    task: Task
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002, FBT001 - Spark's
+        return self.task

@@ -1,0 +1,96 @@
+"""A follower's frontier in its store, checked against this log.
+
+A log that was recreated, or one of a restored database, has other frontiers at the same places. A
+store of the previous log must not continue, and its LSN must not be taken for one of this log.
+
+Nor may it continue if it has not applied all of its tables' events up to its frontier: a table that
+was added to the follower later, or removed for a while, would silently lack rows.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from cdc.errors import ConfigError, GapError
+from cdc.log import absence, names, reader
+from cdc.log.ranges import Range, RangeReader
+from cdc.log.tailing import record_at
+from jobs.apply.running import opened, with_remedy
+from jobs.cuts.chosen import Chosen
+from jobs.cuts.reduce import parsed
+from sinks.contract import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cdc.config import Config
+    from cdc.log.ranges import Place
+    from jobs.apply.running import Run
+    from sinks.contract import Generations, Standing
+
+
+def found(run: Run, sink: Generations) -> Standing:
+    """Open the store and return its frontier; raise GapError if that is from another log.
+
+    Raises ConfigError if it never applied some of a table's earlier events.
+    """
+    standing = opened(run, sink)
+    applied = standing.applied
+    try:
+        _expect_frontier(run.config, applied)
+    except GapError as error:
+        run.stands(Applied.beginning(run.config.pipeline, applied.generation))
+        raise with_remedy(error, run.name, "where the store stands") from error
+    run.stands(applied)
+    _expect_taken(run.config, run.name, applied)
+    return standing
+
+
+def _expect_frontier(config: Config, applied: Applied) -> None:
+    """Raise GapError if the log has another frontier at the store's place."""
+    record = record_at(config, applied.place - 1) if applied.place else None
+    stands = (applied.epoch, applied.lsn, applied.seq)
+    if record and (record.epoch, record.lsn, record.seq) != stands:
+        raise GapError(
+            f"the store stands at {applied.lsn} (seq {applied.seq}), where this log has"
+            f" {record.lsn} (seq {record.seq})",
+            hint="it followed another log: one that was set up before, or of a database that was"
+            " restored since",
+        )
+
+
+def _expect_taken(config: Config, name: str, applied: Applied) -> None:
+    """Raise ConfigError unless all events up to the store's frontier were applied.
+
+    The first event after the end that the store has for a partition must be above its frontier.
+    """
+    if config.followers[name].documents:
+        return  # they are built from a mirror, whose own start checks its tables
+    resumed = reader.read_resume(config) if applied.place else None
+    if resumed is None:
+        return
+    topics = Chosen(config, config.followers[name]).among(resumed[0].partitions)
+    left = _left(config, topics, applied)
+    with closing(RangeReader(config)) as log:
+        firsts = log.first_events(left)
+    for (topic, _), value in firsts.items():
+        if (seq := parsed(value).source.seq) <= applied.seq:
+            table = ".".join(names.table_of(config.prefix, topic))
+            raise ConfigError(
+                f"{table} has changes, from seq {seq} on, that follower {name} at seq"
+                f" {applied.seq} never took: the table was not among its tables all the time",
+                hint=f"`cdc rebuild {name}` reads all rows again; or take the table out of the"
+                " follower's tables",
+            )
+
+
+def _left(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Place, Range]:
+    """Return each partition's range that the store has not read, if not empty."""
+    ends, left = applied.end_of, {}
+    places = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    for place, (low, end) in absence.spans(config, places).items():
+        start = max(low, ends.get(place, 0))
+        if end > start:
+            left[place] = Range(start, end)
+    return left

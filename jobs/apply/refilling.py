@@ -1,0 +1,106 @@
+"""Check whether a follower's store can be refilled from the beginning of its source.
+
+Called before anything is deleted from a store that lost a part. A log that retention shortened does
+not have all rows; no log has the rows of tables that were copied directly, or the identity of rows
+that had another key before. Then the store is left as it is, so that its remaining data can be
+read, and the follower halts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cdc.errors import GapError
+from cdc.log import names, reader
+from jobs.cuts.chosen import Chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cdc.config import Config
+    from cdc.errors import StoreLostError
+
+_NAMED: Final = 5
+
+
+def refuse_unfillable(config: Config, name: str, error: StoreLostError) -> None:
+    """Raise GapError if the store of the follower `name` can't be refilled."""
+    found = unfillable(config, name)
+    if not found:
+        return
+    more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    raise GapError(
+        f"{error.what}. The store can't be filled again from the log: {'; '.join(found[:_NAMED])}"
+        f"{more}. What the store still has was left as it is",
+        hint=f"put back what is missing and start the follower; or start `cdc run` and call `cdc"
+        f" rebuild {name}`: it reads the rows again through the stream (`cdc snapshot`), next to"
+        " what is left, and switches when it has all of them; then start the follower",
+    )
+
+
+def unfillable(config: Config, name: str) -> list[str]:
+    """Return the reasons why the follower can't read all of its rows from the beginning."""
+    if config.followers[name].documents:
+        return _without_mirror(config, name)
+    resume = reader.read_resume(config)
+    if resume is None:
+        return [f'there is no log of pipeline "{config.pipeline}"']
+    followed = Chosen(config, config.followers[name]).among(resume[0].partitions)
+    found = [
+        f"{_of(config, topic)} begins at offset {first} of {topic} [{number}]"
+        for (topic, number), first in shortened(config, followed).items()
+    ]
+    prefix = config.prefix
+    if config.followers[name].delta is not None:
+        found += [f"{table} was copied past the log" for table in direct(config, followed)]
+    return found + [
+        f"{names.table_name(prefix, topic)} has had another key"
+        for topic in rekeyed(config, followed)
+    ]
+
+
+def shortened(config: Config, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    """Return the partitions that have lost their beginning, and each one's first offset.
+
+    Checks the data `topics`, given with their numbers of partitions, and the topics that every
+    follower reads.
+    """
+    prefix = config.prefix
+    own = (names.frontier_topic(prefix), names.messages_topic(prefix), names.dead_topic(prefix))
+    parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    held = reader.offsets(config, [*((topic, 0) for topic in own), *parts])
+    return {place: first for place, (first, _) in sorted(held.items()) if first}
+
+
+def direct(config: Config, topics: Iterable[str]) -> list[str]:
+    """Return the tables whose rows were copied directly into Delta, bypassing the log."""
+    prefix, selection = config.prefix, config.selection
+    return [
+        names.table_name(prefix, topic)
+        for topic in topics
+        if selection.of(names.table_of(prefix, topic)).snapshot == "direct"
+    ]
+
+
+def rekeyed(config: Config, topics: Iterable[str]) -> list[str]:
+    """Return the topics whose tables have had more than one key."""
+    keys: dict[str, set[tuple[str, ...]]] = {}
+    for record in reader.read_schemas(config):
+        keys.setdefault(record.topic, set()).add(record.key)
+    return sorted(topic for topic in topics if len(keys.get(topic, ())) > 1)
+
+
+def _of(config: Config, topic: str) -> str:
+    """Return a readable name for a topic's content."""
+    own = f"{config.prefix}.cdc."
+    if topic.startswith(own):
+        return topic.removeprefix(own)
+    return names.table_name(config.prefix, topic)
+
+
+def _without_mirror(config: Config, name: str) -> list[str]:
+    from jobs.documents.following import DocumentsFollower  # noqa: PLC0415 - it imports us
+
+    if DocumentsFollower(config, name).cut(None) is None:
+        return [f"its mirror {config.followers[name].mirror} has no frontier"]
+    return []

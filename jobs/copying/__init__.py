@@ -1,0 +1,1 @@
+"""A snapshot's ranges as Spark tasks, and tables copied directly into Delta mirrors."""

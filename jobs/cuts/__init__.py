@@ -1,0 +1,1 @@
+"""Frontier records to cuts, and a cut's events to one change for each key."""

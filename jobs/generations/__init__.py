@@ -1,0 +1,1 @@
+"""Shadow builds: a follower's new generation, built, compared and switched to."""

@@ -1,0 +1,371 @@
+"""Sources of a generation: the log, or for documents a mirror's frontiers.
+
+A log that still has its beginning has everything. If retention deleted the beginning, or for tables
+that bypassed the log or had another key, the rows are read again: the generation starts at a
+current frontier, and incremental snapshots (`cdc snapshot TABLE`) write every row to the log after
+it. Deletes of older rows have nothing to delete. So it needs a daemon that streams, and nothing
+from the old state.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from cdc.errors import ConfigError, UnavailableError
+from cdc.events import table_name
+from cdc.log import names, reader, records
+from cdc.log.follower_reports import FollowerRecord, Reports
+from cdc.log.ranges import Range, RangeReader
+from cdc.operate.commands import snapshots
+from jobs.apply.following import Following
+from jobs.apply.refilling import direct, rekeyed, shortened
+from jobs.apply.running import Run
+from jobs.apply.stores import kind
+from jobs.cuts.chosen import Chosen
+from jobs.cuts.schemas import version
+from jobs.documents.following import DocumentsFollower, DocumentsFollowing
+from jobs.documents.kinds import SCHEMA
+from jobs.generations.comparing import Holding, Newest
+from sinks.contract import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from cdc.config import Config
+    from cdc.events import LSN
+    from cdc.log.records import FrontierRecord
+    from sinks.contract import Generations, Version
+
+_TELL_SECONDS: Final = 5.0
+_FRONTIER_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.5
+
+
+class _Source(msgspec.Struct):
+    seq: int
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+
+
+class LogBuilder:
+    """Builds from the log."""
+
+    keeps_seqs = True
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        name: str,
+        spark: Callable[[], SparkSession],
+        tell: Callable[[str], None],
+    ) -> None:
+        """`path` is the configuration file; `spark` starts a session when it is needed."""
+        self._config, self._path, self._name = config, path, name
+        self._spark, self._tell = spark, tell
+        # The tables whose rows are read again, and the seq above which all of those rows are.
+        self._again: frozenset[str] | None = None
+        self._floor = 0
+
+    def tables(self) -> list[str]:
+        return [names.table_name(self._config.prefix, topic) for topic in self._topics()]
+
+    def _topics(self) -> dict[str, int]:
+        """Return the topics of the tables that are followed, with their partitions."""
+        resume = reader.read_resume(self._config)
+        if resume is None:
+            raise ConfigError(
+                f'there is no log of pipeline "{self._config.pipeline}"', hint="`cdc setup`"
+            )
+        follower = self._config.followers[self._name]
+        return Chosen(self._config, follower).among(resume[0].partitions)
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        follower, topics = self._config.followers[self._name], self._topics()
+        chosen = [
+            topic
+            for topic in topics
+            if tables is None or names.table_name(self._config.prefix, topic) in tables
+        ]
+        # Of a table that had another key the log has rows that only the old key identifies.
+        lost = [topic for topic, _ in shortened(self._config, topics)]
+        lost = lost or rekeyed(self._config, chosen)
+        wanted = sorted(tables or follower.tables) if lost else direct(self._config, topics)
+        if tables is not None and not lost:
+            wanted = sorted(tables & set(wanted))
+        if not wanted:
+            return 0
+        if not snapshots.daemon_streams(self._config):
+            raise ConfigError(
+                f"the log does not have all rows of {self._name}: "
+                + (f"{lost[0]} begins in it too late" if lost else f"{wanted[0]} went past it"),
+                hint="start `cdc run`: the rows are read again through the stream",
+            )
+        if lost:
+            self._floor = self._target(None).seq
+            self._begin_here(sink, generation)
+        asked = self._snapshot(wanted)
+        if lost:
+            self._again = frozenset(asked)
+        return self._target(None).seq
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        target = self._target(until)
+        there = sink.generations().get(generation)
+        at = (target.epoch, target.lsn, target.seq)
+        if there and (there.epoch, there.lsn, there.seq) == at:
+            return there  # avoids a Spark session, which takes seconds to start
+        following = Following(
+            self._spark(),
+            self._config,
+            self._path,
+            self._name,
+            sink,
+            until=target.lsn,
+            exactly=until is not None,
+        )
+        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        follows = Chosen(self._config, self._config.followers[self._name]).follows
+        newest = {
+            record.topic: version(record)
+            for record in reader.read_schemas(self._config)
+            if record.from_lsn <= applied.lsn and follows(record.topic)
+        }
+        return list(newest.values())
+
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
+        if self._again is not None and f"{version.schema}.{version.table}" not in self._again:
+            return None  # dropped: its events in the log are older than the generation's start
+        # A key's events are in one partition, except for those from before partitions were added.
+        ends = enumerate(applied.ends.get(version.topic, ()))
+        wanted = {(version.topic, number): Range(0, end) for number, end in ends}
+        held = reader.offsets(self._config, list(wanted))
+        ranges = {place: each._replace(start=held[place][0]) for place, each in wanted.items()}
+        newest, truncated = Newest(), 0
+        decode = msgspec.json.Decoder(_Event).decode
+        with closing(RangeReader(self._config)) as log:
+            for _, messages in log.pieces(ranges):
+                for message in messages:
+                    key, value = message.key(), message.value()
+                    if value is None:
+                        continue
+                    event = decode(value)
+                    if event.op == "t":
+                        truncated = max(truncated, event.source.seq)
+                    elif key is not None:
+                        newest.add(key, event.source.seq, there=event.op != "d")
+        return newest.rows(max(truncated, self._floor))
+
+    def _target(self, until: LSN | None) -> FrontierRecord:
+        """Return the newest frontier, or the newest that is not above `until`."""
+        if until is None:
+            tail = reader.read_frontier_tail(self._config, 1)
+            found = tail[-1][0] if tail else None
+        else:
+            found = None
+            for _, record in _placed(self._config):
+                if record.lsn <= until:
+                    found = record
+        if found is None:
+            raise ConfigError(
+                "the log has no frontier" + (f" not above {until}" if until else ""),
+                hint="name a later LSN" if until else "`cdc run` writes the first",
+            )
+        return found
+
+    def _begin_here(self, sink: Generations, generation: int) -> None:
+        """Start a new generation at a current frontier instead of at the log's beginning."""
+        with closing(sink):
+            standing = sink.open()
+            if standing is None or not standing.applied.place:
+                applied = frontier_of_now(self._config, generation)
+                sink.begin(applied.seq, [])
+                sink.commit(applied)
+                self._tell(f"the log has lost its beginning: begun at {applied.lsn}")
+
+    def _snapshot(self, tables: Sequence[str]) -> list[str]:
+        """Request a snapshot of tables; return which, once all their rows are in the log."""
+        asked = snapshots.start(self._config, tables)
+        self._tell(f"reading again: {', '.join(asked.values())}")
+        failed = [
+            record for record in snapshots.wait(self._config, list(asked)) if record.state != "done"
+        ]
+        if failed:
+            raise UnavailableError(
+                f"the snapshot of {failed[0].name} was not finished: {failed[0].why}",
+                hint="see `cdc snapshot list`; `cdc rebuild` asks for it again",
+            )
+        return list(asked.values())
+
+
+class MirrorBuilder:
+    """Builds documents from their mirror."""
+
+    keeps_seqs = False
+
+    def __init__(self, config: Config, name: str, tell: Callable[[str], None]) -> None:
+        self._config, self._name, self._tell = config, name, tell
+        self._follower = DocumentsFollower(config, name)
+
+    def tables(self) -> list[str]:
+        return [table_name(SCHEMA, name) for name in self._follower.names]
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
+        return 0
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        cut = self._follower.cut(None, until)
+        if cut is None:
+            raise ConfigError(
+                f"the mirror of {self._name} has no frontier"
+                + (f" up to {until}" if until else ""),
+                hint="is its follower running? `cdc status` tells",
+            )
+        target = cut.after.applied
+        following = DocumentsFollowing(
+            self._config, self._name, sink, until=target.lsn, exactly=True
+        )
+        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        return [kind.version for kind in self._follower.kinds(applied)]
+
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
+        keys = self._follower.keys(version.table, applied)
+        return None if keys is None else Holding((key, 0, None) for key in keys)
+
+
+def _run(
+    config: Config,
+    name: str,
+    generation: int,
+    session: Callable[[Run], None],
+    seq: int,
+    tell: Callable[[str], None],
+) -> Applied:
+    """Follow until the session ends; report progress towards `seq`; raise the session's error."""
+    run = Run(config, name, kind(config.followers[name]), session, quiet=True)
+    run.stands(Applied.beginning(config.pipeline, generation))
+    going = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
+    going.start()
+    try:
+        while going.is_alive():
+            going.join(_TELL_SECONDS)
+            at = run.applied
+            if going.is_alive() and at is not None:
+                share = f"{100 * at.seq / seq:.0f} %" if seq else "0 %"
+                waits = f"; {run.state}: {run.error.what}" if run.error else ""
+                tell(f"generation {generation}: {share}, at {at.lsn}{waits}")
+    finally:
+        run.stop()
+        going.join()
+    if run.state == "halted" and run.error is not None:
+        raise run.error
+    assert run.applied is not None, "it stood somewhere"
+    if run.applied.seq < seq:
+        raise UnavailableError(
+            f"generation {generation} was followed up to {run.applied.lsn} only",
+            hint="begin again: it goes on from there",
+        )
+    return run.applied
+
+
+def switching(config: Config, name: str, applied: Applied, why: str) -> None:
+    """Report the generation that readers will see, or see already.
+
+    `why`, if not empty, is the reason that its frontier must not be relied on yet. From then on
+    reports of older generations are ignored. Until the new one is visible, no wait treats its
+    frontier as reached: it may be just below the last one that the old generation's follower
+    reported.
+    """
+    reports = Reports(config)
+    reports.write(
+        FollowerRecord(
+            pipeline=config.pipeline,
+            follower=name,
+            store=kind(config.followers[name]),
+            generation=applied.generation,
+            state="rebuilding" if why else "stopped",
+            epoch=applied.epoch,
+            lsn=applied.lsn,
+            seq=applied.seq,
+            committed_at_us=applied.committed_at_us,
+            place=applied.place,
+            what=why,
+            hint=why and f"start `cdc follow`; if it stays so, run `cdc rebuild {name}` again",
+            owner=f"{socket.gethostname()}:{os.getpid()}:rebuild",
+            at_us=time.time_ns() // 1_000,
+        )
+    )
+    reports.flush()
+
+
+def frontier_of_now(config: Config, generation: int) -> Applied:
+    """Return a current frontier, with the end of every partition at it.
+
+    The ends in frontier records that retention deleted are unknown. But a partition that none of
+    the remaining records names has not changed since, so its end is its end offset. That is read
+    before waiting for a frontier record that covers everything up to then.
+    """
+    resume = reader.read_resume(config)
+    assert resume is not None, "there is a log"
+    topics = {
+        **resume[0].partitions,
+        names.messages_topic(config.prefix): 1,
+        names.dead_topic(config.prefix): 1,
+    }
+    frontier_topic = names.frontier_topic(config.prefix)
+    before = reader.end_offsets(config, [(frontier_topic, 0)])[frontier_topic, 0]
+    parts = [(topic, number) for topic, count in topics.items() for number in range(count)]
+    ends = reader.end_offsets(config, parts)
+    deadline = time.monotonic() + _FRONTIER_SECONDS
+    while True:
+        place, newest = 0, None
+        for offset, record in _placed(config):
+            place, newest = offset + 1, record
+            for topic, number, end, _ in record.partitions:
+                ends[topic, number] = end
+        if newest is not None and place > before:
+            break
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"no frontier came for {_FRONTIER_SECONDS:.0f} s", hint="is the daemon running?"
+            )
+        time.sleep(_LOOK_SECONDS)
+    by_topic: dict[str, list[int]] = {topic: [0] * count for topic, count in topics.items()}
+    for (topic, number), end in ends.items():
+        if topic in by_topic:
+            by_topic[topic][number] = end
+    return Applied(
+        config.pipeline,
+        generation,
+        newest.epoch,
+        newest.lsn,
+        newest.seq,
+        newest.committed_at_us,
+        place,
+        {topic: tuple(each) for topic, each in by_topic.items()},
+    )
+
+
+def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:
+    """Yield the frontier records in the log, each with its offset."""
+    topic = names.frontier_topic(config.prefix)
+    for message in reader.read_if_there(config, topic):
+        value = message.value() or b""
+        yield message.offset() or 0, records.decode(records.FrontierRecord, value, topic)

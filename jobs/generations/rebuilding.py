@@ -1,0 +1,306 @@
+"""Rebuild a follower: shadow build a generation, compare it, switch to it, keep the old one.
+
+The order of steps makes it safe to kill it anywhere and start it again: the shadow build is not
+visible until it holds everything that the log has, readers see the old state until then, and
+nothing of the old state is deleted until the user requests it (`drop_old`). When started again it
+continues the shadow build that it finds.
+
+There are two comparisons. One is with the truth, read from the log (or the mirror) a second time,
+without the sink: a key or seq that differs means that the build is wrong, and readers do not get
+it. The other is with the old generation, values included: differences are reported, because they
+show what was wrong in the old generation.
+
+A generation as of an LSN never advances. Its number is above `STILL`, so that it is neither
+continued nor switched to.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from cdc import failpoints
+from cdc.errors import CDCError, ConfigError, StoreLostError
+from cdc.operate.findings import listed
+from jobs.generations.comparing import Difference, Holding
+from sinks.contract import Applied, Forgetful
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from cdc.events import LSN
+    from sinks.contract import Generations, Version
+
+STILL: Final = 1_000_000
+# How many times the generations are compared before a difference counts, because the old one keeps
+# changing.
+_LOOKS: Final = 3
+# How many times the build catches up with the old generation at most; it usually takes one or two.
+_TURNS: Final = 100
+_NAMED: Final = 5
+
+
+class DivergedError(CDCError):
+    """The build does not hold what its source has."""
+
+
+class Builder(Protocol):
+    """Advances a generation; the way depends on the follower's source."""
+
+    # Whether a row has the same seq in every build; otherwise the truth has seq 0.
+    keeps_seqs: bool
+
+    def tables(self) -> Iterable[str]:
+        """Return the names of all tables or documents that the follower has, or will have."""
+        ...
+
+    def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
+        """Make sure that all rows can be read; return the seq from which on the build is complete.
+
+        Called again after a kill.
+        """
+        ...
+
+    def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
+        """Open it and apply everything up to now, or up to the last frontier not above `until`."""
+        ...
+
+    def versions(self, applied: Applied) -> Sequence[Version]:
+        """Return the newest version, at a frontier, of each table that the follower has."""
+        ...
+
+    def truth(self, version: Version, applied: Applied) -> Holding | None:
+        """Return the keys and seqs that a table has at a frontier; None if unknown."""
+        ...
+
+
+class Compared(NamedTuple):
+    """The result of comparing a table with the old generation."""
+
+    table: str
+    rows: int
+    differences: tuple[Difference, ...]
+
+
+class Outcome(NamedTuple):
+    """The result of a rebuild."""
+
+    generation: int
+    applied: Applied
+    former: int | None
+    tables: tuple[Compared, ...] = ()
+
+
+class Rebuild:
+    """The rebuild of one follower; `tell` gets its progress.
+
+    `report` is called just before and just after the switch, with the new frontier and the reason,
+    if any, why it must not be relied on yet: from then on no report of the old generation may be
+    mistaken for the new one's. `reported` is the newest generation that was reported: reports of
+    older ones are ignored.
+    """
+
+    def __init__(
+        self,
+        sink: Generations,
+        builder: Builder,
+        tell: Callable[[str], None],
+        report: Callable[[Applied, str], None] = lambda _, __: None,
+        reported: int = 0,
+    ) -> None:
+        self._sink, self._builder, self._tell, self._report = sink, builder, tell, report
+        self._reported = reported
+
+    def as_of(self, lsn: LSN) -> Outcome:
+        """Build the state at the last frontier not above an LSN, in a separate generation."""
+        number = max([*self._sink.generations(), STILL]) + 1
+        applied = self._builder.forward(self._sink.at(number), number, lsn)
+        return Outcome(number, applied, self._sink.current())
+
+    def anew(self, tables: frozenset[str] | None = None) -> Outcome:
+        """Build a generation, of `tables` only if given, compare it, and switch to it."""
+        if tables is not None:
+            _expect_known(tables, self._builder.tables())
+        former = self._sink.current()
+        number = self._number(former)
+        aside = self._sink.at(number, tables)
+        begun = self._sink.generations().get(number)
+        self._tell(
+            f"generation {number}: " + (f"going on behind {begun.lsn}" if begun else "begun aside")
+        )
+        failpoints.reach("rebuild_begun")
+        whole = self._builder.prepare(aside, number, tables)
+        old = self._sink.generations().get(former or 0) if former != number else None
+        compared: tuple[Compared, ...] = ()
+        if old is not None and max(whole, _reached(aside)) <= old.seq:
+            compared = self._compare(aside, number, old, tables)
+        applied = self._forward(aside, number)
+        self._prove(aside, self._versions(applied, tables), applied)
+        failpoints.reach("rebuild_proved")
+        applied = self._switch(aside, number, former, applied)
+        aside.close()
+        return Outcome(number, applied, former, compared)
+
+    def drop_old(self) -> list[int]:
+        """Delete every generation except the one that readers see; return which were deleted."""
+        current = self._sink.current()
+        gone = [number for number in self._sink.generations() if number != current]
+        for number in gone:
+            self._sink.drop(number)
+        return gone
+
+    def _forward(self, aside: Generations, number: int, until: Applied | None = None) -> Applied:
+        """Advance the build to a frontier, or to everything up to now, and open it for reading."""
+        applied = self._builder.forward(aside, number, until and until.lsn)
+        aside.open()
+        return applied
+
+    def _versions(self, applied: Applied, tables: frozenset[str] | None) -> list[Version]:
+        """Return the tables with keys that are being built."""
+        return [
+            version
+            for version in self._builder.versions(applied)
+            if version.key and (tables is None or version.name in tables)
+        ]
+
+    def _number(self, former: int | None) -> int:
+        """Return the generation to build: one that an earlier attempt started, or the next."""
+        known = [number for number in self._sink.generations() if number < STILL]
+        least = max(self._reported, (former or 0) + 1)
+        begun = [number for number in known if number >= least]
+        return max(begun, default=max([*known, self._reported]) + 1)
+
+    def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
+        """Raise unless the generation has exactly the truth's keys and seqs at its frontier."""
+        for version in versions:
+            wanted = self._builder.truth(version, applied)
+            if wanted is None:
+                continue
+            seqs = self._builder.keeps_seqs
+            found = Holding((key, seq * seqs, None) for key, seq, _ in aside.contents(version))
+            differences = found.differences(wanted, values=False)
+            if isinstance(aside, Forgetful) and aside.forgets(version):
+                differences = [each for each in differences if each.left is not None]
+            if differences:
+                raise DivergedError(
+                    f"generation {applied.generation} does not hold what it was built from:"
+                    f" {_told(version.name, differences)}",
+                    hint="readers still see the old one; report this with the log, and begin again"
+                    " with `cdc rebuild FOLLOWER --drop-old` and `cdc rebuild FOLLOWER`",
+                )
+            self._tell(f"{version.name}: {len(found):,} rows, as the log says")
+
+    def _compare(
+        self, aside: Generations, number: int, old: Applied, tables: frozenset[str] | None
+    ) -> tuple[Compared, ...]:
+        """Advance the build to the old generation's frontier, and compare the two.
+
+        The old generation keeps changing: keys that it changed above that frontier can't be
+        compared, and a difference counts only if it is found again, or the old generation did not
+        advance.
+        """
+        reader = self._sink.at(old.generation)
+        try:
+            reader.open()
+        except StoreLostError as error:
+            self._tell(f"generation {old.generation} is not compared: {error.what}")
+            return ()
+        found: dict[str, Compared] = {}
+        for _ in range(_LOOKS):
+            applied = self._forward(aside, number, old)
+            for version in self._versions(applied, tables):
+                known = found.get(version.name)
+                mine, theirs = (self._holding(each, version, applied) for each in (aside, reader))
+                found[version.name] = _compared(version.name, mine, theirs, applied.seq, known)
+            stood, old = old, self._sink.generations().get(old.generation) or old
+            if old == stood or not any(each.differences for each in found.values()):
+                break
+        reader.close()
+        for each in found.values():
+            told = _told(each.table, each.differences) if each.differences else "as before"
+            self._tell(f"{each.table}: {told}")
+        return tuple(found.values())
+
+    def _holding(self, sink: Generations, version: Version, applied: Applied) -> Holding:
+        """Return a table; if seqs only show when a row was built, those up to `applied` are 0."""
+        bound = 0 if self._builder.keeps_seqs else applied.seq
+        return Holding(
+            (key, 0 if seq <= bound else seq, value) for key, seq, value in sink.contents(version)
+        )
+
+    def _switch(
+        self, aside: Generations, number: int, former: int | None, applied: Applied
+    ) -> Applied:
+        """Switch readers to the build, once it is not below the frontier that they see."""
+        for _ in range(_TURNS):
+            old = self._sink.generations().get(former) if former is not None else None
+            if old is None or old.seq <= applied.seq:
+                break
+            applied = self._forward(aside, number)
+        if self._sink.current() != number:
+            self._report(applied, "readers are about to see another generation")
+            failpoints.reach("rebuild_switching")
+            self._sink.switch(number)
+            failpoints.reach("rebuild_switched")
+        # Also after an attempt that died during the switch: opening the store finishes it.
+        seen, why = self._seen(number, applied)
+        self._report(seen, why)
+        self._tell(f"readers see generation {number}, at {seen.lsn}" + (why and f": {why}"))
+        return seen
+
+    def _seen(self, number: int, built: Applied) -> tuple[Applied, str]:
+        """Return the store's frontier, and if it is at none yet, the reason.
+
+        If only some tables were built, the others may be at an older frontier.
+        """
+        with closing(self._sink.at(number)) as sink:
+            standing = sink.open()
+        seen, reached = standing or (None, 0)
+        if seen is None or not seen.pipeline:
+            seen = Applied.beginning(built.pipeline, number)
+        is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)
+        return seen, "its tables stand at different frontiers until the next batch" * is_torn
+
+
+def _reached(aside: Generations) -> int:
+    """Return the highest seq that rows from an earlier attempt may have."""
+    try:
+        standing = aside.open()
+    except StoreLostError:
+        return 0  # it will be started from scratch
+    return max(standing.reached, standing.applied.seq) if standing else 0
+
+
+def _compared(
+    table: str, mine: Holding, theirs: Holding, seq: int, before: Compared | None
+) -> Compared:
+    """Return the differences up to a seq that were also found `before`."""
+    suspects = before and {each.key for each in before.differences}
+    differences = tuple(
+        each
+        for each in mine.differences(theirs)
+        if max(each.left or 0, each.right or 0) <= seq
+        and (suspects is None or each.key in suspects)
+    )
+    return Compared(table, len(mine), differences)
+
+
+def _told(table: str, differences: Sequence[Difference]) -> str:
+    """Return a text with how many keys differ and how, and the first of them."""
+    only_new = sum(each.right is None for each in differences)
+    only_old = sum(each.left is None for each in differences)
+    named = ", ".join(each.key[:12] for each in differences[:_NAMED])
+    return (
+        f"{len(differences):,} keys of {table} differ ({only_new:,} were missing, {only_old:,} too"
+        f" many, {len(differences) - only_new - only_old:,} others); digests {named}"
+    )
+
+
+def _expect_known(tables: frozenset[str], known: Iterable[str]) -> None:
+    """Raise ConfigError if a follower has no table with such a name."""
+    there = sorted(known)
+    if unknown := sorted(tables - set(there)):
+        raise ConfigError(
+            f"the follower has no table {', '.join(unknown)}",
+            hint=f"it has {listed(there) or 'none yet'}",
+        )

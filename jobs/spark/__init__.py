@@ -1,0 +1,1 @@
+"""Spark: its session, our data source, its Kafka reader's settings."""

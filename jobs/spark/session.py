@@ -1,0 +1,168 @@
+"""The Spark session of our jobs: the active one, or one with suitable settings.
+
+Settings that affect values are set in every session of ours: UTC, unmodified dates (no rebase to
+the Julian calendar), timestamps in microseconds, no speculation (of two copies of a task one fences
+the other). The user decides on size and place: spark-submit's settings are kept. Without
+spark-submit it is a small local session.
+
+Delta's jars must be known before the JVM starts: from spark-submit's `--jars` (`cdc spark jars`),
+or from `jars` here without spark-submit.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+from cdc.errors import ConfigError
+from cdc.playground.servers.java import OLDEST, system_java
+from cdc.playground.servers.spark import DELTA, NO_MEMORY, VALUES
+from jobs.spark import source_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Without spark-submit.
+_SMALL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.adaptive.enabled": "false",
+}
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_JAVA: Final = f"-XX:+UseSerialGC {NO_MEMORY} -Xss2m -Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+# One JIT compiler instead of two halves the CPU time of short sessions, but slows long ones.
+_QUICK_JAVA: Final = f"{_JAVA} -XX:TieredStopAtLevel=1"
+_WORKER: Final = """\
+#!/bin/sh
+all=$PYTHONPATH
+PYTHONPATH=
+IFS=:
+for each in $all; do
+  case $each in
+    */pyspark.zip | */py4j-*.zip) ;;
+    *) PYTHONPATH=$PYTHONPATH${{PYTHONPATH:+:}}$each ;;
+  esac
+done
+export PYTHONPATH
+if [ "$1" = -m ] && [ "$2" = {module} ]; then
+  exec {python} -P {worker}
+fi
+exec {python} "$@"
+"""
+# How many attempts a task gets in total, in a local session too.
+_TRIES: Final = 4
+
+
+def session(
+    name: str,
+    *,
+    cores: int = 2,
+    short: bool = False,
+    delta: bool = True,
+    jars: Sequence[Path] = (),
+    more: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a session; all arguments except the name apply only if none is active yet.
+
+    `cores`, `short` (at most minutes) and `jars` apply if this call starts the JVM.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        own = active.newSession()
+        for key, value in VALUES.items():
+            own.conf.set(key, value)
+        return own
+    settings = {**VALUES, "spark.speculation": "false", **(DELTA if delta else {})}
+    made = None
+    if not submitted():
+        _expect_java()
+        if "PYSPARK_PYTHON" not in os.environ:  # workers would take the first python3 of PATH
+            made = _python()
+            os.environ["PYSPARK_PYTHON"] = str(made)
+        # Otherwise Spark looks up this machine's name, and logs a warning about the result.
+        os.environ.setdefault("SPARK_LOCAL_IP", _SMALL["spark.driver.host"])
+        settings |= {"spark.master": f"local[{cores},{_TRIES}]", **_SMALL}
+        settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if short else _JAVA
+        if jars:
+            settings["spark.jars"] = ",".join(map(str, jars))
+    builder = SparkSession.Builder().appName(name)
+    for key, value in (settings | dict(more or {})).items():
+        builder = builder.config(key, value)
+    try:
+        started = builder.getOrCreate()
+    except BaseException:
+        if made is not None:
+            shutil.rmtree(made.parent, ignore_errors=True)
+        raise
+    made = made or _python_of(started)
+    if made is not None:
+        delete_with_jvm(started, made.parent)
+    return started
+
+
+def _python_of(started: SparkSession) -> Path | None:
+    """Make a local spark-submit session with our Python start its workers as our own does."""
+    context = started.sparkContext
+    if not (context.master or "").startswith("local"):
+        return None
+    if shutil.which(context.pythonExec) != shutil.which(sys.executable):
+        return None
+    made = _python()
+    context.pythonExec = str(made)
+    return made
+
+
+def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
+    """Delete a folder when the JVM ends, which happens however this process ends."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
+    assert jvm is not None, "it has been started"
+    hooks = jvm.org.apache.spark.util.ShutdownHookManager
+    hooks.registerShutdownDeleteDir(jvm.java.io.File(str(folder)))
+
+
+def _expect_java() -> None:
+    """Raise ConfigError if Java is missing; Spark would only report that its gateway exited."""
+    if system_java() is None:
+        raise ConfigError(
+            f"Spark needs Java {OLDEST} or newer, and none is on PATH or in JAVA_HOME",
+            hint="install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or name"
+            " it in JAVA_HOME",
+        )
+
+
+def submitted() -> bool:
+    """Return whether spark-submit started this process, and with it the JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _python() -> Path:
+    """Return the program that starts workers: our Python, with the installed pyspark.
+
+    Spark puts an archive of pyspark first, which has no compiled modules: each process would
+    compile them again, for most of a second. A streaming source's worker answers before it imports
+    pyspark (`jobs.spark.source_worker`): Spark gives up a worker that has not answered in ten seconds.
+    """
+    path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
+    worker = Path(__file__).with_name("source_worker.py")
+    text = _WORKER.format(
+        module=source_worker.MODULE,
+        python=shlex.quote(sys.executable),
+        worker=shlex.quote(str(worker)),
+    )
+    path.write_text(text, "utf-8")
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,213 @@
+"""Damage to the topics of a running daemon is found within seconds, and named.
+
+Exit code 78: none of these repairs itself, and each would cost a follower events or their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import orjson
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+
+from cdc.log import names, records
+from cdc.operate.doctor.run import examine
+from cdc.operate.findings import Severity
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
+from tests.fixtures.witness import records_of
+from tests.integration.test_slot_gaps import (
+    admin,
+    create_topic,
+    delete_topic,
+    run_once,
+    running,
+    users_topic,
+)
+
+_TABLES = (
+    "CREATE TABLE users (id int PRIMARY KEY, n int)",
+    "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+)
+_CONFIG = 78
+# Two checks: one when it is due, another shortly after to confirm.
+_FOUND_SECONDS = 90.0
+
+
+@pytest.fixture
+def line(pipeline: NewPipeline) -> PipelineUnderTest:
+    """A pipeline whose daemon runs and has published a row."""
+    line = pipeline(*_TABLES)
+    running(line, 1)
+    return line
+
+
+def found(line: PipelineUnderTest, *words: str) -> None:
+    line.ends(line.daemon, _CONFIG, *words, seconds=_FOUND_SECONDS)
+
+
+def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
+    client = admin(line)
+    client.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+
+    def seen() -> bool:
+        return len(client.list_topics(topic, timeout=10).topics[topic].partitions) == partitions
+
+    wait_until(seen, "the partitions are not to be seen")
+
+
+def empty(line: PipelineUnderTest, topic: str, partitions: int = 3) -> None:
+    """Delete every record of a topic, as too short a retention does."""
+    client = admin(line)
+    parts = [TopicPartition(topic, number, -1) for number in range(partitions)]
+    for future in client.delete_records(parts).values():
+        future.result(30)
+
+
+def test_a_topic_deleted_under_a_daemon_that_rests_is_found(line: PipelineUnderTest) -> None:
+    """The daemon writes nothing to it, so no producer would ever notice."""
+    topic = users_topic(line)
+    delete_topic(line, topic)
+    found(line, f"topic {topic} is gone", "cdc teardown --topics")
+
+
+def test_a_topic_of_our_own_that_was_recreated_is_found(line: PipelineUnderTest) -> None:
+    topic = names.schema_topic(line.config.prefix)
+    delete_topic(line, topic)
+    create_topic(line, topic, 1)
+    found(line, f"topic {topic}")
+
+
+def test_a_topic_recreated_under_a_daemon_is_found(line: PipelineUnderTest) -> None:
+    topic = users_topic(line)
+    delete_topic(line, topic)
+    create_topic(line, topic, 3)
+    found(line, f"topic {topic}")
+
+
+def test_partitions_added_under_a_daemon_are_found(line: PipelineUnderTest) -> None:
+    topic = users_topic(line)
+    widen(line, topic, 5)
+    found(line, f"topic {topic} has 5 partitions", "pins 3", "cdc topics acknowledge")
+
+
+def test_a_topic_emptied_under_a_daemon_is_found(line: PipelineUnderTest) -> None:
+    topic = users_topic(line)
+    empty(line, topic)
+    found(line, f"topic {topic}, partition", "log.retention_hours", "cdc topics acknowledge")
+
+
+def test_a_topic_emptied_while_stopped_is_found(line: PipelineUnderTest) -> None:
+    assert line.daemon.term() == 0
+    topic = users_topic(line)
+    empty(line, topic)
+    line.refused(_CONFIG, f"topic {topic}, partition", "log.retention_hours")
+
+
+def test_what_retention_may_delete_is_no_fault(pipeline: NewPipeline) -> None:
+    """Only log.retention_hours is guaranteed; what is older may be deleted."""
+    line = pipeline(*_TABLES, log={"retention_hours": 0.0005})
+    run_once(line, 1)
+    time.sleep(2)
+    empty(line, users_topic(line))
+    run_once(line, 2)
+
+
+def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
+    line: PipelineUnderTest,
+) -> None:
+    assert line.daemon.term() == 0
+    topic = names.frontier_topic(line.config.prefix)
+    delete_topic(line, topic)
+    create_topic(line, topic, 1)
+    line.refused(_CONFIG, f"topic {topic}", "deleted and created again")
+
+
+@pytest.mark.parametrize("named", [names.frontier_topic, names.schema_topic])
+def test_a_record_of_a_newer_format_is_refused(
+    named: Callable[[str], str], pipeline: NewPipeline
+) -> None:
+    """A newer Lockstep wrote it: to continue would lose what it meant."""
+    line = pipeline(*_TABLES)
+    run_once(line, 1)
+    topic = named(line.config.prefix)
+    (*_, newest) = records_of(line, lambda name: name == topic)
+    assert newest.value is not None
+    value = orjson.loads(newest.value) | {"format": records.FORMAT + 1, "novelty": True}
+    producer = Producer({"bootstrap.servers": line.bootstrap})
+    producer.produce(topic, orjson.dumps(value), newest.key)
+    assert producer.flush(30) == 0
+    line.refused(_CONFIG, f"format {records.FORMAT + 1}", topic)
+
+
+def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineUnderTest) -> None:
+    topic = users_topic(line)
+    stranger = Producer(
+        {"bootstrap.servers": line.bootstrap, "transactional.id": f"stranger-{topic}"}
+    )
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(topic, b"{}", b"{}", 0)
+    assert stranger.flush(30) == 0
+    name = "lockstep_held_seconds"
+    wait_until(lambda: line.daemon.metric(name) > 4, "nobody sees it", 30)
+    stranger.abort_transaction(30)
+    wait_until(lambda: line.daemon.metric(name) == 0, "it is over, and still shown", 30)
+    assert line.daemon.process.poll() is None
+
+
+# --- Lockstep's own topics ---
+
+_OURS = [names.messages_topic, names.dead_topic, names.frontier_topic]
+
+
+def say(line: PipelineUnderTest) -> None:
+    """Write a logical message and a frontier to the log."""
+    seq = line.resume()[1].seq
+    line.database.execute("SELECT pg_logical_emit_message(true, 'app', 'hello')")
+    wait_until(lambda: line.resume()[1].seq == seq + 1, "the message does not arrive")
+    wait_until(lambda: not line.resume()[1].pending, "no frontier is written")
+
+
+def wrong(line: PipelineUnderTest) -> list[str]:
+    """Return the doctor's errors about the log."""
+    findings = examine(line.config)
+    return [each.what for each in findings if each.severity is Severity.ERROR]
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+@pytest.mark.parametrize("named", _OURS)
+def test_a_topic_of_ours_that_is_deleted_and_created_again_is_found(
+    named: Callable[[str], str], when: str, line: PipelineUnderTest
+) -> None:
+    topic = named(line.config.prefix)
+    say(line)
+    wait_until(lambda: topic in line.resume()[0].topic_ids, "its id is not pinned")
+    if when == "stopped":
+        assert line.daemon.term() == 0
+    delete_topic(line, topic)
+    create_topic(line, topic, 1)
+    assert any(topic in each for each in wrong(line))
+    if when == "stopped":
+        line.refused(_CONFIG, f"topic {topic}")
+    else:
+        found(line, f"topic {topic}")
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+@pytest.mark.parametrize("named", [names.messages_topic, names.frontier_topic])
+def test_a_topic_of_ours_that_is_emptied_is_found(
+    named: Callable[[str], str], when: str, line: PipelineUnderTest
+) -> None:
+    topic = named(line.config.prefix)
+    say(line)
+    if when == "stopped":
+        assert line.daemon.term() == 0
+    empty(line, topic, 1)
+    assert any(topic in each for each in wrong(line))
+    if when == "stopped":
+        line.refused(_CONFIG, f"topic {topic}", "log.retention_hours")
+    else:
+        found(line, f"topic {topic}", "log.retention_hours")

@@ -1,0 +1,134 @@
+"""The watch's findings about topics that have changed, and about those that have not."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import pytest
+from msgspec.structs import replace
+
+from cdc.config import Config, Log, Source
+from cdc.errors import CDCError, Exit, FencedError, GapError, Policy
+from cdc.events import LSN
+from cdc.log import reader, topics
+from cdc.log.offsets import Span, Standing
+from cdc.log.records import FrontierRecord, ResumePosition
+from cdc.log.topic_monitor import EpochError, Kept, Known, LogWatch, problems, same_seq
+from tests.property.stream import position
+from tests.unit.test_continuity import IDENTITY
+
+USERS = "shop.public.users"
+RESUME = "shop.cdc.resume"
+KNOWN = Known(
+    {USERS: "aXb", RESUME: "r1"}, {(USERS, 0): 40, (USERS, 1): 7}, {(USERS, 0): Kept(20, 0.0)}, {}
+)
+STANDING = Standing(
+    {USERS: ("aXb", 4), RESUME: ("r1", 1)},
+    frozenset(),
+    frozenset(),
+    {(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
+)
+
+
+def judged(**changed: object) -> list[CDCError]:
+    return list(problems(IDENTITY, KNOWN, STANDING._replace(**changed)))  # type: ignore[arg-type]
+
+
+def test_topics_that_stand_as_they_should_are_no_problem() -> None:
+    """Records that retention may delete may be missing, and markers follow the last record."""
+    assert judged() == []
+
+
+def test_what_was_lost_and_written_over_is_named() -> None:
+    """The partition is longer than before: only the order of acknowledged offsets shows it."""
+    known = KNOWN._replace(fallen={(USERS, 0): (38, 40), ("shop.public.others", 0): (1, 2)})
+    (problem,) = problems(IDENTITY, known, STANDING)
+    assert isinstance(problem, GapError)
+    assert f"{USERS}, partition 0, ends at offset 38" in str(problem)
+    gone = STANDING._replace(missing=frozenset({USERS}), topics={})
+    assert "is gone" in str(next(problems(IDENTITY, known, gone)))
+
+
+def test_what_a_broker_did_not_tell_is_no_problem() -> None:
+    assert judged(topics={}, spans={}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "words"),
+    [
+        ({"missing": frozenset({USERS}), "topics": {}}, GapError, (USERS, "is gone")),
+        ({"topics": {USERS: ("cYd", 4)}}, GapError, (USERS, "created again")),
+        ({"topics": {RESUME: ("r2", 1)}}, GapError, (RESUME, "created again")),
+        (
+            {"topics": {USERS: ("aXb", 6)}},
+            EpochError,
+            (USERS, "6 partitions", "pins 4", "cdc topics acknowledge"),
+        ),
+        (
+            {"spans": {(USERS, 0): Span(0, 33, 33)}},
+            GapError,
+            (f"{USERS}, partition 0, ends at offset 33", "33 to 39 are lost", "unclean"),
+        ),
+        ({"topics": {USERS: ("aXb", 3)}}, GapError, (USERS, "3 partitions", "created again")),
+        (
+            {"spans": {(USERS, 0): Span(20, 41, 41)}},
+            EpochError,
+            (
+                f"{USERS}, partition 0, begins at offset 20: events from offset 19 on",
+                "cdc topics acknowledge",
+            ),
+        ),
+    ],
+    ids=["gone", "recreated", "own-recreated", "widened", "truncated", "narrowed", "emptied"],
+)
+def test_topics_that_are_not_as_they_were_halt_with_a_remedy(
+    changed: dict[str, object], kind: type[CDCError], words: tuple[str, ...]
+) -> None:
+    (problem,) = judged(**changed)
+    assert isinstance(problem, kind)
+    assert (problem.policy, problem.exit_code) == (Policy.HALT, Exit.CONFIG)
+    for word in words:
+        assert word in str(problem)
+
+
+FRONTIER = FrontierRecord(
+    pipeline="shop", epoch=1, lsn=LSN(0x4000), seq=10, committed_at_us=0, partitions=()
+)
+POSITION = replace(position(end_lsn=0x5000), seq=13, pending=((USERS, 0, 2), (USERS, 1, 1)))
+
+
+def test_a_frontier_and_a_resume_record_that_count_alike_belong_together() -> None:
+    same_seq("shop", FRONTIER, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("frontier", "lost"),
+    [
+        (replace(FRONTIER, seq=9), "shop.cdc.frontier"),
+        (replace(FRONTIER, seq=11), "shop.cdc.resume"),
+        (replace(FRONTIER, lsn=LSN(0x6000)), "shop.cdc.resume"),
+    ],
+)
+def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: str) -> None:
+    with pytest.raises(GapError, match=f"topic {lost} has lost its newest records"):
+        same_seq("shop", frontier, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("now", "kind"),
+    [(POSITION, GapError), (replace(POSITION, seq=POSITION.seq + 9), FencedError)],
+    ids=["nobody writes", "somebody does"],
+)
+def test_a_frontier_of_a_daemon_that_came_between_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch, now: ResumePosition, kind: type[CDCError]
+) -> None:
+    """The frontiers are read after the resume record, and another daemon may have written more."""
+    newer = replace(FRONTIER, seq=POSITION.seq + 5)
+    monkeypatch.setattr(reader, "read_frontier_tail", lambda *_: [(newer, time.monotonic())])
+    monkeypatch.setattr(reader, "read_resume", lambda _: (IDENTITY, now))
+    log = Log(bootstrap_servers="localhost:1")
+    config = Config(pipeline="shop", source=Source(dsn="postgresql://a@b/c"), log=log)
+    watch = LogWatch(config, cast("topics.Admin", None))
+    with pytest.raises(kind):
+        watch.begin(IDENTITY, POSITION)
