@@ -12,8 +12,10 @@ PEER ?= 1
 KILLS ?= 1000
 ROUNDS ?= 40
 ARGS ?=
-# Processes that share the tests: a test waits as often as it works. JOBS=0 for none but one.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# Processes that share the tests: a test waits two thirds of its time. Each takes up to 4 GB with its
+# servers. JOBS=0 for none but one.
+JOBS ?= $(shell awk -v cores="$$(nproc)" '/^MemTotal/ { most = int($$2 / 4000000); \
+  jobs = 3 * cores; if (most < jobs) jobs = most; print (jobs < 2 ? 2 : jobs) }' /proc/meminfo)
 # The order of sets is the same every time, too.
 PYTEST := PYTHONHASHSEED=$${PYTHONHASHSEED:-0} $(BIN)/python -m pytest
 # The plugin of Docker's own client, or the program that came before it.
@@ -24,9 +26,16 @@ BY_MAJOR := $(addprefix tests/faults/test_,campaign.py dead_letters.py failpoint
   network.py postgres_restarts.py servers_away.py two_daemons.py) $(addprefix tests/integration/test_, \
   keys.py partitions.py pooler.py slot_gaps.py slot_idle.py subtransactions.py)
 
+# Compiled modules are kept: tests start a thousand processes, and each would compile all again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help python setup setup-demo demo up down test test-containers check bench bench-against campaign cluster \
-  majors lock clean
+# How often the long tier repeats what has rounds.
+LONG := LOCKSTEP_TEST_MAJORS=all LOCKSTEP_ROUNDS=8 LOCKSTEP_KILLS=40 LOCKSTEP_SNAPSHOTS=3 LOCKSTEP_FOLLOWERS=2 \
+  LOCKSTEP_RUNS=4 LOCKSTEP_SCHEDULES=10000
+
+.PHONY: help python setup setup-demo demo up down test test-long test-containers lint check bench bench-against \
+  campaign cluster majors lock clean
 
 help: ## print this help
 	@echo 'Lockstep. Needs Python >= 3.11 and nothing else.'
@@ -47,25 +56,35 @@ setup-demo: python
 demo: setup-demo ## watch a live Postgres and its followers (FOR=60s stops and proves it, CHAOS=1 kills parts)
 	@$(BIN)/cdc demo $(if $(FOR),--for $(FOR)) $(if $(CHAOS),--chaos) $(ARGS)
 
-up: ## the whole pipeline as containers, on loopback (CA=FILE: certificates that images are built behind)
+up: ## the complete pipeline as containers, on loopback (CA=FILE: a certificate authority for the builds)
 	@$(if $(CA),cp '$(CA)' compose/ca.pem)
 	@test -s compose/.secret || (umask 077 && $(PYTHON) -c 'import secrets; print(secrets.token_hex(32))' > compose/.secret)
 	@LOCKSTEP_SECRET=$${LOCKSTEP_SECRET:-$$(cat compose/.secret)} $(COMPOSE) up -d --build
 	@$(COMPOSE) ps
 
-down: ## stop the containers and remove them; ARGS=-v removes what they have stored, too
+down: ## stop and remove the containers; ARGS=-v also removes their data
 	@$(COMPOSE) down $(ARGS)
 
-test: setup ## every test, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
-	@$(PYTEST) -n $(JOBS) $(ARGS)
+test: setup ## what every commit must pass, on real servers (ARGS='-k name' picks, JOBS=0: in one process)
+	@$(PYTEST) -n $(JOBS) --tier commit $(ARGS)
 
-test-containers: setup ## the tests of the whole path on containers; fails without a container engine
-	@LOCKSTEP_TEST_CONTAINERS=1 TC_POOLING_INTERVAL=0.2 TC_MAX_TRIES=1500 $(BIN)/python -m pytest -m containers $(ARGS)
+test-long: setup ## all the rest, with a new seed, which is printed (LOCKSTEP_SEED=… repeats one)
+	@export LOCKSTEP_SEED=$${LOCKSTEP_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; \
+	echo "LOCKSTEP_SEED=$$LOCKSTEP_SEED"; failed=0; \
+	$(LONG) $(PYTEST) -n $(JOBS) --tier long $(ARGS) || failed=1; \
+	for major in 15 16 18; do echo "Postgres $$major:"; \
+	  LOCKSTEP_TEST_PG_MAJOR=$$major $(PYTEST) -n $(JOBS) -q $(BY_MAJOR) $(ARGS) || failed=1; done; \
+	exit $$failed
 
-check: setup ## format, lint, types and unit tests, in under a minute
+test-containers: setup ## the end-to-end tests on containers; fails without a container engine
+	@LOCKSTEP_TEST_REQUIRE=containers TC_POOLING_INTERVAL=0.2 TC_MAX_TRIES=1500 $(BIN)/python -m pytest -m containers $(ARGS)
+
+lint: setup ## format, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+check: lint ## format, lint, types, unit and property tests, in under a minute
 	@$(PYTEST) -n $(JOBS) -q tests/unit tests/property $(ARGS)
 
 bench: setup ## measure and print one line of JSON each (NAME=… for one, PEER=0 without the peer)

@@ -87,7 +87,7 @@ _PINNED = Options()
     "--warm-up-seconds", default=_PINNED.warm_up_seconds, show_default=True, help="Before that."
 )
 @click.option("--megabytes", default=_PINNED.megabytes, show_default=True, help="Of memory-bigtx.")
-@click.option("--stages", is_flag=True, help="Of latency: cut it into stages; another result.")
+@click.option("--stages", is_flag=True, help="Of latency: split it into stages; another result.")
 @click.option("--no-peer", is_flag=True, help="Leave the peer out, as PEER=0 does.")
 @click.option("--keep", is_flag=True, help="Leave the servers' folder and all logs.")
 @click.option("--save", is_flag=True, help="Keep the result of a shortened run as well.")

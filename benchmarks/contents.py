@@ -77,7 +77,7 @@ class GrowingBalances:
         if event["op"] != "u" or orjson.loads(key or b"{}") != {self._id: row}:
             raise _wrong(self._table, f"an event of row {row} is no update of it")
         if balance <= self._balances.get(row, 0):
-            raise _wrong(self._table, f"an event of row {row} is a repeat or comes late")
+            raise _wrong(self._table, f"an event of row {row} is repeated or late")
         self._balances[row] = balance
         self._events += 1
 

@@ -70,7 +70,7 @@ def run(options: Options) -> dict[str, Any]:
             drained.append(
                 measure_drain(Daemon(), up, connection, workload, loaded, f"ours_{turn}")
             )
-            say(f"whole drain: {drained[-1].cpu_s_per_million:.2f} CPU-us a row")
+            say(f"complete drain: {drained[-1].cpu_s_per_million:.2f} CPU-us a row")
         path, cycle = _path(up, connection, parse_lsn(loaded.end_lsn))
         values = _kinds(up, connection, min(_KIND_ROWS, rows))
         transaction = _transaction(up, connection, min(_KIND_ROWS, rows))

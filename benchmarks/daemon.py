@@ -119,7 +119,7 @@ class Daemon:
         if done.returncode != 0:
             raise BenchmarkError(
                 f"cdc setup ended with exit code {done.returncode}",
-                hint=f"it says: {done.stdout.strip()} {done.stderr.strip()}",
+                hint=f"it printed: {done.stdout.strip()} {done.stderr.strip()}",
             )
 
     def start(self, place: Place, run: str) -> Program:

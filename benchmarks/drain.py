@@ -36,7 +36,7 @@ _TIMEOUT_SECONDS = 900.0
 # last event. The last event is assumed after this many seconds without change; the check then
 # counts the events.
 _STILL_SECONDS = 2.0
-_SETTLE_SECONDS = 20.0
+_QUIET_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,11 @@ def measure_drain(
         subject.prepare(servers.place, run, workload.tables)
         for topic in contents:
             topics.stamp_appends(topic)
-        measure.settle(_SETTLE_SECONDS)
+        measure.wait_until_quiet(_QUIET_SECONDS)
         with subject.start(servers.place, run) as program:
-            watch = _Watch(program, servers, topics, list(contents), servers.place.folder / run)
+            watch = _BacklogPoller(
+                program, servers, topics, list(contents), servers.place.folder / run
+            )
             watch.until_taken(connection, run)
             watch.until_written()
             watch.until_visible(backlog.rows)
@@ -107,7 +109,7 @@ def measure_drain(
     return watch.drain(backlog.rows, first_record_at, checked.value_bytes_mean, workload.clock)
 
 
-class _Watch:
+class _BacklogPoller:
     """Polls a running subject's topics until all of the backlog is visible."""
 
     def __init__(

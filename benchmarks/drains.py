@@ -85,7 +85,7 @@ class Drains:
     def _to_nowhere(
         self, up: Servers, connection: psycopg.Connection, loaded: Backlog, turn: int
     ) -> None:
-        measure.settle(5.0)
+        measure.wait_until_quiet(5.0)
         for in_progress in (False, True) if self._workload.in_progress else (False,):
             way = "_in_progress" if in_progress else ""
             with slots.copied(connection, f"floor_{turn}") as slot:

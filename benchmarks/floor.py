@@ -96,6 +96,7 @@ def _run(command: list[str], name: str) -> str:
         ) from error
     if done.returncode != 0:
         raise BenchmarkError(
-            f"{name} ended with exit code {done.returncode}", hint=f"it says: {done.stderr.strip()}"
+            f"{name} ended with exit code {done.returncode}",
+            hint=f"it printed: {done.stderr.strip()}",
         )
     return done.stdout

@@ -65,7 +65,11 @@ class DeltaStore:
 
     def seq(self) -> int:
         table = delta_lake.opened(str(self._path / "_frontiers"), {})
-        return 0 if table is None else delta_lake.told(table.transaction_version(_APPLIED))[1]
+        return (
+            0
+            if table is None
+            else delta_lake.generation_and_seq(table.transaction_version(_APPLIED))[1]
+        )
 
     def check(self, count: int) -> None:
         try:
@@ -121,7 +125,7 @@ class _Updates:
     """Updates random rows, each at most once, in transactions of a few thousand."""
 
     def __init__(self, whole: int) -> None:
-        self._whole = whole
+        self._complete = whole
 
     def __call__(self, connection: psycopg.Connection, count: int) -> None:
         for first in range(0, count, _TRANSACTION_ROWS):
@@ -129,7 +133,7 @@ class _Updates:
             connection.execute(
                 "UPDATE bench SET k = k + 1, payload = reverse(payload), created_at ="
                 f" clock_timestamp() FROM (SELECT {FIRST_ID} + (i::numeric * {_STEP} %"
-                f" {self._whole})::bigint AS chosen FROM generate_series({first}, {last}) i) few"
+                f" {self._complete})::bigint AS chosen FROM generate_series({first}, {last}) i) few"
                 " WHERE id = chosen".encode()
             )
 

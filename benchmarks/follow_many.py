@@ -98,7 +98,7 @@ class _Many(FollowRun):
         start_up: float,
         lake: Path,
     ) -> dict[str, Any]:
-        with _Watching(lake) as watching:
+        with _LakePoller(lake) as watching:
             used, began = self._cpu(daemon, family), time.monotonic()
             changes = _load(self._connection, names, self._options.seconds)
             busy, lasted = self._cpu(daemon, family), time.monotonic() - began
@@ -132,13 +132,13 @@ class _Many(FollowRun):
         )
 
 
-class _Watching:
+class _LakePoller:
     """Polls the lake for its newest frontier, in a thread."""
 
     def __init__(self, lake: Path) -> None:
         self._store, self._path = DeltaStore(lake, 0), str(lake)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._poll)
         # Commit times of frontiers and when each was first seen, in microseconds.
         self.frontiers: list[tuple[int, int]] = []
 
@@ -150,7 +150,7 @@ class _Watching:
         self._done.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         newest = 0
         while not self._done.wait(_LOOK_SECONDS):
             seq = self._store.seq()

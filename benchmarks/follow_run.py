@@ -51,7 +51,7 @@ FIRST_ID: Final = 100_000_000
 _TRANSACTION_ROWS: Final = 10_000
 _LOOK_SECONDS: Final = 0.01
 _FAMILY_SECONDS: Final = 1.0
-_SETTLE_SECONDS: Final = 20.0
+_QUIET_SECONDS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 900.0
 _LOAD_GRACE_SECONDS: Final = 300.0
 
@@ -162,7 +162,7 @@ class FollowRun:
             say(f"filling table and log with {count:,} rows")
             self._fill(self._connection, count)
             self._until_in_log(daemon, count)
-            measure.settle(_SETTLE_SECONDS)
+            measure.wait_until_quiet(_QUIET_SECONDS)
             with self._follower() as follower:
                 family = Family(follower.pid)
                 catch_up = self._catch_up(daemon, follower, family, count)
@@ -193,7 +193,7 @@ class FollowRun:
         # End offsets count records and transactions' control records: at least the number of rows.
         while sum(self._topics.ends(places, committed=True)) < count:
             daemon.check()
-            progress.say("waiting until the daemon has put them into the log")
+            progress.say("waiting until the daemon has written them to the log")
             if time.monotonic() > deadline:
                 raise BenchmarkError("the backlog is not in the log", hint="see the daemon's log")
             time.sleep(0.2)

@@ -59,7 +59,7 @@ POSTGRES = {"synchronous_commit": "on", "fsync": "on", "max_slot_wal_keep_size":
 
 # As with more than one replica of each topic, which a single broker cannot have.
 _DIRECT = {"direct": "on"}
-_SETTLE_SECONDS = 20.0
+_QUIET_SECONDS = 20.0
 _FLOOR_WARM_UP_SECONDS = 3.0
 _FLOOR_SECONDS_MAX = 20.0
 _LOAD_GRACE_SECONDS = 60.0
@@ -125,7 +125,7 @@ def _floor(up: Servers, connection: psycopg.Connection, options: Options) -> Per
                 out, _ = reader.communicate(timeout=total / options.rate + _LOAD_GRACE_SECONDS)
                 load.wait(_LOAD_GRACE_SECONDS)
         if reader.returncode != 0:
-            raise BenchmarkError("the commit reader failed", hint="its message stands above")
+            raise BenchmarkError("the commit reader failed", hint="its message is above")
     return Percentiles(**json.loads(out))
 
 
@@ -138,7 +138,7 @@ def _measure(
     connection.execute("TRUNCATE bench")
     with slots.created(connection, run_name) as slot:
         subject.prepare(up.place, run_name, (rows.TABLE,))
-        measure.settle(_SETTLE_SECONDS)
+        measure.wait_until_quiet(_QUIET_SECONDS)
         with subject.start(up.place, run_name) as program:
             slots.wait_streaming(connection, slot, program)
             arrivals = Arrivals(up.bootstrap, topic, topics.partitions(topic))
@@ -248,12 +248,9 @@ def _line(latency: Latency) -> dict[str, float]:
     return {"p50_ms": shown.p50_ms, "p99_ms": shown.p99_ms, "p999_ms": shown.p999_ms}
 
 
-def _ratio(ours: Latency, peer: Latency | None) -> float | None:
-    return round(ours.percentiles.p99_ms / peer.percentiles.p99_ms, 3) if peer else None
-
-
-def _p50_ratio(ours: Latency, peer: Latency | None) -> float | None:
-    return round(ours.percentiles.p50_ms / peer.percentiles.p50_ms, 3) if peer else None
+def _ratio(figure: str, ours: Latency, peer: Latency | None) -> float | None:
+    """Return the fraction of the peer's figure, one of `_line`'s."""
+    return round(_line(ours)[figure] / _line(peer)[figure], 3) if peer else None
 
 
 def _result(
@@ -282,9 +279,9 @@ def _result(
             "p99_ms": ours.percentiles.p99_ms,
             "p999_ms": ours.percentiles.p999_ms,
             "max_ms": ours.percentiles.max_ms,
-            "of_peer_p99": _ratio(ours, quickest),
-            "librdkafka_of_peer": _p50_ratio(librdkafka, quickest),
-            "librdkafka_of_peer_p99": _ratio(librdkafka, quickest),
+            "of_peer_p99": _ratio("p99_ms", ours, quickest),
+            "librdkafka_of_peer": _ratio("p50_ms", librdkafka, quickest),
+            "librdkafka_of_peer_p99": _ratio("p99_ms", librdkafka, quickest),
             "beside": {latency.subject: _line(latency) for latency in shown},
             "commits": _commits(options.rate),
             "rate": options.rate,

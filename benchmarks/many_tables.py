@@ -177,9 +177,9 @@ class _Seen:
 
     def _all_stable(self) -> bool:
         """Whether the last stable offset of every partition has reached its end."""
-        standing = Question(self._admin, self.identity.partitions).answer()
-        return not standing.untold and all(
-            span.stable == span.end for span in standing.spans.values()
+        observed = Question(self._admin, self.identity.partitions).answer()
+        return not observed.unanswered and all(
+            span.stable == span.end for span in observed.spans.values()
         )
 
 

@@ -110,7 +110,7 @@ class Foreign:
         return round(max(0.0, foreign) / elapsed, 2)
 
 
-def settle(seconds_max: float) -> float:
+def wait_until_quiet(seconds_max: float) -> float:
     """Wait until the machine is quiet, at most `seconds_max`; return the cores busy at the end.
 
     Work left by the previous run (the broker deleting, pages being written) must not count for the

@@ -58,7 +58,7 @@ class PeerCache(ArtifactCache):
         # The plugin's folder is a plugin path: Connect treats each folder below it as a plugin.
         folder = self.root / "debezium" / f"{section}-{versions()['debezium']}"
         folder.mkdir(parents=True, exist_ok=True)
-        with self._held(f"debezium-{section}"):
+        with self._locked(f"debezium-{section}"):
             missing = [each for each in artifacts if not (folder / each.file_name).exists()]
             self._progress.expect(sum(each.size for each in missing))
             for each in missing:

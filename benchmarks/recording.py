@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdc.decode import messages, pgoutput
-from cdc.decode.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, head, whole
+from cdc.decode.frames import HEADER_SIZE, PAYLOAD, XLOG_DATA, content_end, head
 from cdc.encode.encoder import Encoder
 from cdc.encode.logical_messages import MessageEncoder
 from cdc.encode.oversize import PLACEHOLDER, DeadLetters
@@ -20,7 +20,7 @@ from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.records import ResumePosition, SchemaColumn, SchemaRecord
-from cdc.runtime.background import Worker
+from cdc.runtime.background import BackgroundThread
 from cdc.sequence.sequencer import Sequencer
 from cdc.sequence.state import Pause
 from cdc.source.stream import Stream
@@ -66,7 +66,7 @@ class Recording:
 
         `other` takes bytes that are not a frame, and returns where the next frame starts.
         """
-        at, end = 0, whole(chunk)
+        at, end = 0, content_end(chunk)
         while at + HEADER_SIZE <= end:
             _, length, inner, lsn = head(chunk, at)
             stop = at + 1 + length
@@ -128,7 +128,7 @@ def _dead(batch: Batch) -> DeadLetters:
 def record(config: Config, end_lsn: int) -> Recording:
     """Read the pipeline's slot up to `end_lsn`; nothing is confirmed."""
     recording = Recording()
-    stream = Stream(config, Worker().wake_fd)
+    stream = Stream(config, BackgroundThread().wake_fd)
     try:
         stream.start()
         while stream.keepalive_lsn < end_lsn:

@@ -42,7 +42,7 @@ _ROWS = 1_000_000
 # First id of the rows that exist before the load; the load's ids count from 1.
 _FIRST_ID = 100_000_000
 _RUN = "resnapshot"
-_SETTLE_SECONDS = 20.0
+_QUIET_SECONDS = 20.0
 _LOAD_GRACE_SECONDS = 60.0
 # The result lists the worst stretches of changes slower than this.
 _SLOW_MS = 100.0
@@ -68,7 +68,7 @@ def run(options: Options) -> dict[str, Any]:
         topic = subject.topic(_RUN, rows.TABLE)
         with slots.created(connection, _RUN) as slot:
             subject.prepare(up.place, _RUN, (rows.TABLE,))
-            measure.settle(_SETTLE_SECONDS)
+            measure.wait_until_quiet(_QUIET_SECONDS)
             with subject.start(up.place, _RUN) as program:
                 slots.wait_streaming(connection, slot, program)
                 arrivals = Arrivals(up.bootstrap, topic, topics.partitions(topic))
@@ -102,16 +102,16 @@ def _measured(
     with Program("the commit load", command, up.place.folder / "load.log") as load:
         progress = Every(10.0)
 
-        def said() -> None:
+        def print_progress() -> None:
             program.check()
             progress.say(f"{arrivals.events:,} changes and {arrivals.copied:,} rows arrived")
 
         def until(deadline: float) -> bool:
-            said()
+            print_progress()
             return time.monotonic() < deadline
 
-        def going_on() -> bool:
-            said()
+        def still_loading() -> bool:
+            print_progress()
             return load.running()
 
         started = time.monotonic()
@@ -122,7 +122,7 @@ def _measured(
         arrivals.away_ms()
         from_us = time.time_ns() // 1000
         cpu = _Cpu(program, load, up)
-        shown = _read_again(arrivals, up, count, going_on)
+        shown = _read_again(arrivals, up, count, still_loading)
         to_us = time.time_ns() // 1000
         shown |= cpu.shown(count + options.rate * shown["seconds"])
         shown["reader_away_ms_max"] = arrivals.away_ms()
@@ -170,7 +170,7 @@ def _read_again(
         asking.wait(_LOAD_GRACE_SECONDS)
     if arrivals.copied < count:
         raise BenchmarkError(
-            f"{arrivals.copied:,} of {count:,} rows came while the load ran",
+            f"{arrivals.copied:,} of {count:,} rows arrived while the load ran",
             hint="give it more --seconds, or fewer --rows",
         )
     return {"rows_per_second": count / seconds, "seconds": round(seconds, 2), **at}

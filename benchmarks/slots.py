@@ -80,7 +80,7 @@ def wait_streaming(connection: psycopg.Connection, slot: str, program: Program) 
             return
         if time.monotonic() > deadline:
             raise BenchmarkError(
-                f"{program.name} has not taken slot {slot} within {_ATTACH_SECONDS:.0f} s",
+                f"{program.name} does not stream from slot {slot} within {_ATTACH_SECONDS:.0f} s",
                 hint="look at its log in the folder that --keep leaves",
             )
         time.sleep(0.1)

@@ -35,7 +35,7 @@ from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.task import masks
 from cdc.source.pinned import connect_for_rows
 from jobs.copying.data_source import NAME as SOURCE
-from jobs.copying.data_source import SnapshotSource, Table, as_option, spark_schema, table_of
+from jobs.copying.data_source import CopiedTable, SnapshotSource, as_option, spark_schema, table_of
 from jobs.copying.driving import InSession
 from jobs.snapshot import Driver
 from jobs.spark.session import session
@@ -118,7 +118,7 @@ def run(options: Options) -> dict[str, Any]:
         spark = session("benchmark", cores=_CORES, jars=files.jars(Terminal()))
         try:
             for turn in range(options.runs + _WARM_UPS):
-                measure.settle(5.0)
+                measure.wait_until_quiet(5.0)
                 _turn(spark, up, runs, count, turn)
         finally:
             spark.stop()
@@ -237,7 +237,7 @@ def _read(
             frame.load().write.format("noop").mode("overwrite").save()
 
 
-def _cut(table: Table, ranges: int) -> Table:
+def _cut(table: CopiedTable, ranges: int) -> CopiedTable:
     """Return the table in about `ranges` ranges."""
     [(index, planned)] = table.tables.items()
     assert planned.pages is not None

@@ -141,7 +141,7 @@ class _Snapshots:
 
 def copy_to_nowhere(connection: psycopg.Connection, rows: int) -> float:
     """Return the rows per second of one COPY whose bytes are read and discarded."""
-    measure.settle(5.0)
+    measure.wait_until_quiet(5.0)
     started = time.perf_counter()
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as raw:
         raw.settimeout(None)

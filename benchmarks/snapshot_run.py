@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS: Final = 0.05
 _TIMEOUT_SECONDS: Final = 900.0
 _STILL_SECONDS: Final = 2.0
-_SETTLE_SECONDS: Final = 20.0
+_QUIET_SECONDS: Final = 20.0
 _SETUP_SECONDS: Final = 120.0
 
 
@@ -95,7 +95,7 @@ class Ours:
         if done.returncode != 0:
             raise BenchmarkError(
                 f"cdc setup ended with exit code {done.returncode}",
-                hint=f"it says: {done.stdout.strip()} {done.stderr.strip()}",
+                hint=f"it printed: {done.stdout.strip()} {done.stderr.strip()}",
             )
 
     def start(self, place: Place, run: str) -> Program:
@@ -116,9 +116,9 @@ def measure_snapshot(
     with slots.dropped(connection, run):
         subject.prepare(servers.place, run, (TABLE,))
         topics.stamp_appends(topic)
-        measure.settle(_SETTLE_SECONDS)
+        measure.wait_until_quiet(_QUIET_SECONDS)
         with subject.start(servers.place, run) as program:
-            watch = _Watch(program, servers, topics, topic)
+            watch = _SnapshotPoller(program, servers, topics, topic)
             watch.until_visible(rows)
             last = watch.last
             peaks = watch.family.peaks_mb
@@ -150,7 +150,7 @@ class _Moment:
     postgres: float
 
 
-class _Watch:
+class _SnapshotPoller:
     """Polls a running subject until all rows are visible."""
 
     def __init__(self, program: Program, servers: Servers, topics: Topics, topic: str) -> None:

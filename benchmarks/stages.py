@@ -15,7 +15,7 @@ from benchmarks import kinds
 from benchmarks.recording import PARTITIONS
 from cdc.encode.partition import SIZES, murmur2
 from cdc.log.batch import Batch
-from cdc.log.publisher import LANES, Publisher
+from cdc.log.publisher import PRODUCERS, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
             publisher.flush()
             publisher.commit()
             batch.close()
-            sequencer.cut()
+            sequencer.start_batch()
     publisher.flush()
     if publisher.begun:
         publisher.commit()
@@ -147,7 +147,7 @@ def hand_over(recording: Recording, config: Config, topic: str) -> Handed:
 
 def commit_cycle(config: Config, topic: str) -> CommitCycle:
     """Time Kafka transactions of one event, one after another, on alternating producers."""
-    publishers = [Publisher(config, lane) for lane in range(LANES)]
+    publishers = [Publisher(config, name) for name in range(PRODUCERS)]
     for publisher in publishers:
         publisher.open()
     batch = Batch()
@@ -155,7 +155,7 @@ def commit_cycle(config: Config, topic: str) -> CommitCycle:
     whole, acknowledged = [], []
     cpu = time.process_time()
     for turn in range(_COMMITS):
-        publisher = publishers[turn % LANES]
+        publisher = publishers[turn % PRODUCERS]
         places[turn % PARTITIONS].append({"key": b'{"id":1}', "value": _TX * 4})
         began = time.perf_counter()
         publisher.produce(batch)

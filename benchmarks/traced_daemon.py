@@ -22,8 +22,8 @@ import cdc.log.trace
 from cdc.cli.main import main as run_cdc
 
 if TYPE_CHECKING:
+    from cdc.log.batch import BatchContents
     from cdc.log.trace import Moments
-    from cdc.operate.metrics import Cut
 
 _TASKS = Path("/proc/self/task")
 # librdkafka's own measurement of a request: from the write to the answer.
@@ -47,7 +47,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._received: list[tuple[int, float, float]] = []
-        self._batches: list[tuple[int, Cut, Moments]] = []
+        self._batches: list[tuple[int, BatchContents, Moments]] = []
         self._spans: list[tuple[str, float, float]] = []
         self._collecting_at = 0.0
         self.requests = Requests()
@@ -56,7 +56,7 @@ class Recorder:
     def received(self, seq: int, began_at: float, ended_at: float) -> None:
         self._received.append((seq, began_at, ended_at))
 
-    def committed(self, seq: int, cut: Cut, moments: Moments) -> None:
+    def committed(self, seq: int, cut: BatchContents, moments: Moments) -> None:
         self._batches.append((seq, cut, moments))
 
     def span(self, name: str, began_at: float, ended_at: float) -> None:

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.config import Config, load
-from cdc.config.followers import named
+from cdc.config.followers import chosen_names
 from cdc.errors import BehindError, ConfigError, Exit, UnavailableError
 from cdc.events import LSN
 from cdc.log import reader
 from cdc.log.follower_reports import Readings
-from cdc.operate.findings import size
+from cdc.operate.readable import size
 from cdc.source import token as tokens
 from cdc.source.token import Token
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Behind", "BehindError", "Client", "Token"]
 
-# How often a reading thread yields to other threads; a report ends its turn at once.
-_TURN_SECONDS: Final = 0.1
+# How long a thread reads before it yields to others; a report ends that at once.
+_READ_SECONDS: Final = 0.1
 # The least that even a call with timeout 0 waits: for an answer of the broker, and on the first
 # call for the connection.
 _ASK_SECONDS: Final = 1.0
@@ -68,9 +68,9 @@ class Client:
     def __init__(self, config: Config | str | Path = "lockstep.yaml") -> None:
         self._config = config if isinstance(config, Config) else load(config)
         self._readings = Readings(self._config)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._connected = False
-        self._ours: tuple[str, str] | None = None  # system identifier and database
+        self._source: tuple[str, str] | None = None  # system identifier and database
 
     def token(self, connection: psycopg.Connection[Any]) -> Token:
         """Return a token of everything committed; call it after your commit, on its connection.
@@ -81,7 +81,7 @@ class Client:
 
     def applied(self, followers: Iterable[str] | None = None) -> dict[str, FollowerRecord]:
         """Return the newest reports, of all followers or of these; one that never ran has none."""
-        names = named(self._config.followers, followers)
+        names = chosen_names(self._config.followers, followers)
         newest = self._refreshed(_APPLIED_SECONDS)
         return {name: newest[name] for name in names if name in newest}
 
@@ -97,7 +97,7 @@ class Client:
         has not in time, and at once if one has halted below `lsn`; UnavailableError if the brokers
         do not answer in time.
         """
-        given, names = _given(lsn), named(self._config.followers, followers)
+        given, names = _given(lsn), chosen_names(self._config.followers, followers)
         began = time.monotonic()
         # First, because this call keeps to the timeout even if no broker answers.
         newest = self._refreshed(timeout)
@@ -106,17 +106,17 @@ class Client:
             left = began + timeout - time.monotonic()
             if left <= 0 or any(each.hopeless for each in late):
                 raise _error(wanted, late, time.monotonic() - began)
-            if self._turn.acquire(timeout=left):
+            if self._lock.acquire(timeout=left):
                 try:
-                    self._readings.wait(min(left, _TURN_SECONDS))
+                    self._readings.wait(min(left, _READ_SECONDS))
                     newest = dict(self._readings.newest)
                 finally:
-                    self._turn.release()
+                    self._lock.release()
         return {name: newest[name] for name in names}
 
     def close(self) -> None:
         """Close the connection to the broker."""
-        with self._turn:
+        with self._lock:
             self._readings.close()
 
     def __enter__(self) -> Self:
@@ -132,34 +132,34 @@ class Client:
         """
         seconds = max(seconds, _ASK_SECONDS if self._connected else _CONNECT_SECONDS)
         deadline = time.monotonic() + seconds
-        if not self._turn.acquire(timeout=seconds):
+        if not self._lock.acquire(timeout=seconds):
             raise UnavailableError(
-                f"the brokers have told nothing for {seconds:.1f} s, as another thread asked them",
-                hint="see that they run, or wait for longer",
+                f"the brokers have not answered another thread for {seconds:.1f} s",
+                hint="check that they run, or wait for longer",
             )
         try:
-            left = max(deadline - time.monotonic(), _TURN_SECONDS)
+            left = max(deadline - time.monotonic(), _READ_SECONDS)
             newest = dict(self._readings.refresh(left))
             self._connected = True
         finally:
-            self._turn.release()
+            self._lock.release()
         return newest
 
     def _lsn(self, given: Token) -> LSN:
         """Return a token's LSN; raise ConfigError if it is of another database than the log."""
-        if self._ours is None:
+        if self._source is None:
             resume = reader.read_resume(self._config)
             if resume is None:
                 raise ConfigError(
                     f"the pipeline {self._config.pipeline} is not set up", hint="cdc setup"
                 )
-            self._ours = resume[0].system_identifier, resume[0].database
-        if (given.system_identifier, given.database) != self._ours:
+            self._source = resume[0].system_identifier, resume[0].database
+        if (given.system_identifier, given.database) != self._source:
             raise ConfigError(
                 f"the token {given} is of another database: this pipeline's is"
-                f" {self._ours[1]} of the server {self._ours[0]}",
+                f" {self._source[1]} of the server {self._source[0]}",
                 hint="take it where the change was committed, and wait with that pipeline's"
-                " configuration; on a standby of another server it means nothing",
+                " configuration; it has no meaning on another server",
             )
         return given.lsn
 
@@ -192,14 +192,16 @@ def _why(lsn: LSN, record: FollowerRecord) -> Behind:
         hint = f"cdc follow --followers {name}"
         return Behind(name, why, hint, Exit.UNAVAILABLE, hopeless=False, record=record)
     why = f"is {record.state.replace('_', ' ')}, {left}" + (f": {record.what}" * bool(record.what))
-    hint = record.hint or "wait for longer, or see `cdc status` for what it lags behind"
+    hint = record.hint or "wait for longer, or see `cdc status` for its lag"
     return Behind(name, why, hint, Exit.TEMPORARY, hopeless=False, record=record)
 
 
 def _error(lsn: LSN, late: Sequence[Behind], seconds: float) -> BehindError:
-    said = "; ".join(f"{each.follower} {each.why}" for each in late)
+    reasons = "; ".join(f"{each.follower} {each.why}" for each in late)
     worst = max(late, key=lambda each: each.exit_code)
-    error = BehindError(f"not applied up to {lsn} after {seconds:.1f} s: {said}", hint=worst.hint)
+    error = BehindError(
+        f"not applied up to {lsn} after {seconds:.1f} s: {reasons}", hint=worst.hint
+    )
     error.exit_code = worst.exit_code
     error.behind = tuple(late)
     return error

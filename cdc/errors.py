@@ -1,8 +1,8 @@
 """Errors state what happened, on which object, at which LSN, and what to do; never row values.
 
 Every error of ours is a `CDCError` with a hint. What is done about it is decided only here: its
-class has the policy (retry, stop) and the process's exit code, and `cdc.daemon.process` acts on them.
-Foreign errors are translated in the module that owns the client that raises them.
+class has the policy (retry, stop) and the process's exit code, and `cdc.daemon.process` acts on
+them. Foreign errors are translated in the module that owns the client that raises them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RereadError(CDCError):
     exit_code = Exit.TEMPORARY
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the daemon reads it again by itself, sent whole")
+        super().__init__(what, hint=hint or "the daemon reads it again by itself, at its commit")
 
 
 class SlotBusyError(CDCError):
@@ -140,7 +140,7 @@ class SnapshotLostError(CDCError):
     exit_code = Exit.TEMPORARY
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the coordinator begins a new generation by itself")
+        super().__init__(what, hint=hint or "the coordinator starts a new generation by itself")
 
 
 class RewrittenError(CDCError):
@@ -153,7 +153,7 @@ class RewrittenError(CDCError):
     exit_code = Exit.TEMPORARY
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the coordinator begins a new generation by itself")
+        super().__init__(what, hint=hint or "the coordinator starts a new generation by itself")
 
 
 class StoreLostError(CDCError):
@@ -163,7 +163,7 @@ class StoreLostError(CDCError):
     exit_code = Exit.TEMPORARY
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the follower builds it anew, as another generation")
+        super().__init__(what, hint=hint or "the follower rebuilds it, as another generation")
 
 
 class SwitchedError(CDCError):
@@ -173,14 +173,16 @@ class SwitchedError(CDCError):
     exit_code = Exit.TEMPORARY
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the follower opens its store again and goes on there")
+        super().__init__(
+            what, hint=hint or "the follower opens its store again and continues there"
+        )
 
 
 class OvertakenError(UnavailableError):
     """Another copy of the follower is at another cut than this one's: open the store again."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the follower goes on where that cut ends")
+        super().__init__(what, hint=hint or "the follower continues where that cut ends")
 
 
 class BehindError(CDCError, TimeoutError):

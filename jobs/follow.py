@@ -18,11 +18,11 @@ import click
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import with_config
-from cdc.config.followers import named
+from cdc.config.followers import chosen_names
 from cdc.errors import Exit
 from cdc.events import LSN
 from jobs.apply import app
-from jobs.apply.reporting import Lines, Telling
+from jobs.apply.reporting import Lines, ProgressPrinter
 from jobs.apply.running import Run
 
 if TYPE_CHECKING:
@@ -41,19 +41,25 @@ _END_SECONDS: Final = 8.0
 
 @click.command(
     "follow",
-    epilog='\b\nExample:\n  spark-submit --jars "$(cdc spark jars)" jobs/follow.py -c cdc.yaml\n'
+    epilog="\b\nExample:\n"
+    '  spark-submit --jars "$(cdc spark jars)" "$(cdc spark app follow)" --config lockstep.yaml\n'
     "  python jobs/follow.py --followers cache,search",
 )
 @with_config
 @click.option("--followers", default="", help="Their names, separated by commas. Default: all.")
 @click.option(
-    "--once", is_flag=True, help="End when all that was in the log at the start is applied."
+    "--once", is_flag=True, help="End when everything that was in the log at the start is applied."
 )
-@click.option("--until", type=LSN.parse, help="End when this LSN is applied, such as 0/16E9088.")
+@click.option(
+    "--until",
+    metavar="LSN",
+    type=LSN.parse,
+    help="End when this LSN is applied, such as 0/16E9088.",
+)
 @json_option
 @click.option(
     "--checkpoint", type=click.Path(file_okay=False, path_type=Path),
-    help="Where Spark's scratch lies, in a folder of each session's own. Default: the system's"
+    help="Folder for Spark's scratch data, one subfolder per session. Default: the system's"
     " directory for temporary files.",
 )  # fmt: skip
 def main(
@@ -70,7 +76,7 @@ def main(
     path = app.begin(config)
     until = _end(config) if once else until
     wanted = [name.strip() for name in followers.split(",") if name.strip()]
-    chosen = named(config.followers, wanted or None)
+    chosen = chosen_names(config.followers, wanted or None)
     return follow(config, path, chosen, until, checkpoint, stopping, Lines(as_json=as_json))
 
 
@@ -84,20 +90,20 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.is_starting = True
         self.install()
 
     def install(self) -> None:
         """Install the handlers. Call it again after Spark has started, which replaces SIGINT's."""
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, self._told)
+            signal.signal(each, self._on_signal)
 
-    def _told(self, _signal: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         if self.is_starting:
             os._exit(Exit.OK)
-        if not self.asked.is_set():
-            self.asked.set()
+        if not self.requested.is_set():
+            self.requested.set()
             ending = threading.Timer(_END_SECONDS, os._exit, (Exit.OK,))
             ending.daemon = True
             ending.start()
@@ -121,22 +127,23 @@ def follow(
     runs = [_run(spark, config, path, name, until, folder) for name in names]
     stopping.is_starting = False
     lines.say("Spark has started; opening the stores", followers=names)
-    telling = Telling(runs, lines)
-    _await(runs, stopping.asked)
-    telling.close()
+    printer = ProgressPrinter(runs, lines)
+    _await(runs, stopping.requested, lines)
+    printer.close()
     with suppress(Exception):  # the JVM may have received the same signal
         spark.stop()
     codes = {run.exit for run in runs}
     return next((code for code in _GRAVEST if code in codes), Exit.OK)
 
 
-def _await(runs: list[Run], stop: threading.Event) -> None:
+def _await(runs: list[Run], stop: threading.Event, lines: Lines) -> None:
     """Run them until all have ended, or until asked to stop."""
     threads = [threading.Thread(target=run.run, name=run.name) for run in runs]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         if stop.wait(_TURN_SECONDS):
+            lines.say(f"stopping after the current batches, within {_END_SECONDS:.0f} s")
             for run in runs:
                 run.stop()
             for thread in threads:

@@ -44,7 +44,7 @@ def session(name: str = "lockstep reader", *, cores: int = 2) -> SparkSession:
 
 
 @dataclass(frozen=True)
-class AsOf(Generic[T]):
+class TablesAsOf(Generic[T]):
     """Tables by name, and their common frontier."""
 
     applied: Applied
@@ -59,15 +59,21 @@ def read_as_of(
     lsn: LSN | str | None = None,
     time: datetime | None = None,
     storage: Mapping[str, str] | None = None,
-) -> AsOf[DataFrame]:
+) -> TablesAsOf[DataFrame]:
     """Return DataFrames of the tables `schema.table` below `path`, at one frontier.
 
     The newest frontier, or the newest not above `lsn` or the commit time `time`. ConfigError if
     there is none that old, or it has no such table.
     """
+    if "delta" not in (spark.conf.get("spark.sql.extensions", "") or "").lower():
+        raise ConfigError(
+            "this Spark session does not have Delta Lake",
+            hint="take `lockstep.session()`, or start yours with the output of `cdc spark conf` and"
+            " `cdc spark jars`",
+        )
     row = _row(path, lsn, time, storage)
     places = {name: _place(row.versions, name) for name in tables}
-    return AsOf(
+    return TablesAsOf(
         row.applied,
         {
             name: spark.read.format("delta")
@@ -85,7 +91,7 @@ def read_as_of_arrow(
     lsn: LSN | str | None = None,
     time: datetime | None = None,
     storage: Mapping[str, str] | None = None,
-) -> AsOf[pa.Table]:
+) -> TablesAsOf[pa.Table]:
     """Return the same as Arrow tables, by delta-rs."""
     row = _row(path, lsn, time, storage)
     found = {}
@@ -95,7 +101,7 @@ def read_as_of_arrow(
         if table is None:
             raise _missing(name, row.versions)
         found[name] = delta_lake.read(table, delta_lake.arrow_schema(table).names)
-    return AsOf(row.applied, found)
+    return TablesAsOf(row.applied, found)
 
 
 def _row(
@@ -103,7 +109,7 @@ def _row(
     lsn: LSN | str | None,
     time: datetime | None,
     storage: Mapping[str, str] | None,
-) -> delta_frontiers.Row:
+) -> delta_frontiers.FrontierRow:
     if time is not None and time.tzinfo is None:
         raise ConfigError(f"{time} names no moment: it has no time zone", hint="add tzinfo=UTC")
     table = delta_lake.opened(f"{path.rstrip('/')}/{delta_frontiers.NAME}", storage or {})

@@ -1,8 +1,8 @@
 """Rebuild a follower, as a Spark app: `spark-submit jobs/rebuild.py FOLLOWER --config …`.
 
-`cdc rebuild` submits it. `jobs.generations.rebuilding` describes what it does and why it may be killed
-anywhere; a running follower continues with the old generation until the switch moves it to the new
-one.
+`cdc rebuild` submits it. `jobs.generations.rebuilding` describes what it does and why it may be
+killed anywhere; a running follower continues with the old generation until the switch moves it to
+the new one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from cdc.cli.options import as_json as json_option
 from cdc.cli.options import print_json, with_config
-from cdc.config.followers import named
+from cdc.config.followers import chosen_names
 from cdc.events import LSN
 from cdc.log.follower_reports import read
 from jobs.apply import app
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.config import Config
-    from jobs.generations.rebuilding import Outcome, Rebuild
+    from jobs.generations.rebuilding import Rebuild, RebuildOutcome
 
 
 @click.command(
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 @with_config
 @click.argument("follower")
 @click.option("--table", "tables", multiple=True, help="Only this one, `schema.table`.")
-@click.option("--as-of", "lsn", type=LSN.parse, help="The state at this LSN, aside.")
+@click.option(
+    "--as-of", "lsn", type=LSN.parse, help="The state at this LSN, in a separate generation."
+)
 @click.option("--drop-old", is_flag=True, help="Delete what readers do not see.")
 @json_option
 def main(
@@ -48,17 +50,19 @@ def main(
     path = app.begin(config)
     rebuild = _rebuild(config, path, follower)
     if drop_old:
-        gone = rebuild.drop_old()
+        dropped = rebuild.drop_old()
         if as_json:
-            print_json({"dropped": gone})
+            print_json({"dropped": dropped})
         else:
-            click.echo(f"dropped {', '.join(map(str, gone)) or 'nothing: there is one generation'}")
+            click.echo(
+                f"dropped {', '.join(map(str, dropped)) or 'nothing: there is one generation'}"
+            )
         return
-    outcome = rebuild.as_of(lsn) if lsn is not None else rebuild.anew(frozenset(tables) or None)
+    outcome = rebuild.as_of(lsn) if lsn is not None else rebuild.run(frozenset(tables) or None)
     if as_json:
-        print_json(_told(outcome))
+        print_json(_as_json(outcome))
     else:
-        click.echo(_words(follower, outcome, is_still=lsn is not None))
+        click.echo(_words(follower, outcome, is_as_of=lsn is not None))
 
 
 def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
@@ -66,25 +70,25 @@ def _rebuild(config: Config, path: Path, name: str) -> Rebuild:
     from jobs.generations.builders import LogBuilder, MirrorBuilder, switching  # noqa: PLC0415
     from jobs.generations.rebuilding import Rebuild  # noqa: PLC0415 - as above
 
-    named(config.followers, [name])
+    chosen_names(config.followers, [name])
     follower = config.followers[name]
     session = partial(app.session_of, f"lockstep rebuild of {name}", config, [name])
     sink = stores.sink(config, name, follower)
     builder = (
-        MirrorBuilder(config, name, _tell)
+        MirrorBuilder(config, name, _print_progress)
         if follower.documents
-        else LogBuilder(config, path, name, cache(session), _tell)
+        else LogBuilder(config, path, name, cache(session), _print_progress)
     )
-    told = read(config).get(name)
-    reported = told.generation if told else 0
-    return Rebuild(sink, builder, _tell, partial(switching, config, name), reported)
+    last = read(config).get(name)
+    reported = last.generation if last else 0
+    return Rebuild(sink, builder, _print_progress, partial(switching, config, name), reported)
 
 
-def _tell(what: str) -> None:
+def _print_progress(what: str) -> None:
     click.echo(f"rebuild: {what}", err=True)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: RebuildOutcome) -> dict[str, Any]:
     return {
         "generation": outcome.generation,
         "former": outcome.former,
@@ -101,12 +105,12 @@ def _told(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _words(follower: str, outcome: Outcome, *, is_still: bool) -> str:
-    at = f"generation {outcome.generation} of {follower} stands at {outcome.applied.lsn}"
-    if is_still:
-        return f"{at}, aside; `cdc rebuild {follower} --drop-old` deletes it"
+def _words(follower: str, outcome: RebuildOutcome, *, is_as_of: bool) -> str:
+    at = f"generation {outcome.generation} of {follower} is at {outcome.applied.lsn}"
+    if is_as_of:
+        return f"{at}, in a shadow build; `cdc rebuild {follower} --drop-old` deletes it"
     differ = sum(len(each.differences) for each in outcome.tables)
-    compared = f"; of generation {outcome.former} {differ:,} keys were others"
+    compared = f"; of generation {outcome.former} {differ:,} keys differed"
     return (
         f"{at}, and readers see it{compared if outcome.tables else ''}"
         + f"\n`cdc rebuild {follower} --drop-old` deletes the old one"

@@ -27,7 +27,7 @@ from cdc.runtime import bugs
 from cdc.snapshot.initial import due, topic
 from cdc.snapshot.initial import session as initial
 from cdc.snapshot.initial.progress import Progress, Report
-from cdc.source.export import held
+from cdc.source.export import is_export_running
 from cdc.source.pinned import connect_for_rows
 from jobs.apply import app  # noqa: F401 - explains what is not installed, so before what imports Spark
 from jobs.copying.driving import InSession
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config import Config
-    from cdc.snapshot.initial.host import Host
+    from cdc.snapshot.initial.host import HostProcess
     from cdc.snapshot.initial.records import Plan
 
-_TOLD_EVERY_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 1.0
+_PRINT_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 1.0
 _SHORT_BYTES: Final = 1 << 30
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
 class Driver:
-    """The host process of a snapshot's coordinator (`cdc.snapshot.initial.host.Host`)."""
+    """The host process of a snapshot's coordinator (`cdc.snapshot.initial.host.HostProcess`)."""
 
     def __init__(self, config_file: Path) -> None:
         self.config_file: Path | None = config_file
         self.stopping = False
-        self._said = ("", 0.0)
+        self._printed = ("", 0.0)
 
     def beat(self) -> None:
         """A driver has no health checks to answer."""
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
         """Print a new reason at once, and figures at an interval."""
-        said, at = self._said
+        printed, at = self._printed
         now = time.monotonic()
-        if (reason != said and report is None) or now - at >= _TOLD_EVERY_SECONDS:
-            self._said = (reason, now)
+        if (reason != printed and report is None) or now - at >= _PRINT_SECONDS:
+            self._printed = (reason, now)
             click.echo(f"snapshot: {reason}", err=True)
 
     def stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's
@@ -90,7 +90,7 @@ def main(path: Path, *, as_json: bool) -> None:
         signal.signal(each, driver.stop)
     began = time.monotonic()
     try:
-        told = run(driver, path.absolute())
+        outcome = run(driver, path.absolute())
     except CDCError as error:
         if as_json:
             print_json({"error": type(error).__name__, "what": error.what, "hint": error.hint})
@@ -98,11 +98,11 @@ def main(path: Path, *, as_json: bool) -> None:
         sys.exit(error.exit_code)
     except StoppedError:
         sys.exit(_TERMINATED)
-    told["seconds"] = round(time.monotonic() - began, 1)
+    outcome["seconds"] = round(time.monotonic() - began, 1)
     if as_json:
-        print_json(told)
+        print_json(outcome)
     else:
-        click.echo(f"snapshot: {told['outcome']}", err=True)
+        click.echo(f"snapshot: {outcome['outcome']}", err=True)
 
 
 def run(driver: Driver, path: Path) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def run(driver: Driver, path: Path) -> dict[str, Any]:
             return {"outcome": "no snapshot is due", "generation": state and state.generation}
         known = topic.read(config)
         with closing(connect_for_rows(config)) as connection:
-            alive = held(connection, config)
+            alive = is_export_running(connection, config)
         if not alive or known.plan is not None or driver.stopping:
             break
         driver.snapshotting("waiting for the coordinator's plan")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     with closing(_Sparks(config, path)) as sparks:
         if alive and known.plan is not None:
             return _join(driver, sparks, known.plan, known)
@@ -135,7 +135,7 @@ class _Sparks:
         self._session: SparkSession | None = None
         self._is_ours = False
 
-    def runner(self, plan: Plan, _: Host | None, left: list[int]) -> InSession:
+    def runner(self, plan: Plan, _: HostProcess | None, left: list[int]) -> InSession:
         """Start copying the remaining ranges of a plan."""
         if self._session is None:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - after what explains its absence
@@ -154,7 +154,7 @@ class _Sparks:
             self._session.stop()
 
 
-def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.Known) -> dict[str, Any]:
+def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.InitialLog) -> dict[str, Any]:
     """Copy the remaining ranges of a running snapshot's plan."""
     done = known.done(plan)
     left = {
@@ -163,10 +163,10 @@ def _join(driver: Driver, sparks: _Sparks, plan: Plan, known: topic.Known) -> di
         if ("rows", each.table, each.number) not in done
     }
     progress = Progress(plan, time.monotonic())
-    progress.know(known.ranges)
+    progress.restart(known.ranges)
     driver.snapshotting(f"joining generation {plan.generation}")
     with closing(_Stopping(sparks.runner(plan, None, sorted(left)))) as running:
-        while not driver.stopping and not running.runner.turn(_LOOK_SECONDS, progress):
+        while not driver.stopping and not running.runner.turn(_POLL_SECONDS, progress):
             report = progress.report(time.monotonic())
             driver.snapshotting(report.words(), report)
     if driver.stopping:

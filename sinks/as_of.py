@@ -22,7 +22,7 @@ T = TypeVar("T")
 FIELDS: Final = ("generation", "seq", "lsn", "committed_at_us", "applying")
 
 
-class Mark(NamedTuple):
+class StoreFrontier(NamedTuple):
     """A store's frontier, with no cut in flight."""
 
     generation: int
@@ -48,17 +48,19 @@ class Waiting(NamedTuple):
     error: UnavailableError
 
 
-def read(mark: Callable[[], Mark | None], work: Callable[[], T], waiting: Waiting) -> AsOf[T]:
+def read(
+    frontier: Callable[[], StoreFrontier | None], work: Callable[[], T], waiting: Waiting
+) -> AsOf[T]:
     """Return what `work` reads; call it again until it has read a single state.
 
-    `mark` returns the store's frontier, None while a cut is being written.
+    `frontier` returns the store's frontier, None while a cut is being written.
     """
     deadline = time.monotonic() + waiting.seconds
     while True:
-        before = mark()
+        before = frontier()
         if before is not None:
             found = work()
-            if mark() == before:
+            if frontier() == before:
                 return AsOf(found, *before[1:])
         if time.monotonic() > deadline:
             raise waiting.error

@@ -102,7 +102,7 @@ class Applied(NamedTuple):
         }
 
     @classmethod
-    def told(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Return the frontier in a JSON object; its LSN may be a number or a text."""
         lsn = fields["lsn"]
         ends = {topic: tuple(offsets) for topic, offsets in fields["ends"].items()}
@@ -110,7 +110,7 @@ class Applied(NamedTuple):
         return cls(**{**fields, "lsn": parsed, "ends": ends})
 
 
-class Standing(NamedTuple):
+class StoreState(NamedTuple):
     """A store's own state.
 
     If `reached` is above the applied frontier's seq, a cut was being written when its writer died,
@@ -121,6 +121,13 @@ class Standing(NamedTuple):
 
     applied: Applied
     reached: int
+
+
+class ShadowBuild(NamedTuple):
+    """A generation alongside the one that readers see, of some tables only if given."""
+
+    generation: int
+    tables: frozenset[str] | None = None
 
 
 class Sink(Protocol):
@@ -138,20 +145,21 @@ class Sink(Protocol):
 
     # Whether `write` needs complete rows: the follower then fills `unchanged` columns from `rows`,
     # and `unchanged` names only those that stay unknown, which is not null.
-    whole_rows: bool
+    complete_rows: bool
     # Whether `write` may be called from many processes concurrently, each with some keys of a
     # table.
     parallel: bool
 
-    def open(self) -> Standing | None:
+    def open(self) -> StoreState | None:
         """Create what is missing in the store; return its state, None if it is new.
 
         Raises StoreLostError if the store holds less than it must, for example after a flush or
-        with a deleted index; the follower then calls `anew`. Called again after a temporary error.
+        with a deleted index; the follower then calls `start_over`. Called again after a temporary
+        error.
         """
         ...
 
-    def anew(self, generation: int) -> None:
+    def start_over(self, generation: int) -> None:
         """Start this generation in place of a lost one, regardless of what is left of that.
 
         The store is then at no frontier, and the next `open` returns None. Another copy that
@@ -265,22 +273,22 @@ class Mountable(Protocol):
 
 
 def expect_tables(
-    generation: int, begun: Iterable[str] | None, asked: frozenset[str] | None
+    generation: int, started: Iterable[str] | None, wanted: frozenset[str] | None
 ) -> None:
     """Raise unless a shadow build was started for the tables that it is opened for; None: all."""
-    if (None if begun is None else frozenset(begun)) != asked:
-        told = "all tables" if begun is None else f"{', '.join(sorted(begun))} alone"
+    if (None if started is None else frozenset(started)) != wanted:
+        tables = "all tables" if started is None else f"only {', '.join(sorted(started))}"
         raise ConfigError(
-            f"generation {generation} was begun for {told}",
-            hint="rebuild it as it was begun, or delete it: `cdc rebuild NAME --drop-old`",
+            f"generation {generation} was started for {tables}",
+            hint="rebuild the same tables again, or delete it: `cdc rebuild NAME --drop-old`",
         )
 
 
-def expect_alone(above: int, reached: int, *, stands: int, begun: int) -> None:
+def expect_alone(above: int, reached: int, *, applied: int, started: int) -> None:
     """Raise OvertakenError if a cut from `above` to `reached` conflicts with another copy's."""
-    if stands != above or (begun > above and begun != reached):
+    if applied != above or (started > above and started != reached):
         raise OvertakenError(
-            f"another copy of the follower is at another cut: from seq {stands} to {begun}"
+            f"another copy of the follower is at another cut: from seq {applied} to {started}"
         )
 
 
@@ -297,7 +305,7 @@ def expect_key(changes: Changes, stored: tuple[str, ...] | None, floor: int = 0)
     if len(found) > 1:
         name, key = changes.version.name, ", ".join(changes.version.key)
         raise ConfigError(
-            f"{name} has another key now ({key}), and the store has rows of the one before",
+            f"{name} has another key now ({key}), and the store has rows of the previous one",
             hint=f"`cdc rebuild NAME --table {name}`: it reads the rows again, by the new key; then"
             " start the follower",
         )

@@ -60,7 +60,7 @@ def _everyday(value: float, kind: _Type) -> Decimal | None:
         text = f"{value:.{digits}e}"
         if _rounds(float(text), value, kind):
             return Decimal(text)
-    raise AssertionError("so many digits tell any two values apart")
+    raise AssertionError("`most` digits distinguish any two values")
 
 
 def _shortest(value: float, kind: _Type) -> Decimal:

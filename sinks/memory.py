@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import Applied, Change, Changes, Standing, expect_alone, expect_tables
+from sinks.contract import (
+    Applied,
+    Change,
+    Changes,
+    ShadowBuild,
+    StoreState,
+    expect_alone,
+    expect_tables,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +31,7 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Table:
+class MemoryTable:
     """Rows by key, each with the seq that wrote it; None is a tombstone."""
 
     rows: dict[bytes, tuple[int, Row | None]] = field(default_factory=dict)
@@ -38,19 +46,19 @@ class Table:
 class Memory:
     """The store's content; `build` changes after the store was lost."""
 
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, MemoryTable] = field(default_factory=dict)
     applied: Applied | None = None
     reached: int = 0
     generation: int = 1
     build: object = field(default_factory=object)
     lost: bool = False
     # The generations that readers do not see, by number; then the tables of this one, if not all.
-    aside: dict[int, Memory] = field(default_factory=dict)
+    shadows: dict[int, Memory] = field(default_factory=dict)
     only: frozenset[str] | None = None
 
     def rows(self, table: str) -> dict[bytes, Row]:
         """Return what a reader sees of a table."""
-        known = self.tables.get(table, Table())
+        known = self.tables.get(table, MemoryTable())
         return {key: row for key, (_, row) in known.rows.items() if row is not None}
 
 
@@ -66,19 +74,19 @@ class MemorySink:
         self,
         name: str,
         *,
-        whole_rows: bool = False,
+        complete_rows: bool = False,
         histories: frozenset[str] = frozenset(),
-        aside: tuple[int, frozenset[str] | None] | None = None,
+        shadow: ShadowBuild | None = None,
     ) -> None:
-        self.whole_rows = whole_rows
-        self._name, self._histories, self._aside = name, histories, aside
+        self.complete_rows = complete_rows
+        self._name, self._histories, self._shadow = name, histories, shadow
         self._build: object = None
 
-    def open(self) -> Standing | None:
+    def open(self) -> StoreState | None:
         store = STORES.setdefault(self._name, Memory())
-        if self._aside is not None and self._aside[0] != store.generation:
-            number, only = self._aside
-            store = store.aside.setdefault(number, Memory(generation=number, only=only))
+        if self._shadow is not None and self._shadow[0] != store.generation:
+            number, only = self._shadow
+            store = store.shadows.setdefault(number, Memory(generation=number, only=only))
             expect_tables(number, store.only, only)
         if store.lost:
             raise StoreLostError(f"the store {self._name} was flushed", hint="")
@@ -86,9 +94,9 @@ class MemorySink:
         if store.applied is None and not store.reached:
             return None
         nothing = Applied.beginning("", store.generation)
-        return Standing(store.applied or nothing, store.reached)
+        return StoreState(store.applied or nothing, store.reached)
 
-    def anew(self, generation: int) -> None:
+    def start_over(self, generation: int) -> None:
         STORES[self._name] = Memory(generation=generation)
 
     def histories(self) -> frozenset[str]:
@@ -97,16 +105,16 @@ class MemorySink:
     def begin(self, reached: int, versions: Sequence[Version], above: int | None = None) -> None:
         store = self._store
         if above is not None:
-            stands = store.applied.seq if store.applied else 0
-            expect_alone(above, reached, stands=stands, begun=store.reached)
+            applied_seq = store.applied.seq if store.applied else 0
+            expect_alone(above, reached, applied=applied_seq, started=store.reached)
         for version in versions:
-            store.tables.setdefault(version.name, Table())
+            store.tables.setdefault(version.name, MemoryTable())
         store.reached = max(store.reached, reached)
 
     def write(self, changes: Changes) -> int:
         if self._store.only is not None and changes.version.name not in self._store.only:
             return 0
-        table = self._store.tables.setdefault(changes.version.name, Table())
+        table = self._store.tables.setdefault(changes.version.name, MemoryTable())
         if changes.truncated is not None:
             _truncate(table, changes.truncated)
         apply = _apply
@@ -132,7 +140,7 @@ class MemorySink:
 
     def generations(self) -> Mapping[int, Applied | None]:
         store = STORES.get(self._name)
-        every = [store, *store.aside.values()] if store else []
+        every = [store, *store.shadows.values()] if store else []
         return {each.generation: each.applied for each in every}
 
     def current(self) -> int | None:
@@ -141,16 +149,16 @@ class MemorySink:
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
         return type(self)(
             self._name,
-            whole_rows=self.whole_rows,
+            complete_rows=self.complete_rows,
             histories=self._histories,
-            aside=(generation, tables),
+            shadow=ShadowBuild(generation, tables),
         )
 
     def switch(self, generation: int) -> None:
         old = STORES[self._name]
         if generation == old.generation:
             return
-        new = old.aside.pop(generation)
+        new = old.shadows.pop(generation)
         if new.only is not None and old.applied and new.applied:
             rebuilt = {name: new.tables[name] for name in new.only & new.tables.keys()}
             new.tables = old.tables | rebuilt
@@ -158,16 +166,16 @@ class MemorySink:
             new.applied = min(old.applied, new.applied, key=lambda each: (each.seq, each.lsn))
             new.applied = new.applied._replace(generation=generation)
             new.only = None
-        new.aside, old.aside = {**old.aside, old.generation: old}, {}
+        new.shadows, old.shadows = {**old.shadows, old.generation: old}, {}
         STORES[self._name] = new
 
     def drop(self, generation: int) -> None:
         if generation == self.current():
             raise ConfigError(f"readers see generation {generation}", hint="switch first")
-        STORES[self._name].aside.pop(generation, None)
+        STORES[self._name].shadows.pop(generation, None)
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
-        table = self._store.tables.get(version.name, Table())
+        table = self._store.tables.get(version.name, MemoryTable())
         for key, (seq, row) in list(table.rows.items()):
             if row is not None:
                 yield key, seq, msgspec.json.encode(row)
@@ -175,16 +183,16 @@ class MemorySink:
     @property
     def _store(self) -> Memory:
         current = STORES[self._name]
-        every = [current, *current.aside.values()]
+        every = [current, *current.shadows.values()]
         store = next((each for each in every if each.build is self._build), None)
         if store is None or store.lost:
             raise StoreLostError(f"the store {self._name} is not the one that was opened", hint="")
-        if self._aside is None and store is not current:
+        if self._shadow is None and store is not current:
             raise SwitchedError(f"readers of {self._name} see another generation")
         return store
 
 
-def _truncate(table: Table, seq: int) -> None:
+def _truncate(table: MemoryTable, seq: int) -> None:
     table.floor = max(table.floor, seq)
     table.rows = {key: row for key, row in table.rows.items() if row[0] > seq}
     if table.newest < seq:
@@ -192,7 +200,7 @@ def _truncate(table: Table, seq: int) -> None:
         table.keyless.clear()
 
 
-def _apply(table: Table, change: Change) -> bool:
+def _apply(table: MemoryTable, change: Change) -> bool:
     assert change.key is not None
     seq, stored = table.rows.get(change.key, (0, None))
     if change.seq <= max(seq, table.floor):
@@ -205,7 +213,7 @@ def _apply(table: Table, change: Change) -> bool:
     return True
 
 
-def _apply_keyless(table: Table, change: Change) -> bool:
+def _apply_keyless(table: MemoryTable, change: Change) -> bool:
     """Replace the old row, or add one: only the values identify a row."""
     if change.seq <= table.newest:
         return False
@@ -219,7 +227,7 @@ def _apply_keyless(table: Table, change: Change) -> bool:
     return True
 
 
-def _append(table: Table, change: Change) -> bool:
-    news = change.seq not in table.history
+def _append(table: MemoryTable, change: Change) -> bool:
+    is_new = change.seq not in table.history
     table.history[change.seq] = change
-    return news
+    return is_new

@@ -154,7 +154,9 @@ class Placer:
     def __init__(self, shape: Shape, prefix: str, table: str) -> None:
         """Raise ValueError if the key's template is invalid."""
         self.template = None if shape.key is None else Template(shape.key)
-        self.head = f"{prefix}:{table}:".encode()  # the prefix of every place without a template
+        # The prefix of every place without a template. A store's own keys begin with `~`.
+        named = f"%{ord(table[0]):X}{table[1:]}" if table.startswith(("~", "%")) else table
+        self.head = f"{prefix}:{named}:".encode()
 
     def place(self, key: bytes) -> bytes:
         """Return the place of the row with this key, which is JSON."""
@@ -224,7 +226,7 @@ class Shaper:
         """Raise ConfigError if the table lacks a column of the shape."""
         self.shape, self.version = shape, version
         if not version.key:
-            raise _refused(version, "has no key, by which rows are told apart", _KEYLESS)
+            raise _refused(version, "has no key, which identifies rows", _KEYLESS)
         try:
             placer = Placer(shape, prefix, version.name)
             self._value = None if shape.value is None else Template(shape.value)
@@ -362,9 +364,9 @@ _FAR: Final = re.compile(
 )
 
 
-_SHAPE: Final = "mend `shapes` of the follower, then `cdc rebuild` it"
+_SHAPE: Final = "correct `shapes` of the follower, then `cdc rebuild` it"
 _KEYLESS: Final = (
-    "give it a primary key, or `tables.<table>.key`, or leave it out of the follower's `tables`"
+    "give it a primary key, or `tables.<table>.key`, or remove it from the follower's `tables`"
 )
 
 

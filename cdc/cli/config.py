@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, config_file, did, example, next_step, print_json
+from cdc.cli.options import as_json, config_file, example, next_step, print_done, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_path = config_file("path")
 
 
 @click.group(epilog=example("cdc config check", "cdc config show"))
@@ -20,32 +18,32 @@ def config() -> None:
 
 
 @config.command(epilog=example("cdc config check -c lockstep.yaml", "cdc config check --json"))
-@_path
+@config_file
 @as_json
-def check(path: Path, *, as_json: bool) -> None:
+def check(config_path: Path, *, as_json: bool) -> None:
     """Check every field, and report all errors at once.
 
     Exits 0 when the configuration is good and 78 when it is not.
     """
     from cdc.config import read  # noqa: PLC0415 - not for --help
 
-    effective = read(path)
+    effective = read(config_path)
     if as_json:
-        print_json({"path": str(path), "pipeline": effective.config.pipeline, "ok": True})
+        print_json({"path": str(config_path), "pipeline": effective.config.pipeline, "ok": True})
         return
-    did(f"{path}: the pipeline {effective.config.pipeline} is configured correctly")
+    print_done(f"{config_path}: the pipeline {effective.config.pipeline} is configured correctly")
     next_step("cdc doctor checks the servers that it names")
 
 
 @config.command(epilog=example("cdc config show", "LOCKSTEP_LOG_PARTITIONS=8 cdc config show"))
-@_path
+@config_file
 @as_json
-def show(path: Path, *, as_json: bool) -> None:
+def show(config_path: Path, *, as_json: bool) -> None:
     """Show every field's effective value and where it comes from; secrets are masked."""
     from cdc.config import read  # noqa: PLC0415 - not for --help
     from cdc.config import show as rows_of  # noqa: PLC0415
 
-    rows = rows_of(read(path))
+    rows = rows_of(read(config_path))
     if as_json:
         print_json([{"field": at, "value": value, "from": origin} for at, value, origin in rows])
         return

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.operate.readable import size
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.dead_letters import Head
+    from cdc.log.dead_letters import DeadLetterHead
 
 
 _REASONS = {"size": "too large for its topic"}
@@ -34,9 +35,9 @@ def list_(config: Config, *, as_json: bool) -> None:
     """List the dead letters: id, commit, position, operation, row, size, and why."""
     from msgspec.structs import asdict  # noqa: PLC0415 - not for --help
 
-    from cdc.log import dead_letter_topic as letters_topic  # noqa: PLC0415
+    from cdc.log import dead_letter_topic  # noqa: PLC0415
 
-    heads = letters_topic.heads(config)
+    heads = dead_letter_topic.heads(config)
     if as_json:
         print_json([asdict(head) for head in heads])
         return
@@ -44,14 +45,12 @@ def list_(config: Config, *, as_json: bool) -> None:
     for head in heads:
         click.echo(_line(head))
     if head:
-        next_step("cdc dead show ID writes the whole event")
+        next_step("cdc dead show ID prints the complete event")
     else:
         click.echo("there are no dead letters")
 
 
-def _line(head: Head) -> str:
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-
+def _line(head: DeadLetterHead) -> str:
     at = datetime.fromtimestamp(head.committed_at_us / 1e6, UTC).astimezone()
     return "  ".join(
         (
@@ -72,6 +71,6 @@ def _line(head: Head) -> str:
 @click.argument("letter_id", metavar="ID")
 def show(config: Config, letter_id: str) -> None:
     """Write the complete event of the dead letter ID, as it would be in its topic."""
-    from cdc.log import dead_letter_topic as letters_topic  # noqa: PLC0415 - not for --help
+    from cdc.log import dead_letter_topic  # noqa: PLC0415 - not for --help
 
-    click.echo(letters_topic.event(config, letter_id))
+    click.echo(dead_letter_topic.event(config, letter_id))

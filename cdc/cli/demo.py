@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import Duration, example, next_step
+from cdc.cli.options import Duration, as_json, example, next_step
+from cdc.playground.servers.progress import Terminal
+from cdc.runtime import extras
 
 if TYPE_CHECKING:
-    from cdc.playground.demo.stage import Outcome
+    from cdc.playground.demo.stage import DemoOutcome
 
 
 @click.command(epilog=example("cdc demo", "cdc demo --for 60s", "cdc demo --for 60s --chaos"))
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     help="Folder of the demo's servers; cleared at every start.",
 )
 @click.option("--keep", is_flag=True, help="Leave data and logs in the folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on stdout.")
+@as_json
 def demo(
     *,
     seconds: float | None,
@@ -63,15 +65,13 @@ def demo(
     from rich.console import Console  # noqa: PLC0415
 
     from cdc.playground.demo.closing import closing_json, closing_lines  # noqa: PLC0415
-    from cdc.playground.demo.stage import InterruptedEarly, Options, Stage  # noqa: PLC0415
-    from cdc.playground.demo.view import Lines, Screen  # noqa: PLC0415
-    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415
-    from cdc.runtime import extras  # noqa: PLC0415
+    from cdc.playground.demo.stage import DemoOptions, DemoRun, InterruptedEarly  # noqa: PLC0415
+    from cdc.playground.demo.view import LineView, ScreenView  # noqa: PLC0415
 
     extras.require("cdc demo", "local", *(("spark", "redis", "opensearch") if followers else ()))
     # Errors are raised or shown; log lines of the clients would only garble the screen.
     logging.getLogger("cdc").addHandler(logging.NullHandler())
-    options = Options(
+    options = DemoOptions(
         home=home,
         seconds=seconds,
         chaos=chaos,
@@ -81,10 +81,10 @@ def demo(
         keep=keep,
     )
     console = Console(stderr=as_json)
-    with Screen(console) if console.is_terminal else Lines(console) as view:
+    with ScreenView(console) if console.is_terminal else LineView(console) as view:
         view.say(f"demo: seed {options.seed}, {rate:.0f} changes/s, in {home}")
         try:
-            outcome: Outcome = Stage(options, view, Terminal()).run()
+            outcome: DemoOutcome = DemoRun(options, view, Terminal()).run()
         except InterruptedEarly:
             click.echo("demo: interrupted before the first change; everything is stopped", err=True)
             return 130

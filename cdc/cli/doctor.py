@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.operate.findings import Severity, worst
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.operate.findings import Finding
 
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "blue"), "warning": ("!", "yellow")}
 _MARKS |= {"error": ("✗", "red")}
@@ -19,7 +19,7 @@ _MARKS |= {"error": ("✗", "red")}
 @click.command(epilog=example("cdc doctor", "cdc doctor --json | jq '.findings[].fix'"))
 @with_config
 @as_json
-@click.option("--quiet", is_flag=True, help="Leave out what is well.")
+@click.option("--quiet", is_flag=True, help="Leave out what is correct.")
 def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
     """Find what would stop the pipeline, with the SQL or command that fixes it.
 
@@ -29,7 +29,6 @@ def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
     Exits 0 when there are no errors (warnings are allowed), 1 when there are.
     """
     from cdc.operate.doctor.run import examine  # noqa: PLC0415 - not for --help
-    from cdc.operate.findings import Severity, worst  # noqa: PLC0415
 
     findings = examine(config)
     bad = worst(findings) is Severity.ERROR
@@ -38,19 +37,15 @@ def doctor(config: Config, *, as_json: bool, quiet: bool) -> int:
         return int(bad)
     for finding in findings:
         if not (quiet and finding.severity is Severity.OK):
-            _print(finding)
+            mark, colour = _MARKS[finding.severity.value]
+            click.echo(f"{click.style(mark, fg=colour, bold=True)} {finding.check}: {finding.what}")
+            if finding.fix:
+                click.echo(f"    {click.style('fix:', dim=True)} {finding.fix}")
     set_up = not any(each.fix.startswith("cdc setup") for each in findings)
     if bad:
-        next_step("mend what is marked ✗, then cdc doctor again")
+        next_step("fix what is marked ✗, then run cdc doctor again")
     elif set_up:
         next_step("cdc run, or cdc status if it runs already")
     else:
         next_step("cdc setup creates what is missing")
     return int(bad)
-
-
-def _print(finding: Finding) -> None:
-    mark, colour = _MARKS[finding.severity.value]
-    click.echo(f"{click.style(mark, fg=colour, bold=True)} {finding.check}: {finding.what}")
-    if finding.fix:
-        click.echo(f"    {click.style('fix:', dim=True)} {finding.fix}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from cdc.cli.options import as_json as json_option
-from cdc.cli.options import example, with_config
+from cdc.cli.options import as_json, example, with_config
+from cdc.playground.servers.progress import Progress
+from cdc.runtime import extras
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     )
 )
 @with_config
-@click.option("--followers", metavar="NAMES", help="Separated by commas. Default: all there are.")
-@json_option
+@click.option("--followers", metavar="NAMES", help="Separated by commas. Default: all.")
+@as_json
 @click.option("--once", is_flag=True, help="End when all that is in the log now is applied.")
 @click.option("--until", metavar="LSN", help="End when this LSN is applied, such as 0/16E9088.")
 @click.option(
     "--checkpoint",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where Spark's scratch lies. Default: the system's directory for temporary files.",
+    help="Folder for Spark's temporary files. Default: the system's directory for temporary files.",
 )
 def follow(
     config: Config,
@@ -53,13 +54,11 @@ def follow(
     it after the current batches, or at once while Spark starts. It prints a line where a follower's
     state changes, and one for each every 30 s; with --json objects, to standard output.
     """
-    from cdc.config.followers import named  # noqa: PLC0415 - not for --help
+    from cdc.config.followers import chosen_names  # noqa: PLC0415 - not for --help
 
     chosen = [name.strip() for name in (followers or "").split(",") if name.strip()]
-    need("cdc follow", config, named(config.followers, chosen or None))
-    path = Path(click.get_current_context().params["config_path"]).absolute()
+    need("cdc follow", config, chosen_names(config.followers, chosen or None))
     given = [
-        *("--config", str(path)),
         *(("--followers", followers) if followers else ()),
         *(("--until", until) if until else ()),
         *(("--checkpoint", str(checkpoint)) if checkpoint else ()),
@@ -71,19 +70,18 @@ def follow(
 
 def need(what: str, config: Config, followers: Iterable[str]) -> None:
     """Raise MissingExtraError where these followers need an extra that is not installed."""
-    from cdc.runtime import extras  # noqa: PLC0415 - not for --help
-
     each = [config.followers[name] for name in followers]
     stores = [name for name in ("redis", "opensearch") if any(getattr(f, name) for f in each)]
     extras.require(what, "spark", *stores, but=("pyspark",) if _spark_submit() else ())
 
 
 def become(job: str, given: list[str]) -> NoReturn:
-    """Replace this process by one of our jobs, with these arguments: by Python or spark-submit."""
+    """Replace this process by one of our jobs, with our configuration and these arguments."""
     from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
-    from cdc.playground.servers.progress import Progress  # noqa: PLC0415 - as above
 
+    path = Path(click.get_current_context().params["config_path"]).absolute()
     script, submit = str(files.job(job)), _spark_submit()
+    given = ["--config", str(path), *given]
     sys.stdout.flush()
     if submit is None:
         os.execv(sys.executable, [sys.executable, script, *given])  # noqa: S606 - our own job

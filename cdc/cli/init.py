@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from cdc.cli.options import as_json as json_option
-from cdc.cli.options import did, example, next_step, print_json
+from cdc.cli.options import as_json, example, next_step, print_done, print_json
+from cdc.errors import ConfigError
 
 
 @click.command(epilog=example("cdc init --pipeline shop --dsn postgresql://me@localhost/shop"))
@@ -30,7 +30,7 @@ from cdc.cli.options import did, example, next_step, print_json
     "--table", "tables", multiple=True, help="A table to publish; repeat it. Default: public.*"
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-@json_option
+@as_json
 def init(
     path: Path,
     pipeline: str,
@@ -42,16 +42,14 @@ def init(
     as_json: bool,
 ) -> None:
     """Write a commented configuration to PATH (default lockstep.yaml)."""
-    from cdc.config.control import new_secret  # noqa: PLC0415 - not for --help
     from cdc.config.template import render  # noqa: PLC0415 - not for --help
-    from cdc.errors import ConfigError  # noqa: PLC0415
 
     values: dict[str, object] = {
         "pipeline": pipeline,
         "source.dsn": dsn,
         "source.tables": tables or ("public.*",),
         "log.bootstrap_servers": bootstrap_servers,
-        "control.secret": new_secret(),
+        "control.secret": os.urandom(32).hex(),
     }
     # Another user must not read the secret, nor a password that is added later.
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
@@ -69,5 +67,5 @@ def init(
     if as_json:
         print_json({"wrote": str(path), "pipeline": pipeline})
         return
-    did(f"wrote {path}")
-    next_step(f"edit {path}, then cdc doctor -c {path} tells what is missing")
+    print_done(f"wrote {path}")
+    next_step(f"edit {path}, then cdc doctor -c {path} shows what is missing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
-
-    from rich.progress import Progress, TaskID
 
     from cdc.config import Config
     from cdc.snapshot.initial.progress import Report
@@ -36,27 +34,28 @@ def initial(config: Config, config_file: Path, *, as_json: bool) -> int:
 
     state = due.state(config)
     if state is not None and state.stage != "done":
-        with _Terminal(config_file) as host:
+        host = _Terminal(config_file)
+        with host.bar:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, host.stop)
             try:
-                _taken(lambda: coordinator.take(config, host), host)
+                _take_with_retries(lambda: coordinator.take(config, host), host)
             except StoppedError:
-                click.echo("stopped: the next one begins a new generation", err=True)
+                click.echo("stopped: the next one starts a new generation", err=True)
                 return Exit.TEMPORARY
         state = due.state(config)
     if as_json:
         keep = ("stage", "generation", "rows", "bytes", "seconds")
         print_json(state and {name: getattr(state, name) for name in keep})
     elif state is None:
-        click.echo("this pipeline begins without an initial snapshot")
+        click.echo("this pipeline starts without an initial snapshot")
     else:
         click.echo(f"the initial snapshot is {state.stage}: {state.rows:,} rows")
     next_step("cdc run")
     return Exit.OK
 
 
-def _taken(take: Callable[[], object], host: _Terminal) -> None:
+def _take_with_retries(take: Callable[[], object], host: _Terminal) -> None:
     """Take it; retry what passes by itself, as the daemon does."""
     left = _TRIES
     while True:
@@ -79,25 +78,14 @@ class _Terminal:
     """The process as a host: a progress bar on a terminal, else lines."""
 
     def __init__(self, config_file: Path) -> None:
+        from rich.console import Console  # noqa: PLC0415 - not for --help
+        from rich.progress import Progress  # noqa: PLC0415
+
         self.config_file: Path | None = config_file
         self.stopping = False
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._said = ("", 0.0)
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console  # noqa: PLC0415 - not for --help
-            from rich.progress import Progress  # noqa: PLC0415
-
-            self._bar = Progress(console=Console(stderr=True))
-            self._bar.start()
-            self._task = self._bar.add_task("snapshot", total=100)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self.bar = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._task = self.bar.add_task("snapshot", total=100)
+        self._last_line = ("", 0.0)
 
     def stop(self, _signal: int, _frame: FrameType | None) -> None:
         self.stopping = True
@@ -106,11 +94,11 @@ class _Terminal:
         """Do nothing: a command has no health checks."""
 
     def snapshotting(self, reason: str, report: Report | None = None) -> None:
-        if self._bar and self._task is not None:
+        if not self.bar.disable:
             done = None if report is None else report.percent
-            self._bar.update(self._task, description=reason, completed=done)
+            self.bar.update(self._task, description=reason, completed=done)
             return
-        said, at = self._said
-        if (report is None and reason != said) or time.monotonic() - at >= _LINE_SECONDS:
-            self._said = (reason, time.monotonic())
+        line, at = self._last_line
+        if (report is None and reason != line) or time.monotonic() - at >= _LINE_SECONDS:
+            self._last_line = (reason, time.monotonic())
             click.echo(reason, err=True)

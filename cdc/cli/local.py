@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cdc.cli.options import as_json as json_option
-from cdc.cli.options import example, next_step, print_json
+from cdc.cli.options import as_json, example, next_step, print_json
+from cdc.playground.servers.progress import Terminal
 
 if TYPE_CHECKING:
-    from cdc.playground.servers.stack import LocalStack, ServerStatus
+    from cdc.playground.servers.stack import ServerStatus
 
 _SERVERS: Final = ("postgres", "kafka", "redis", "opensearch")
 _MAJORS: Final = ("14", "15", "16", "17", "18")
@@ -47,14 +47,13 @@ def local() -> None:
 @click.argument("servers", nargs=-1, type=click.Choice(_SERVERS))
 @_home
 @click.option("--pg", "pg_major", type=click.Choice(_MAJORS), help="Postgres major.  [default: 17]")
-@json_option
+@as_json
 def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: bool) -> None:
     """Start SERVERS that do not run yet (default: postgres and kafka).
 
     The first start downloads them, about 60 MB, into a cache that all stacks share. Running servers
     are left unchanged.
     """
-    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415 - not for --help
     from cdc.playground.servers.stack import DEFAULT_SERVERS, LocalStack  # noqa: PLC0415
 
     began = time.monotonic()
@@ -64,14 +63,14 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
         ends = stack.up(servers or DEFAULT_SERVERS, pg_major=major)
     except KeyboardInterrupt:
         click.echo("cdc: interrupted; what has arrived is kept", err=True)
-        next_step("`cdc local up` goes on; `cdc local down` stops what runs")
+        next_step("`cdc local up` continues; `cdc local down` stops what runs")
         # At once: threads that download or wait for a server cannot be interrupted.
         os._exit(_INTERRUPTED)
     if as_json:
         print_json(asdict(ends))
         return
     click.echo(f"up in {time.monotonic() - began:.1f} s")
-    _print_table(stack)
+    _print_table(stack.status())
     given = [("--dsn", ends.postgres_dsn), ("--bootstrap-servers", ends.kafka_bootstrap)]
     known = "".join(f" {option} {value}" for option, value in given if value)
     next_step(f"`cdc init{known}` writes a configuration; `cdc local down` stops them")
@@ -79,18 +78,17 @@ def up(servers: tuple[str, ...], home: Path, pg_major: str | None, *, as_json: b
 
 @local.command(epilog=example("cdc local status", "cdc local status --json"))
 @_home
-@json_option
+@as_json
 def status(home: Path, *, as_json: bool) -> int:
     """Show what runs, where, and how much memory it takes. Exits with 1 if nothing runs."""
     from cdc.playground.servers.stack import LocalStack  # noqa: PLC0415
 
-    stack = LocalStack(home)
-    found = stack.status()
+    found = LocalStack(home).status()
     running = any(server.running for server in found)
     if as_json:
         print_json([asdict(server) for server in found])
     elif running:
-        _print_table(stack)
+        _print_table(found)
         next_step("`cdc local logs NAME` shows a server's log; `cdc local down` stops them")
     else:
         click.echo(f"nothing runs in {home}")
@@ -100,7 +98,7 @@ def status(home: Path, *, as_json: bool) -> int:
 
 @local.command(epilog=example("cdc local down", "cdc local down --json"))
 @_home
-@json_option
+@as_json
 def down(home: Path, *, as_json: bool) -> None:
     """Stop what runs. Data, ports and settings are kept for the next up."""
     from cdc.playground.servers.stack import LocalStack  # noqa: PLC0415
@@ -110,7 +108,7 @@ def down(home: Path, *, as_json: bool) -> None:
         print_json({"stopped": stopped})
     elif stopped:
         click.echo(f"stopped {', '.join(stopped)}; the data is in {home}")
-        next_step(f"`cdc local up` starts them again; `rm -r {home}` forgets the data")
+        next_step(f"`cdc local up` starts them again; `rm -r {home}` deletes the data")
     else:
         click.echo(f"nothing runs in {home}")
         next_step("`cdc local up` starts Postgres and Kafka")
@@ -120,7 +118,7 @@ def down(home: Path, *, as_json: bool) -> None:
 @click.argument("server", type=click.Choice(_SERVERS))
 @_home
 @click.option("-n", "--lines", default=40, show_default=True, help="How many of the last lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines, until Ctrl-C.")
 def logs(server: str, home: Path, lines: int, *, follow: bool) -> int:
     """Print the end of SERVER's log."""
     from cdc.playground.servers.home import Home  # noqa: PLC0415
@@ -147,15 +145,12 @@ def _print_log(path: Path, lines: int, *, follow: bool) -> None:
                 time.sleep(_FOLLOW_SECONDS)
 
 
-def _print_table(stack: LocalStack) -> None:
-    for server in stack.status():
-        click.echo(_row(server))
-
-
-def _row(server: ServerStatus) -> str:
-    if not server.running:
-        return f"  {server.name:<11} down"
-    return (
-        f"  {server.name:<11} {server.version:<7} {server.url:<48} "
-        f"pid {server.pid}, {server.memory_mb:.0f} MB"
-    )
+def _print_table(servers: list[ServerStatus]) -> None:
+    for server in servers:
+        if not server.running:
+            click.echo(f"  {server.name:<11} down")
+            continue
+        click.echo(
+            f"  {server.name:<11} {server.version:<7} {server.url:<48} "
+            f"pid {server.pid}, {server.memory_mb:.0f} MB"
+        )

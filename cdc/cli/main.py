@@ -15,7 +15,6 @@ if __name__ != "__mp_main__":
 import os
 import sys
 from importlib import import_module
-from typing import NamedTuple
 
 import click
 
@@ -23,49 +22,31 @@ from cdc import __version__
 from cdc.errors import CDCError, Exit
 from cdc.runtime import extras
 
-
-class Entry(NamedTuple):
-    """The module of a command, and its line in `cdc --help`."""
-
-    module: str
-    attribute: str
-    line: str
-
-
-# In the order in which a new user needs them.
+# Each is the object of the same name in the module of that name. In the order in which a new user
+# needs them.
 COMMANDS = {
-    "demo": Entry("cdc.cli.demo", "demo", "Watch a live database arrive in the log."),
-    "init": Entry("cdc.cli.init", "init", "Write a commented lockstep.yaml."),
-    "config": Entry("cdc.cli.config", "config", "Check or show the configuration."),
-    "doctor": Entry("cdc.cli.doctor", "doctor", "Find what would stop the pipeline."),
-    "setup": Entry("cdc.cli.setup", "setup", "Create publication, slot and topics."),
-    "run": Entry("cdc.cli.run", "run", "Run the daemon: from the slot into the log."),
-    "follow": Entry("cdc.cli.follow", "follow", "Keep stores equal to the source, on Spark."),
-    "rebuild": Entry("cdc.cli.rebuild", "rebuild", "Build a follower anew, beside what there is."),
-    "snapshot": Entry(
-        "cdc.cli.snapshot", "snapshot", "Read tables again while everything goes on."
-    ),
-    "table": Entry("cdc.cli.table", "table", "Add a table, take one out, or list them."),
-    "status": Entry(
-        "cdc.cli.status", "status", "Tell how far the log is, and whether all is well."
-    ),
-    "token": Entry("cdc.cli.token", "token", "Print up to where the source has been written."),
-    "wait": Entry("cdc.cli.wait", "wait", "Wait until followers have applied a commit."),
-    "tail": Entry("cdc.cli.tail", "tail", "Print events as they arrive in the log."),
-    "dead": Entry("cdc.cli.dead", "dead", "List events too large for their topics, or show one."),
-    "slot": Entry("cdc.cli.slot", "slot", "Show, alter or drop the replication slot."),
-    "publication": Entry(
-        "cdc.cli.publication", "publication", "Continue with a publication that was altered."
-    ),
-    "topics": Entry("cdc.cli.topics", "topics", "Go on with topics that have changed."),
-    "migrations": Entry(
-        "cdc.cli.migrations", "migrations", "What is optional in the source database."
-    ),
-    "teardown": Entry("cdc.cli.teardown", "teardown", "Drop slot, publication and topics."),
-    "spark": Entry("cdc.cli.spark", "spark", "Prepare spark-submit: applications, jars, code."),
-    "local": Entry(
-        "cdc.cli.local", "local", "Run Postgres, Kafka and stores here, for trying out."
-    ),
+    "demo": "Watch a live database arrive in the log.",
+    "init": "Write a commented lockstep.yaml.",
+    "config": "Check or show the configuration.",
+    "doctor": "Find what would stop the pipeline.",
+    "setup": "Create publication, slot and topics.",
+    "run": "Run the daemon: from the slot into the log.",
+    "follow": "Keep stores equal to the source, on Spark.",
+    "rebuild": "Build a follower again, alongside the current one.",
+    "snapshot": "Read tables again while the daemon streams.",
+    "table": "Add tables, remove or list them.",
+    "status": "Show how far the log is, and what is wrong.",
+    "token": "Print the LSN up to which the source is written.",
+    "wait": "Wait until followers have applied a commit.",
+    "tail": "Print events as they arrive in the log.",
+    "dead": "List events too large for their topics, or show one.",
+    "slot": "Show, alter or drop the replication slot.",
+    "publication": "Continue with a publication that was altered.",
+    "topics": "Continue with topics that have changed.",
+    "migrations": "Optional objects in the source database.",
+    "teardown": "Drop slot, publication and topics.",
+    "spark": "Prepare spark-submit: applications, jars, code.",
+    "local": "Run Postgres, Kafka and stores here, to try out.",
 }
 
 
@@ -76,10 +57,9 @@ class LazyCommands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(entry.module), entry.attribute)
+        command = getattr(import_module(f"cdc.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -87,14 +67,14 @@ class LazyCommands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise ReaderGoneError from error  # click itself would exit 1
+            raise OutputClosedError from error  # click itself would exit 1
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.line) for name, entry in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
-class ReaderGoneError(Exception):
+class OutputClosedError(Exception):
     """The reader of our output has closed it, as in `cdc tail | head`: no error."""
 
 
@@ -142,7 +122,7 @@ def _exit_code(error: Exception) -> int:
         case click.Abort():
             click.echo("cdc: interrupted", err=True)
             code = 128 + 2  # as in shells: ended by SIGINT
-        case ReaderGoneError():
+        case OutputClosedError():
             # Python would report it again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = Exit.OK

@@ -9,13 +9,13 @@ import click
 from cdc.cli.options import (
     as_json,
     confirm,
-    did,
     example,
-    left,
     next_step,
+    print_done,
     print_json,
-    tell_all,
-    warn,
+    print_steps,
+    print_unchanged,
+    print_warning,
     with_config,
     yes,
 )
@@ -53,12 +53,12 @@ def status(config: Config, *, as_json: bool) -> None:
         return
     for each in found:
         if each.revision:
-            did(f"{each.name} is there ({each.revision})")
-        elif each.asked:
-            warn(f"{each.name} is asked for and not there")
+            print_done(f"{each.name} is there ({each.revision})")
+        elif each.enabled:
+            print_warning(f"{each.name} is enabled and missing")
         else:
-            left(f"{each.name} is not there")
-    missing = [each.name for each in found if each.asked and not each.revision]
+            print_unchanged(f"{each.name} is not there")
+    missing = [each.name for each in found if each.enabled and not each.revision]
     next_step(f"cdc migrations up {' '.join(missing)}" if missing else "cdc status")
 
 
@@ -70,10 +70,7 @@ def up(config: Config, names: tuple[str, ...], *, as_json: bool) -> None:
     """Create them, by default those that the configuration enables."""
     from cdc.operate.commands import migrations as control  # noqa: PLC0415 - not for --help
 
-    chosen = list(names) or control.asked(config)
-    if not chosen:
-        raise click.UsageError("the configuration asks for none; name one")
-    tell_all(control.up(config, chosen), as_json=as_json)
+    print_steps(control.up(config, _named_or_enabled(config, names)), as_json=as_json)
     if not as_json:
         next_step("cdc migrations status")
 
@@ -90,7 +87,7 @@ def down(config: Config, names: tuple[str, ...], *, yes: bool, as_json: bool) ->
     chosen = list(names) or [each.name for each in control.survey(config) if each.revision]
     if chosen and not yes:
         confirm(f"Remove {', '.join(chosen)}, for every pipeline of this database?")
-    tell_all(control.down(config, chosen), as_json=as_json)
+    print_steps(control.down(config, chosen), as_json=as_json)
     if not as_json:
         next_step("set them to false in the configuration, or `cdc setup` creates them again")
 
@@ -107,10 +104,15 @@ def sql(config: Config, names: tuple[str, ...], *, remove: bool) -> None:
     By default for all that the configuration enables. Run it once, on a database that does not have
     them yet (or with --down: still has them).
     """
-    from cdc.operate.commands.migrations import asked  # noqa: PLC0415 - not for --help
-    from cdc.publication.migrations import as_sql  # noqa: PLC0415
+    from cdc.publication.migrations import as_sql  # noqa: PLC0415 - not for --help
 
-    chosen = list(names) or asked(config)
+    click.echo(as_sql(config, _named_or_enabled(config, names), down=remove))
+
+
+def _named_or_enabled(config: Config, names: tuple[str, ...]) -> list[str]:
+    from cdc.operate.facts import enabled_migrations  # noqa: PLC0415 - not for --help
+
+    chosen = list(names) or enabled_migrations(config)
     if not chosen:
-        raise click.UsageError("the configuration asks for none; name one")
-    click.echo(as_sql(config, chosen, down=remove))
+        raise click.UsageError("the configuration enables none; name one")
+    return chosen

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from cdc.runtime import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,38 +17,31 @@ if TYPE_CHECKING:
     from cdc.operate.commands.steps import Step
 
 
-def config_file(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the option --config, passed as the argument `name`."""
-    return click.option(
-        "-c",
-        "--config",
-        name,
-        type=click.Path(path_type=Path),
-        default=Path("lockstep.yaml"),
-        show_default=True,
-        envvar="LOCKSTEP_CONFIG",
-        show_envvar=True,
-        help="The configuration file.",
-    )
+config_file = click.option(
+    "-c",
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=Path("lockstep.yaml"),
+    show_default=True,
+    envvar="LOCKSTEP_CONFIG",
+    show_envvar=True,
+    help="The configuration file.",
+)
 
 
 def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the option --config and, as its first argument, the checked configuration."""
 
-    @config_file("config_path")
+    @config_file
     @wraps(command)
     def wrapped(*args: Any, config_path: Path, **kwargs: Any) -> Any:  # noqa: ANN401 - any command's
         from cdc.config import load  # noqa: PLC0415 - as above
-        from cdc.runtime import waiting  # noqa: PLC0415 - not for --help
 
-        waiting.tell_with(_waits)
+        waiting.tell_with(partial(click.echo, err=True))
         return command(load(config_path), *args, **kwargs)
 
     return wrapped
-
-
-def _waits(text: str) -> None:
-    click.echo(text, err=True)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
@@ -70,9 +65,17 @@ class Duration(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2] or ""]
 
 
-def waited(line: str) -> None:
-    """Print on stderr what the command waits for: output may be piped."""
-    click.echo(f"{click.style('·', dim=True)} {line}", err=True)
+def wait_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that asks for snapshots the options --wait and --timeout."""
+    timeout = click.option(
+        "--timeout",
+        type=Duration(),
+        help="With --wait: give up after this time, such as 30s or 5m.",
+    )
+    wait = click.option(
+        "--wait", is_flag=True, help="Return when it is done; print progress meanwhile."
+    )
+    return wait(timeout(command))
 
 
 def print_json(value: object) -> None:
@@ -89,46 +92,35 @@ def confirm(question: str) -> None:
         agreed = click.confirm(question, err=True)
     except click.Abort as error:
         click.echo(err=True)
-        raise click.UsageError("nobody answered, so nothing was changed; --yes answers") from error
+        raise click.UsageError(
+            "there was no answer, so nothing was changed; --yes skips the question"
+        ) from error
     if not agreed:
         click.echo("nothing was changed", err=True)
         raise click.exceptions.Exit(1)
 
 
-def did(what: str) -> None:
-    """Print one thing that was done."""
-    click.echo(f"{click.style('✓', fg='green')} {what}")
+def _printer(mark: str, *, err: bool = False, **style: Any) -> Callable[[str], None]:  # noqa: ANN401 - click's own
+    return lambda what: click.echo(f"{click.style(mark, **style)} {what}", err=err)
 
 
-def left(what: str) -> None:
-    """Print one thing that was already right, or was left unchanged."""
-    click.echo(f"{click.style('·', dim=True)} {what}")
+print_done = _printer("✓", fg="green")
+print_unchanged = _printer("·", dim=True)  # already right, or left unchanged
+print_warning = _printer("!", fg="yellow", bold=True)
+# On stderr, since output may be piped: what the command waits for, and how far it is.
+print_waiting = _printer("·", dim=True, err=True)
+_print_progress = _printer("…", dim=True, err=True)
+_PRINTED = {"done": print_done, "left": print_unchanged, "warn": print_warning}
 
 
-def warn(what: str) -> None:
-    """Print one warning to read before going on."""
-    click.echo(f"{click.style('!', fg='yellow', bold=True)} {what}")
-
-
-def progress(what: str) -> None:
-    """Print the progress of a long step, on stderr."""
-    click.echo(f"{click.style('…', dim=True)} {what}", err=True)
-
-
-def tell(step: Step) -> None:
-    """Print a step of setting up or tearing down."""
-    shown = {"done": did, "left": left, "warn": warn, "progress": progress}
-    shown[step.did.value](step.what)
-
-
-def tell_all(steps: Iterable[Step], *, as_json: bool) -> None:
+def print_steps(steps: Iterable[Step], *, as_json: bool) -> None:
     """Print steps as they are done; with `as_json` all of them at the end."""
     if as_json:
         done = [step for step in steps if step.did.value != "progress"]
         print_json([{"did": step.did.value, "what": step.what} for step in done])
         return
     for step in steps:
-        tell(step)
+        _PRINTED.get(step.did.value, _print_progress)(step.what)
 
 
 def next_step(what: str) -> None:

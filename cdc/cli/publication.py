@@ -9,15 +9,16 @@ import click
 from cdc.cli.options import (
     as_json,
     confirm,
-    did,
     example,
-    left,
     next_step,
+    print_done,
     print_json,
-    warn,
+    print_unchanged,
+    print_warning,
     with_config,
     yes,
 )
+from cdc.operate.readable import listed
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -44,18 +45,17 @@ def acknowledge(config: Config, *, no_snapshot: bool, yes: bool, as_json: bool) 
 
     For when the daemon has stopped with exit code 78 because the publication was altered: what it
     did not publish meanwhile is in no stream. Each table concerned is emptied in the log and read
-    again, as by `cdc snapshot TABLE --anew`, once a daemon runs. Only while no daemon runs. Asks
+    again, as by `cdc snapshot TABLE --replace`, once a daemon runs. Only while no daemon runs. Asks
     first.
     """
     from cdc.operate.commands import acknowledge_publication as control  # noqa: PLC0415 - not for --help
-    from cdc.operate.findings import listed  # noqa: PLC0415
 
     altered = control.survey(config)
     asked: dict[str, str] = {}
     if altered.gaps:
         if not as_json:
             for gap in altered.gaps:
-                warn(gap.what)
+                print_warning(gap.what)
         if not yes:
             reading = "" if no_snapshot else f", and read {listed(altered.tables)} again"
             confirm(f"Accept the publication as it is{reading}?")
@@ -66,9 +66,9 @@ def acknowledge(config: Config, *, no_snapshot: bool, yes: bool, as_json: bool) 
         print_json({"acknowledged": what, "snapshots": snapshots})
         return
     if not altered.gaps:
-        left("the publication is as the resume record has it")
+        print_unchanged("the publication is as the resume record has it")
     else:
-        did(f"the log continues with the publication {altered.publication.name} as it is")
+        print_done(f"the log continues with the publication {altered.publication.name} as it is")
     if asked:
-        did(f"asked for {len(asked)} snapshots, of {listed(list(asked.values()))}")
+        print_done(f"asked for {len(asked)} snapshots, of {listed(list(asked.values()))}")
     next_step("cdc run")

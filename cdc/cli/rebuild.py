@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json as json_option
-from cdc.cli.options import example, with_config
+from cdc.cli.options import as_json, example, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -30,10 +28,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--as-of", "lsn", metavar="LSN",
-    help="Build the state at the last frontier not above this LSN, aside: readers go on as before.",
+    help="Build the state at the last frontier not above this LSN; readers keep the current one.",
 )  # fmt: skip
 @click.option("--drop-old", is_flag=True, help="Delete the generations that readers do not see.")
-@json_option
+@as_json
 def rebuild(
     config: Config,
     follower: str,
@@ -51,13 +49,12 @@ def rebuild(
     resumes where it was when started again. A running follower may continue meanwhile.
     """
     from cdc.cli.follow import become, need  # noqa: PLC0415 - not for --help
-    from cdc.config.followers import named  # noqa: PLC0415 - as above
+    from cdc.config.followers import chosen_names  # noqa: PLC0415 - as above
 
     if (drop_old and (lsn or tables)) or (lsn and tables):
-        raise click.UsageError("--table, --as-of and --drop-old are each for themselves")
-    need("cdc rebuild", config, named(config.followers, [follower]))
-    path = Path(click.get_current_context().params["config_path"]).absolute()
-    given = [follower, "--config", str(path)]
+        raise click.UsageError("--table, --as-of and --drop-old exclude each other")
+    need("cdc rebuild", config, chosen_names(config.followers, [follower]))
+    given = [follower]
     given += [part for table in tables for part in ("--table", table)]
     given += ["--as-of", lsn] if lsn else []
     given += ["--drop-old"] * drop_old + ["--json"] * as_json

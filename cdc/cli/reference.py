@@ -7,23 +7,19 @@ both with the files, so that neither becomes outdated.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args, get_origin
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from cdc.cli.main import COMMANDS, cdc
-from cdc.config import nested
-from cdc.config.check import expected
-from cdc.config.followers import Follower
-from cdc.config.layers import known_paths, variable_of
 from cdc.config.meaning import OWNED_KAFKA_SETTINGS
-from cdc.config.model import Config
-from cdc.config.template import described, render
+from cdc.config.schema import ROOT, FieldPath, Schema, variable_of
+from cdc.config.tables import Mask
+from cdc.config.template import render
 from cdc.errors import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _WIDTH = 100
 _MADE = "<!-- Made by `python -m cdc.cli.reference`: change the code, not this page. -->\n"
@@ -39,8 +35,8 @@ _EXITS = {
     Exit.USAGE: "the command was typed wrongly",
     Exit.UNAVAILABLE: "Postgres, Kafka or another server does not answer",
     Exit.BUG: "a bug in Lockstep",
-    Exit.TEMPORARY: "busy just now; try again",
-    Exit.PERMISSION: "a server knows us and refuses",
+    Exit.TEMPORARY: "temporarily busy; try again",
+    Exit.PERMISSION: "a server refuses access",
     Exit.CONFIG: "the configuration, or a gap, needs a person: a supervisor must not restart on it",
 }
 
@@ -56,7 +52,12 @@ def cli_page() -> str:
         "",
     ]
     for path, command in commands():
-        context = _context(path, command)
+        context = click.Context(
+            command,
+            info_name=" ".join(path),
+            terminal_width=_WIDTH,
+            help_option_names=["-h", "--help"],
+        )
         mark = "#" * min(4, 1 + len(path))
         parts.append(f"{mark} {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
@@ -74,19 +75,6 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
                 yield ("cdc", name, word), member
 
 
-def _context(path: tuple[str, ...], command: click.Command) -> click.Context:
-    parent = None
-    for word in path[:-1]:
-        parent = click.Context(click.Group(word), parent=parent, info_name=word)
-    return click.Context(
-        command,
-        parent=parent,
-        info_name=path[-1],
-        terminal_width=_WIDTH,
-        help_option_names=["-h", "--help"],
-    )
-
-
 def config_page() -> str:
     """Return docs/CONFIG.md."""
     example = render(
@@ -97,7 +85,7 @@ def config_page() -> str:
             "log.bootstrap_servers": "localhost:9092",
         }
     )
-    return "\n".join([_HEAD, *_rows(Config, ()), _REST, f"```yaml\n{example}```\n"])
+    return "\n".join([_HEAD, *_rows(ROOT, (), {}), _REST, f"```yaml\n{example}```\n"])
 
 
 _HEAD = f"""\
@@ -105,7 +93,7 @@ _HEAD = f"""\
 
 {_MADE}
 One YAML file, `lockstep.yaml` in the current folder unless `--config` or `LOCKSTEP_CONFIG` says
-otherwise. `cdc init` writes one, `cdc config check` checks it, `cdc config show` tells every
+otherwise. `cdc init` writes one, `cdc config check` checks it, `cdc config show` shows every
 effective value and where it comes from, with secrets masked. Unknown names are errors.
 
 | field | takes | default | environment | meaning |
@@ -117,13 +105,13 @@ _REST = """
 The environment wins over the file. A field's variable is `LOCKSTEP_` and its path in capitals,
 joined by `_`. Settings below `log.kafka` follow a double underscore, with `_` for each dot:
 `LOCKSTEP_LOG_KAFKA__SASL_PASSWORD` sets `sasl.password`. Lists are separated by commas. A variable
-that begins like ours and names no field is an error. What is said of single `tables` and of
-`followers` stands in the file only; a `${VARIABLE}` may stand there as anywhere.
+that starts with a section's prefix and names no field is an error. What is below `tables` and
+`followers` can be given in the file only, where any text may hold a `${VARIABLE}`.
 
 ## Tables, columns, rows
 
 `source.tables` names what is captured and `source.exclude` what of it is left out. A section below
-`tables` says more of one table, or with a pattern of many:
+`tables` has the settings of one table, or with a pattern of many:
 
 ```yaml
 tables:
@@ -140,13 +128,13 @@ tables:
     exclude: [secret_*]
 ```
 
-`cdc doctor` holds these against the database, `cdc setup` puts them into the publication, and does
-so again whenever they change; docs/EVENTS.md says what events look like then.
+`cdc doctor` compares these with the database, and `cdc setup` puts them into the publication: run
+it again after each change. docs/EVENTS.md describes the events that result.
 
 ## Followers
 
 Each name below `followers` is a store that follows the log, with exactly one of `delta`, `redis`
-and `opensearch`; docs/FOLLOWERS.md says what stands in it then.
+and `opensearch`; docs/FOLLOWERS.md describes what it then contains.
 
 ```yaml
 followers:
@@ -168,95 +156,61 @@ followers:
           lines: {table: public.order_lines, by: {order_id: id}}
 ```
 
-Tables are named in full (`schema.table`) where one is meant; `tables` takes patterns.
+A single table is named in full (`schema.table`); `tables` takes patterns.
 
 ## Secrets
 
 Any text may hold `${VARIABLE}` or `${file:PATH}`, which stand for the variable's value and the
 file's text (without the newline at its end); `$${` stands for `${` itself. `source.password_file`
-is read anew at every connect. Relative paths count from the configuration file. Secrets are shown
-by no command and written to no log (docs/SECURITY.md); a password in a URL is percent-encoded.
+is read again at every connect. Relative paths start at the configuration file's folder. No command
+shows secrets, and no log contains them (docs/SECURITY.md). A password in a URL is percent-encoded.
 
 ## Kafka settings that are ours
 
-These are refused under `log.kafka`, since exactly-once rests on them:
+These are refused under `log.kafka`, since exactly-once depends on them:
 OWNED.
 
 ## All fields in one file
 """
 
 
-def _rows(struct: type[msgspec.Struct], at: tuple[str, ...]) -> Iterator[str]:
-    known = known_paths()
-    for field in msgspec.structs.fields(struct):
-        here = (*at, field.encode_name)
-        if here in known.sections:
-            yield from _rows(field.type, here)
-            continue
-        meaning, _ = described(field.type)
-        if here in known.deep:
-            yield _row(here, "followers, each with the fields below", "{}", _FILE, meaning)
-            yield from _deep_rows(Follower, (*here, "<follower>"), {})
-            continue
-        opened, named = here in known.open, here in known.named
-        variable = variable_of((*here, "<name>"), opened=True) if opened else variable_of(here)
-        in_file_only = named or at[:-1] in known.named
-        yield _row(
-            here,
-            "tables, each with the fields below" if named else expected(field.type),
-            "{}" if opened or named else field.default,
-            _FILE if in_file_only else f"`{variable}`",
-            meaning,
-            required=field.required,
-        )
-        if named:
-            yield from _rows(known.named[here], (*here, "<table>"))
-
-
-def _deep_rows(
-    struct: type[msgspec.Struct], at: tuple[str, ...], seen: dict[type, str]
-) -> Iterator[str]:
+def _rows(section: Schema, at: FieldPath, seen: Mapping[type, str]) -> Iterator[str]:
     """Yield the fields of a section and of its subsections; a recursive one only once."""
-    seen = {**seen, struct: ".".join(at)}
-    for field in msgspec.structs.fields(struct):
-        here = (*at, field.name)
-        kind, below = nested.plain(field.type), here
-        if get_origin(kind) is dict:
-            kind, below = nested.plain(get_args(kind)[1]), (*here, "<name>")
-        meaning, _ = described(field.type)
-        if not nested.is_struct(kind):
-            default = "{}" if get_origin(nested.plain(field.type)) is dict else field.default
-            takes = expected(field.type)
-            yield _row(here, takes, default, _FILE, meaning, required=field.required)
-        elif kind in seen:
-            yield _row(here, f"names, each with the fields of `{seen[kind]}`", "{}", _FILE, meaning)
+    for name, field in section.fields.items():
+        here = (*at, name)
+        meaning = field.meta.description or ""
+        below, under = field, here
+        if field.has_sections and (entry := field.below("")) is not None:
+            below, under = entry, (*here, _ENTRIES.get(here, "<name>"))
+        if not below.fields or below.type is Mask:
+            yield _row(here, field, field.expected, meaning)
+        elif below.type in seen:
+            takes = f"names, each with the fields of `{seen[below.type]}`"
+            yield _row(here, field, takes, meaning)
         else:
-            meaning = meaning or (kind.__doc__ or "").strip()
-            takes = "the fields below" if below == here else "names, each with the fields below"
-            yield _row(here, takes, None if below == here else "{}", _FILE, meaning)
-            yield from _deep_rows(kind, below, seen)
+            what = f"{name if here in _ENTRIES else 'names'}, each with the fields below"
+            takes = what if field.is_map else "the fields below"
+            if field.is_map or field.in_file_only:
+                doc = meaning or (below.type.__doc__ or "").strip()
+                yield _row(here, field, takes, doc)
+            yield from _rows(below, under, {**seen, below.type: ".".join(under)})
 
 
-_FILE = "in the file only"
+_ENTRIES: dict[FieldPath, str] = {("tables",): "<table>", ("followers",): "<follower>"}
 
 
-def _row(
-    at: tuple[str, ...],
-    takes: str,
-    default: object,
-    variable: str,
-    meaning: str,
-    *,
-    required: bool = False,
-) -> str:
-    if required:
+def _row(at: FieldPath, field: Schema, takes: str, meaning: str) -> str:
+    if field.in_file_only or field.has_sections:
+        variable = "in the file only"
+    else:
+        variable = f"`{variable_of(at)}{'__<NAME>' if field.is_map else ''}`"
+    default = {} if field.is_map else field.default
+    if field.required:
         shown = "**required**"
     elif isinstance(default, tuple):
         shown = f"`[{', '.join(default)}]`"
-    elif default is None or default is msgspec.NODEFAULT:
-        shown = ""
     else:
-        shown = f"`{default}`"
+        shown = "" if default is None else f"`{default}`"
     cells = (f"`{'.'.join(at)}`", takes.replace("|", "\\|"), shown, variable, meaning)
     return f"| {' | '.join(cells)} |"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import example, with_config
+from cdc.runtime import waiting
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -31,12 +32,11 @@ def run(config: Config, log_format: str) -> int:
     one for the same pipeline waits as standby and takes over. SIGTERM or Ctrl-C stops it after the
     open Kafka transaction; health and metrics are served at http.listen.
     """
-    from cdc.daemon import process as daemon  # noqa: PLC0415 - heavy, and not for --help
+    from cdc.daemon import process  # noqa: PLC0415 - heavy, and not for --help
     from cdc.operate.logs import setup_logging  # noqa: PLC0415
-    from cdc.runtime import waiting  # noqa: PLC0415 - heavy, and not for --help
 
     # A crash below Python would end the daemon without a message.
     faulthandler.enable()
     waiting.tell_with(None)  # the log reports it
     setup_logging(config.log_level, as_json={"json": True, "text": False}.get(log_format))
-    return daemon.run(config, click.get_current_context().params["config_path"])
+    return process.run(config, click.get_current_context().params["config_path"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, example, next_step, tell_all, with_config
+from cdc.cli.options import as_json, example, next_step, print_steps, with_config
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option(
     "--adopt-slot",
     is_flag=True,
-    help="Begin where an existing slot stands, though the log has no record of it.",
+    help="Start at the position of an existing slot, although the log has no record of it.",
 )
 @as_json
 def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
@@ -28,7 +28,7 @@ def setup(config: Config, *, adopt_slot: bool, as_json: bool) -> None:
     """
     from cdc.operate.commands.setup import set_up  # noqa: PLC0415 - not for --help
 
-    tell_all(set_up(config, adopt_slot=adopt_slot), as_json=as_json)
+    print_steps(set_up(config, adopt_slot=adopt_slot), as_json=as_json)
     if as_json:
         return
     next_step("cdc run, and in another terminal: cdc tail")

@@ -6,11 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, confirm, did, example, next_step, print_json, with_config, yes
+from cdc.cli.options import (
+    as_json,
+    confirm,
+    example,
+    next_step,
+    print_done,
+    print_json,
+    with_config,
+    yes,
+)
+from cdc.errors import GapError
+from cdc.operate.readable import duration, size
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.server import Slot
+    from cdc.source.slots import Slot
 
 
 @click.group(epilog=example("cdc slot show", "cdc slot show --all"))
@@ -28,12 +39,11 @@ def slot() -> None:
 @as_json
 def show(config: Config, *, everyone: bool, as_json: bool) -> None:
     """Show the slot's state, its reader, and the WAL that it keeps."""
-    from cdc.errors import GapError  # noqa: PLC0415 - not for --help
-    from cdc.source import server as inspection  # noqa: PLC0415
     from cdc.source.connection import connect  # noqa: PLC0415
+    from cdc.source.slots import read_slots  # noqa: PLC0415
 
     with connect(config) as connection:
-        slots = inspection.slots(connection, None if everyone else config.slot)
+        slots = read_slots(connection, None if everyone else config.slot)
     if not slots and not everyone:
         raise GapError(
             f"there is no slot {config.slot}",
@@ -47,16 +57,13 @@ def show(config: Config, *, everyone: bool, as_json: bool) -> None:
         _print(each)
         if each.name == config.slot:
             _print_copies(config)
-    next_step("cdc status tells how far the log is")
+    next_step("cdc status shows how far the log is")
 
 
 def _print(slot: Slot) -> None:
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.operate.retention import spell  # noqa: PLC0415
-
     reader = f"pid {slot.active_pid}" if slot.active_pid else "nobody"
     if slot.active_pid is None and slot.inactive_seconds is not None:
-        reader += f", for {spell(slot.inactive_seconds)}"
+        reader += f", for {duration(slot.inactive_seconds)}"
     room = "no limit" if slot.safe_wal_bytes is None else size(slot.safe_wal_bytes)
     state = slot.wal_status or "unknown"
     if slot.invalidation_reason:
@@ -80,8 +87,8 @@ def _print(slot: Slot) -> None:
 
 def _failover(slot: Slot) -> str:
     if slot.synced:
-        return "a copy of the primary's" + (", not yet good" if slot.temporary else "")
-    return "standbys may copy it" if slot.failover else "no: it does not outlive a promotion"
+        return "a copy of the primary's" + (", not yet usable" if slot.temporary else "")
+    return "standbys may copy it" if slot.failover else "no: it does not survive a promotion"
 
 
 def _print_copies(config: Config) -> None:
@@ -105,7 +112,7 @@ def _print_copies(config: Config) -> None:
 @click.option(
     "--failover/--no-failover",
     default=None,
-    help="Whether standbys may copy it, so that it outlives a promotion (Postgres 17 and later).",
+    help="Whether standbys may copy it, so that it survives a promotion (Postgres 17 and later).",
 )
 @click.option(
     "--no-two-phase", is_flag=True, help="Decode prepared transactions at their end (18 and later)."
@@ -113,15 +120,15 @@ def _print_copies(config: Config) -> None:
 @as_json
 def alter(config: Config, *, failover: bool | None, no_two_phase: bool, as_json: bool) -> None:
     """Change the pipeline's slot; no daemon may be running, and no standby waiting."""
-    from cdc.source.setup import alter_slot  # noqa: PLC0415 - not for --help
+    from cdc.publication.objects import alter_slot  # noqa: PLC0415 - not for --help
 
     if failover is None and not no_two_phase:
-        raise click.UsageError("say what to change: --failover, --no-failover or --no-two-phase")
+        raise click.UsageError("choose what to change: --failover, --no-failover or --no-two-phase")
     alter_slot(config, config.slot, failover=failover, two_phase=False if no_two_phase else None)
     if as_json:
         print_json({"altered": config.slot})
         return
-    did(f"altered the slot {config.slot}")
+    print_done(f"altered the slot {config.slot}")
     next_step("cdc slot show, then cdc run")
 
 
@@ -135,15 +142,13 @@ def drop(config: Config, name: str | None, *, yes: bool, as_json: bool) -> None:
 
     Changes that were not read from it are lost; a log that was fed from it cannot be continued.
     """
-    from cdc.errors import GapError  # noqa: PLC0415
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.source import server as inspection  # noqa: PLC0415
-    from cdc.source import setup as source_setup  # noqa: PLC0415
+    from cdc.publication import objects as source_setup  # noqa: PLC0415
     from cdc.source.connection import connect  # noqa: PLC0415
+    from cdc.source.slots import read_slot  # noqa: PLC0415
 
     name = name or config.slot
     with connect(config) as connection:
-        slot = inspection.slot(connection, name)
+        slot = read_slot(connection, name)
         if slot is None:
             raise GapError(f"there is no slot {name}", hint="`cdc slot show --all` lists them")
         kept = size(slot.retained_bytes or 0)
@@ -153,5 +158,5 @@ def drop(config: Config, name: str | None, *, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"dropped": name, "released_bytes": slot.retained_bytes})
         return
-    did(f"dropped the slot {name}; it released {kept} of WAL")
-    next_step("cdc teardown takes away the rest of the pipeline, cdc doctor tells what is left")
+    print_done(f"dropped the slot {name}; it released {kept} of WAL")
+    next_step("cdc teardown removes the rest of the pipeline, cdc doctor shows what is left")

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import (
-    Duration,
     as_json,
-    did,
     example,
-    left,
     next_step,
+    print_done,
     print_json,
-    waited,
-    warn,
+    print_unchanged,
+    print_waiting,
+    print_warning,
+    wait_options,
     with_config,
 )
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.snapshot.incremental.commands import Do
-    from cdc.snapshot.incremental.records import Key, LiveRecord
+    from cdc.snapshot.incremental.records import IncrementalRecord, Key
 
 
 class DefaultCommand(click.Group):
@@ -66,14 +66,12 @@ def snapshot() -> None:
     help="Only rows with these keys: a list of values, or of lists where the key has more columns.",
 )
 @click.option(
-    "--anew",
+    "--replace",
     is_flag=True,
-    help="Empty the table in the log first (`op t`), so that rows which only the log has go away.",
+    help="Empty the table in the log and in the followers by a truncate (`op t`) first, then read "
+    "its rows again. Removes rows that only they have.",
 )
-@click.option("--wait", is_flag=True, help="Return when it is done; say meanwhile how far it is.")
-@click.option(
-    "--timeout", type=Duration(), help="With --wait: give up after so long, such as 30s or 5m."
-)
+@wait_options
 @click.option(
     "--initial", is_flag=True, help="Take a new pipeline's initial snapshot, and do not stream."
 )
@@ -84,7 +82,7 @@ def start(
     *,
     where: str | None,
     keys: str | None,
-    anew: bool,
+    replace: bool,
     wait: bool,
     timeout: float | None,
     initial: bool,
@@ -96,10 +94,10 @@ def start(
     --timeout 75 when it is not finished in time, 69 when that is because no daemon reads the slot.
     """
     if timeout is not None and not wait:
-        raise click.UsageError("--timeout is of --wait")
+        raise click.UsageError("--timeout needs --wait")
     if initial:
-        if tables or where or keys or anew:
-            raise click.UsageError("--initial takes every table as the configuration says")
+        if tables or where or keys or replace:
+            raise click.UsageError("--initial takes every table, as configured")
         from cdc.cli.initial import initial as take  # noqa: PLC0415 - not for --help
 
         path = click.get_current_context().params["config_path"]
@@ -108,27 +106,25 @@ def start(
         raise click.UsageError("name a table, or --initial; `cdc snapshot list` shows what runs")
     from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
-    if anew and (where or keys):
-        raise click.UsageError("--anew empties the whole table, so it takes no --where, no --keys")
+    if replace and (where or keys):
+        raise click.UsageError(
+            "--replace empties the complete table, so it takes no --where and no --keys"
+        )
     streams = snapshots.daemon_streams(config)
-    asked = snapshots.start(config, tables, where=where, keys=_keys(keys), anew=anew)
+    asked = snapshots.start(config, tables, where=where, keys=_keys(keys), anew=replace)
     if wait:
-        found = snapshots.wait(config, list(asked), timeout=timeout, tell=waited)
-        return _finished(found, as_json=as_json)
+        found = snapshots.wait(config, list(asked), timeout=timeout, report=print_waiting)
+        _print(found, as_json=as_json)
+        return int(any(record.state != "done" for record in found))
     if as_json:
         print_json([{"id": number, "table": name} for number, name in asked.items()])
         return 0
     for number, name in asked.items():
-        did(f"asked for {name}: snapshot {number}")
+        print_done(f"asked for {name}: snapshot {number}")
     if not streams:
-        warn("no daemon streams: it begins when one does")
+        print_warning("no daemon streams: it starts when one does")
     next_step("cdc snapshot list")
     return 0
-
-
-def _finished(records: list[LiveRecord], *, as_json: bool) -> int:
-    _print(records, as_json=as_json)
-    return int(any(record.state != "done" for record in records))
 
 
 def _keys(text: str | None) -> tuple[Key, ...] | None:
@@ -146,42 +142,33 @@ def _keys(text: str | None) -> tuple[Key, ...] | None:
     return tuple(tuple(str(value) for value in row) for row in rows)
 
 
-def _told(config: Config, do: Do, number: str | None, *, as_json: bool) -> None:
-    from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
+def _control(do: Do, about: str, *examples: str) -> None:
+    @snapshot.command(do, help=about, epilog=example(*examples))
+    @with_config
+    @click.argument("number", metavar="[ID]", required=False)
+    @as_json
+    def control(config: Config, number: str | None, *, as_json: bool) -> None:
+        from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
-    meant = snapshots.tell(config, do, number)
-    if as_json:
-        print_json({"asked": do, "ids": meant})
-        return
-    did(f"asked to {do} {', '.join(meant)}")
-    next_step("cdc snapshot list")
-
-
-@snapshot.command(epilog=example("cdc snapshot pause", "cdc snapshot pause 3f9a1c20"))
-@with_config
-@click.argument("number", metavar="[ID]", required=False)
-@as_json
-def pause(config: Config, number: str | None, *, as_json: bool) -> None:
-    """Pause an incremental snapshot, or all of them; chunks in flight are finished."""
-    _told(config, "pause", number, as_json=as_json)
+        meant = snapshots.control(config, do, number)
+        if as_json:
+            print_json({"asked": do, "ids": meant})
+            return
+        print_done(f"asked to {do} {', '.join(meant)}")
+        next_step("cdc snapshot list")
 
 
-@snapshot.command(epilog=example("cdc snapshot resume"))
-@with_config
-@click.argument("number", metavar="[ID]", required=False)
-@as_json
-def resume(config: Config, number: str | None, *, as_json: bool) -> None:
-    """Resume a paused incremental snapshot, or all of them."""
-    _told(config, "resume", number, as_json=as_json)
-
-
-@snapshot.command(epilog=example("cdc snapshot stop 3f9a1c20"))
-@with_config
-@click.argument("number", metavar="[ID]", required=False)
-@as_json
-def stop(config: Config, number: str | None, *, as_json: bool) -> None:
-    """Stop an incremental snapshot, or all of them; its rows that are in the log stay."""
-    _told(config, "stop", number, as_json=as_json)
+_control(
+    "pause",
+    "Pause an incremental snapshot, or all of them; chunks in flight are finished.",
+    *("cdc snapshot pause", "cdc snapshot pause 3f9a1c20"),
+)
+_control("resume", "Resume a paused incremental snapshot, or all of them.", "cdc snapshot resume")
+_control(
+    "stop",
+    "Stop an incremental snapshot, or all of them; its rows that are in the log stay.",
+    "cdc snapshot stop 3f9a1c20",
+)
 
 
 @snapshot.command("list", epilog=example("cdc snapshot list", "cdc snapshot list --json"))
@@ -189,25 +176,16 @@ def stop(config: Config, number: str | None, *, as_json: bool) -> None:
 @as_json
 def list_(config: Config, *, as_json: bool) -> None:
     """List incremental snapshots: id, table, state, rows, estimated total, cause of a wait."""
-    from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
+    from cdc.snapshot.incremental import topic  # noqa: PLC0415 - not for --help
 
-    _print(snapshots.listing(config), as_json=as_json)
+    _print(topic.read(config), as_json=as_json)
 
 
-def _print(records: list[LiveRecord], *, as_json: bool) -> None:
+def _print(records: list[IncrementalRecord], *, as_json: bool) -> None:
     if as_json:
+        also = ("estimate", "where", "withheld", "began_at_us", "at_us")
         print_json(
-            [
-                record.told
-                | {
-                    "estimate": record.estimate,
-                    "where": record.where,
-                    "withheld": record.withheld,
-                    "began_at_us": record.began_at_us,
-                    "at_us": record.at_us,
-                }
-                for record in records
-            ]
+            [each.summary | {name: getattr(each, name) for name in also} for each in records]
         )
         return
     for record in records:
@@ -219,5 +197,5 @@ def _print(records: list[LiveRecord], *, as_json: bool) -> None:
             + (f"  {click.style(record.why, dim=True)}" if record.why else "")
         )
     if not records:
-        left("the log knows of no live snapshot")
+        print_unchanged("the log has no incremental snapshot")
         next_step("cdc snapshot TABLE")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cdc.cli.options import as_json as json_option
-from cdc.cli.options import example, next_step, print_json
+from cdc.cli.options import as_json, example, next_step, print_json
+from cdc.playground.servers.progress import Terminal
 
 
 @click.group(
@@ -25,7 +25,7 @@ def spark() -> None:
     )
 )
 @click.option("--packages", is_flag=True, help="Print Maven coordinates instead; fetch nothing.")
-@json_option
+@as_json
 def jars(*, packages: bool, as_json: bool) -> None:
     """Fetch the jars that Spark lacks (Delta, the Kafka source) and print their paths.
 
@@ -33,7 +33,6 @@ def jars(*, packages: bool, as_json: bool) -> None:
     against its sha256. With --packages Spark fetches them itself, at every start.
     """
     from cdc.playground.servers import spark as files  # noqa: PLC0415 - not for --help
-    from cdc.playground.servers.progress import Terminal  # noqa: PLC0415
 
     found = files.coordinates() if packages else [str(path) for path in files.jars(Terminal())]
     if as_json:
@@ -43,8 +42,8 @@ def jars(*, packages: bool, as_json: bool) -> None:
 
 
 @spark.command(epilog=example("cdc spark conf", "cdc spark conf --job", "cdc spark conf --json"))
-@click.option("--job", is_flag=True, help="Also what a job of ours wants of its driver's JVM.")
-@json_option
+@click.option("--job", is_flag=True, help="Also the settings of the driver's JVM for our own jobs.")
+@as_json
 def conf(*, job: bool, as_json: bool) -> None:
     """Print the settings that a Spark session needs for our mirrors, in the form for spark-submit.
 
@@ -62,7 +61,7 @@ def conf(*, job: bool, as_json: bool) -> None:
 
 @spark.command(epilog=example("cdc spark app follow", "cdc spark app follow --json"))
 @click.argument("name", type=click.Choice(["follow", "rebuild", "snapshot"]))
-@json_option
+@as_json
 def app(name: str, *, as_json: bool) -> None:
     """Print the path of the application NAME, in the form for spark-submit.
 
@@ -80,7 +79,7 @@ def app(name: str, *, as_json: bool) -> None:
 
 @spark.command(epilog=example("cdc spark pack lockstep.zip", "cdc spark pack lockstep.zip --json"))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@json_option
+@as_json
 def pack(target: Path, *, as_json: bool) -> None:
     """Write our own code into the zip TARGET, for a cluster's --py-files.
 

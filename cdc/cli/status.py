@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cdc.cli.layout import labelled, wrapped
 from cdc.cli.options import as_json, example, next_step, print_json, with_config
+from cdc.operate.findings import Level
+from cdc.operate.readable import duration, size
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.operate.status import Status
     from cdc.operate.verdict import Verdict
+
+# Wider lines are hard to read, on any terminal.
+_MOST_COLUMNS: Final = 100
 
 
 @click.command(epilog=example("cdc status", "cdc status --json | jq .lag_bytes"))
@@ -36,30 +43,28 @@ def status(config: Config, *, as_json: bool) -> int:
     found = read_status(config)
     if as_json:
         print_json(found.fields())
-        return found.exit_code
-    _print(found)
-    _causes(found.verdict)
-    return found.exit_code
+    else:
+        _print(found)
+        _causes(found.verdict)
+    return found.verdict.exit_code
 
 
 def _causes(verdict: Verdict) -> None:
     """Print what is wrong, the worst last, so that it is next to the prompt."""
-    from cdc.operate.retention import spell  # noqa: PLC0415 - not for --help
-    from cdc.operate.verdict import Level  # noqa: PLC0415
-
     for cause in reversed(verdict.causes):
         failed = cause.level is Level.FAILED
         mark = click.style("✗" if failed else "!", fg="red" if failed else "yellow", bold=True)
-        since = "" if cause.since_seconds is None else f" (for {spell(cause.since_seconds)})"
-        told = cause.what if f"for {spell(cause.since_seconds or 0)}" in cause.what else ""
-        click.echo(f"{mark} {wrapped(told or f'{cause.what}{since}', 2)}")
+        since = "" if cause.since_seconds is None else f" (for {duration(cause.since_seconds)})"
+        if f"for {duration(cause.since_seconds or 0)}" in cause.what:
+            since = ""  # it is in the sentence already
+        click.echo(f"{mark} {_wrapped(f'{cause.what}{since}', 2)}")
         if cause.remedy:
-            click.echo(f"    {click.style('fix:', dim=True)} {wrapped(cause.remedy, 9)}")
+            click.echo(f"    {click.style('fix:', dim=True)} {_wrapped(cause.remedy, 9)}")
     if verdict.level is Level.OK:
         click.echo(f"{click.style('✓', fg='green', bold=True)} {verdict.sentence}")
         next_step("cdc tail shows what arrives")
     else:
-        next_step("cdc doctor looks closer")
+        next_step("cdc doctor examines it")
 
 
 def _snapshot(fields: dict[str, Any]) -> str:
@@ -73,24 +78,19 @@ def _snapshot(fields: dict[str, Any]) -> str:
 
 
 def _follower(fields: dict[str, Any]) -> str:
-    """Return how far a follower is."""
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-
-    told = [str(fields["state"]).replace("_", " ")]
+    parts = [str(fields["state"]).replace("_", " ")]
     if fields["lsn"] is not None:
-        told.append(f"holds all up to {fields['lsn']}, seq {fields['seq']}")
+        parts.append(f"holds all up to {fields['lsn']}, seq {fields['seq']}")
         bytes_, seconds = fields["lag_bytes"], fields["lag_seconds"]
-        behind = [size(bytes_)] if bytes_ is not None else []
-        behind += [f"{seconds:.1f} s"] if seconds is not None else []
-        told.append(f"behind {', '.join(behind)}" if behind else "")
+        lag = [size(bytes_)] if bytes_ is not None else []
+        lag += [f"{seconds:.1f} s"] if seconds is not None else []
+        parts.append(f"lags by {', '.join(lag)}" if lag else "")
     if fields["canary_age_seconds"] is not None:
-        told.append(f"canary {fields['canary_age_seconds']:.1f} s ago")
-    return "; ".join(filter(None, told))
+        parts.append(f"canary {fields['canary_age_seconds']:.1f} s ago")
+    return "; ".join(filter(None, parts))
 
 
 def _print(found: Status) -> None:
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-
     fields = found.fields()
     source, resume = fields["source"], fields["resume"]
     frontier, daemon = found.frontier, found.daemon
@@ -108,25 +108,35 @@ def _print(found: Status) -> None:
     if found.lag_bytes is not None:
         seconds = fields["lag_seconds"]
         late = f", {seconds:.1f} s" if seconds is not None else ""
-        rows.append(("behind", f"{size(found.lag_bytes)}{late}"))
+        rows.append(("lag", f"{size(found.lag_bytes)}{late}"))
     rows += _slot(found)
     if daemon:
         rows.append(("daemon", f"{daemon['state']}: {daemon['reason']}"))
-    for each in found.live:
+    for each in found.incremental_snapshots:
         if each.active:
             why = f": {each.why}" if each.why else ""
             rows.append(("snapshot", f"{each.id} of {each.name}, {each.rows:,} rows{why}"))
     rows += [(each["name"], _follower(each)) for each in fields["followers"]]
     width = max(9, *(len(name) for name, _ in rows))
     for name, value in rows:
-        labelled(name, value, width)
+        click.echo(f"{click.style(f'{name:<{width}}', dim=True)} {_wrapped(value, width + 1)}")
+
+
+def _wrapped(text: str, indent: int) -> str:
+    """Return the text with its further lines below its first, which starts at column `indent`.
+
+    80 columns suffice, and piped output is never wrapped.
+    """
+    room = min(_MOST_COLUMNS, shutil.get_terminal_size().columns)
+    if not sys.stdout.isatty() or room <= indent + 20:
+        return text
+    lines = textwrap.wrap(
+        text, room - indent, break_long_words=False, break_on_hyphens=False, tabsize=4
+    )
+    return f"\n{' ' * indent}".join(lines)
 
 
 def _slot(found: Status) -> list[tuple[str, str]]:
-    """Return the lines of the slot."""
-    from cdc.operate.findings import size  # noqa: PLC0415 - not for --help
-    from cdc.operate.retention import spell  # noqa: PLC0415
-
     slot, retention = found.slot, found.retention
     if slot is None or retention is None:
         return []
@@ -134,5 +144,5 @@ def _slot(found: Status) -> list[tuple[str, str]]:
     kept = size(slot.retained_bytes or 0)
     rows = [("slot", f"{slot.name}, {slot.wal_status}, read by {reader}, keeps {kept}")]
     if (seconds := retention.lost_in_seconds) is not None:
-        rows.append(("lasts", f"about {spell(seconds)} more, if nobody reads from it"))
+        rows.append(("lasts", f"about {duration(seconds)} more, if nobody reads from it"))
     return rows

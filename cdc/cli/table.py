@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc.cli.options import (
-    Duration,
     as_json,
-    did,
     example,
     next_step,
+    print_done,
     print_json,
-    waited,
+    print_waiting,
+    wait_options,
     with_config,
 )
+from cdc.operate.readable import size
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -30,10 +31,7 @@ def table() -> None:
 @with_config
 @click.argument("tables", metavar="TABLE...", nargs=-1, required=True)
 @click.option("--no-snapshot", is_flag=True, help="Capture changes only, not the rows there are.")
-@click.option("--wait", is_flag=True, help="Return when the rows are read.")
-@click.option(
-    "--timeout", type=Duration(), help="With --wait: give up after so long, such as 30s or 5m."
-)
+@wait_options
 @as_json
 def add(
     config: Config,
@@ -56,21 +54,21 @@ def add(
     from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
 
     if (wait and no_snapshot) or (timeout is not None and not wait):
-        raise click.UsageError("--timeout is of --wait, and --wait waits for a snapshot")
+        raise click.UsageError("--timeout needs --wait, and --wait waits for a snapshot")
     added = control.add(config, tables, read=not no_snapshot)
     if as_json:
-        print_json([{"table": each.table, "snapshot": each.snapshot} for each in added])
+        print_json([{"table": name, "snapshot": number} for name, number in added.items()])
     else:
-        for each in added:
-            did(f"added {each.table}" + (f": snapshot {each.snapshot}" if each.snapshot else ""))
+        for name, number in added.items():
+            print_done(f"added {name}" + (f": snapshot {number}" if number else ""))
     failed = False
     if wait:
         from cdc.operate.commands import snapshots  # noqa: PLC0415 - not for --help
 
-        numbers = [each.snapshot for each in added if each.snapshot]
-        found = snapshots.wait(config, numbers, timeout=timeout, tell=waited)
+        numbers = [*filter(None, added.values())]
+        found = snapshots.wait(config, numbers, timeout=timeout, report=print_waiting)
         for record in found:
-            waited(f"snapshot {record.id} of {record.name} is {record.state}")
+            print_waiting(f"snapshot {record.id} of {record.name} is {record.state}")
         failed = any(record.state != "done" for record in found)
     if not as_json:
         next_step("cdc snapshot list" if not no_snapshot else "cdc status")
@@ -89,12 +87,12 @@ def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
     """
     from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
 
-    gone = control.remove(config, tables)
+    removed = control.remove(config, tables)
     if as_json:
-        print_json(gone)
+        print_json(removed)
         return
-    for each in gone:
-        did(f"took {each} out; the log goes on without")
+    for each in removed:
+        print_done(f"removed {each}; the log continues without it")
     next_step("cdc table list")
 
 
@@ -104,14 +102,15 @@ def remove(config: Config, tables: tuple[str, ...], *, as_json: bool) -> None:
 def list_(config: Config, *, as_json: bool) -> None:
     """List the captured tables, with their size and an estimate of their rows."""
     from cdc.operate.commands import tables as control  # noqa: PLC0415 - not for --help
-    from cdc.operate.findings import size  # noqa: PLC0415
 
     found = control.captured(config)
     if as_json:
-        keep = ("schema", "table", "rows", "bytes")
-        print_json([{name: getattr(each, name) for name in keep} for each in found])
+        keep = ("schema", "table", "rows")
+        print_json(
+            [{name: getattr(each, name) for name in keep} | {"bytes": n} for each, n in found]
+        )
         return
-    for each in found:
-        rows = f"about {each.rows:,} rows" if each.rows or not each.bytes else "not counted yet"
-        click.echo(f"{each}  {rows}, {size(each.bytes)}")
+    for each, bytes_ in found:
+        rows = f"about {each.rows:,} rows" if each.rows or not bytes_ else "not counted yet"
+        click.echo(f"{each}  {rows}, {size(bytes_)}")
     next_step("cdc snapshot TABLE reads one again")

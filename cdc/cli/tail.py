@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc.cli.options import example, next_step, waited, with_config
+from cdc.cli.options import example, next_step, print_waiting, with_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +33,8 @@ _VALUE_WIDTH = 24
 @with_config
 @click.argument("tables", nargs=-1, metavar="[TABLE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@click.option("--from-beginning", is_flag=True, help="Begin with what the log holds already.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many events.")
+@click.option("--from-beginning", is_flag=True, help="Start with what the log already holds.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many events.")
 def tail(
     config: Config,
     tables: tuple[str, ...],
@@ -65,19 +65,19 @@ def tail(
                 click.echo(line(arrived))
             if batch:
                 sys.stdout.flush()
-            idle.turn(came=bool(batch))
+            idle.note(arrived=bool(batch))
             if left is not None:
                 left -= len(batch[:left])
                 if left == 0:
                     break
-            if not batch and _reader_is_gone():
+            if not batch and _output_is_closed():
                 break
     except KeyboardInterrupt:
         pass
     finally:
         batches.close()
     if not as_json:
-        next_step("cdc status tells how far the log is")
+        next_step("cdc status shows how far the log is")
 
 
 class _Idle:
@@ -88,27 +88,27 @@ class _Idle:
         self._since = time.monotonic()
         self._due: float | None = _IDLE_SECONDS
 
-    def turn(self, *, came: bool) -> None:
+    def note(self, *, arrived: bool) -> None:
         """Note whether something arrived; print a line where nothing has for a while."""
         now = time.monotonic()
-        if came:
+        if arrived:
             self._since, self._due = now, _IDLE_SECONDS
         elif self._due is not None and now - self._since >= self._due:
-            waited(f"waiting, {self._place()}")
+            print_waiting(f"waiting, {self._end_of_log()}")
             # Only once where stderr is no terminal.
             self._due = 2 * self._due if sys.stderr.isatty() else None
 
-    def _place(self) -> str:
+    def _end_of_log(self) -> str:
         from cdc.log.reader import read_resume  # noqa: PLC0415 - not for --help
 
         resumed = read_resume(self._config)
         if resumed is None:
-            return "and the log has no resume record: `cdc setup` begins it"
+            return "and the log has no resume record: `cdc setup` creates it"
         age = max(0.0, time.time() - resumed[1].at_us / 1e6)
         return f"at LSN {resumed[1].end_lsn}, seq {resumed[1].seq}, written {age:.0f} s ago"
 
 
-def _reader_is_gone() -> bool:
+def _output_is_closed() -> bool:
     """Return whether the reader of our output has closed it, as after `| head`."""
     poll = select.poll()
     try:
@@ -130,15 +130,8 @@ def _patterns(tables: Sequence[str]) -> list[TablePattern]:
 def _json(arrived: Arrived) -> str:
     import orjson  # noqa: PLC0415 - not for --help
 
-    fields = {
-        "topic": arrived.topic,
-        "partition": arrived.partition,
-        "offset": arrived.offset,
-        "published_ms": arrived.published_ms,
-        "key": orjson.loads(arrived.key) if arrived.key else None,
-        "event": arrived.event,
-    }
-    return orjson.dumps(fields).decode()
+    key = orjson.loads(arrived.key) if arrived.key else None
+    return orjson.dumps({**arrived._asdict(), "key": key}).decode()
 
 
 def _line(arrived: Arrived) -> str:

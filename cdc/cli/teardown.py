@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc.cli.options import as_json, confirm, example, next_step, tell_all, with_config, yes
+from cdc.cli.options import as_json, confirm, example, next_step, print_steps, with_config, yes
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -32,12 +32,12 @@ def teardown(config: Config, *, with_topics: bool, yes: bool, as_json: bool) -> 
             doomed.append(f"{len(remains.topics)} topics with all their events")
         if doomed:
             confirm(f"Drop {', '.join(doomed)}?")
-    tell_all(tear_down(config, remains, with_topics=with_topics), as_json=as_json)
+    print_steps(tear_down(config, remains, with_topics=with_topics), as_json=as_json)
     if as_json:
         return
     if with_topics or not remains.topics:
-        next_step("cdc setup begins a new log")
+        next_step("cdc setup starts a new log")
     else:
         next_step(
-            "cdc teardown --topics deletes the log too, so that cdc setup can begin a new one"
+            "cdc teardown --topics deletes the log too, so that cdc setup can start a new one"
         )

@@ -30,4 +30,4 @@ def token(config: Config, *, as_json: bool) -> None:
         print_json({"token": str(taken), **taken._asdict()})
         return
     click.echo(str(taken))
-    next_step("cdc wait --token TOKEN tells when followers have applied it")
+    next_step("cdc wait --token TOKEN waits until followers have applied it")

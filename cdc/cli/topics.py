@@ -9,12 +9,12 @@ import click
 from cdc.cli.options import (
     as_json,
     confirm,
-    did,
     example,
-    left,
     next_step,
+    print_done,
     print_json,
-    warn,
+    print_unchanged,
+    print_warning,
     with_config,
     yes,
 )
@@ -47,15 +47,15 @@ def acknowledge(config: Config, *, yes: bool, as_json: bool) -> None:
     if changed.what:
         if not as_json:
             for what in changed.what:
-                warn(what)
+                print_warning(what)
         if not yes:
-            confirm(f"Begin epoch {epoch + 1} at seq {changed.position.seq}?")
+            confirm(f"Start epoch {epoch + 1} at seq {changed.position.seq}?")
         epoch = control.acknowledge(config, changed)
     if as_json:
         print_json({"acknowledged": changed.what, "epoch": epoch, "seq": changed.position.seq})
         return
     if not changed.what:
-        left(f"every topic is as the resume record has it, in epoch {epoch}")
+        print_unchanged(f"every topic is as the resume record has it, in epoch {epoch}")
     else:
-        did(f"epoch {epoch} begins after seq {changed.position.seq}")
+        print_done(f"epoch {epoch} starts after seq {changed.position.seq}")
     next_step("cdc run")

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 import click
 
-from cdc.cli.options import Duration, as_json, did, example, print_json, waited, with_config
+from cdc.cli.options import (
+    Duration,
+    as_json,
+    example,
+    print_done,
+    print_json,
+    print_waiting,
+    with_config,
+)
+from cdc.errors import BehindError, Exit
 
 if TYPE_CHECKING:
     from cdc.client import Behind, Client
@@ -16,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # The interval at which a wait reports what it waits for.
-_TELL_SECONDS: Final = 3.0
+_REPORT_SECONDS: Final = 3.0
 
 
 @click.command(
@@ -26,14 +35,14 @@ _TELL_SECONDS: Final = 3.0
 )
 @with_config
 @click.option("--lsn", help="Wait for all up to this LSN.  [default: all committed by now]")
-@click.option("--token", help="Wait for what a token says, of cdc token or cdc.client.")
+@click.option("--token", help="Wait for the LSN of a token, from cdc token or cdc.client.")
 @click.option("--for", "followers", help="Followers by name, with commas.  [default: all]")
 @click.option(
     "--timeout",
     type=Duration(),
     default="10s",
     show_default=True,
-    help="Give up after so long, such as 500ms, 5s or 1m.",
+    help="Give up after this time, such as 500ms, 5s or 1m.",
 )
 @as_json
 def wait(
@@ -58,7 +67,7 @@ def wait(
     from cdc.source.token import take  # noqa: PLC0415
 
     if lsn and token:
-        raise click.UsageError("--lsn and --token are two ways to say one thing; keep one of them")
+        raise click.UsageError("--lsn and --token are alternatives; keep one of them")
     given = lsn or token
     if given is None:
         with connect(config) as connection:
@@ -66,27 +75,28 @@ def wait(
     names = None if followers is None else [name.strip() for name in followers.split(",")]
     began = time.monotonic()
     with Client(config) as client:
-        applied = _patiently(config, client, given, names, timeout)
+        applied = _wait_with_reports(config, client, given, names, timeout)
     seconds = time.monotonic() - began
     if as_json:
-        print_json({"seconds": round(seconds, 3), "followers": _fields(applied)})
+        keep = ("lsn", "seq", "epoch", "state")
+        each = {who: {name: getattr(at, name) for name in keep} for who, at in applied.items()}
+        print_json({"seconds": round(seconds, 3), "followers": each})
         return
     for name, record in applied.items():
-        did(f"{name} has applied all up to {record.lsn}, seq {record.seq}")
+        print_done(f"{name} has applied all up to {record.lsn}, seq {record.seq}")
 
 
-def _patiently(
+def _wait_with_reports(
     config: Config, client: Client, given: str, names: list[str] | None, timeout: float
 ) -> dict[str, FollowerRecord]:
     """Wait, and report every few seconds for what; a missing daemon is reported at once."""
-    from cdc.errors import BehindError, Exit  # noqa: PLC0415
     from cdc.operate.commands.snapshots import daemon_streams  # noqa: PLC0415 - not for --help
 
     deadline = time.monotonic() + timeout
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return client.wait(given, names, min(left, _TELL_SECONDS))
+            return client.wait(given, names, min(left, _REPORT_SECONDS))
         except BehindError as error:
             late = cast("tuple[Behind, ...]", error.behind)
             reads = daemon_streams(config)
@@ -96,12 +106,7 @@ def _patiently(
                 if not reads and error.exit_code == Exit.TEMPORARY:
                     error.exit_code = Exit.UNAVAILABLE
                 raise
-            said = "; ".join(f"{each.follower} {each.why}" for each in late)
-            waited(said if reads else f"no daemon reads the slot {config.slot}; {said}")
-
-
-def _fields(applied: dict[str, FollowerRecord]) -> dict[str, dict[str, object]]:
-    return {
-        name: {"lsn": str(each.lsn), "seq": each.seq, "epoch": each.epoch, "state": each.state}
-        for name, each in applied.items()
-    }
+            reasons = "; ".join(f"{each.follower} {each.why}" for each in late)
+            print_waiting(
+                reasons if reads else f"no daemon reads the slot {config.slot}; {reasons}"
+            )

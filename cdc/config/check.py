@@ -7,24 +7,20 @@ every finding: the place, the field, what was given (never a secret) and what is
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import inspect
 
-from cdc.config import nested, stores
-from cdc.config.followers import Follower
-from cdc.config.layers import Broken, Given, known_paths, read_layers, variable_of
-from cdc.config.meaning import complaints
+from cdc.config import meaning, stores, tables
+from cdc.config.layers import RawValue, Reported, read_layers
 from cdc.config.model import Config
-from cdc.config.rules import build_rules
-from cdc.config.show import is_secret
+from cdc.config.schema import ROOT, FieldPath, Schema, variable_of
+from cdc.config.tables import Mask, TableRule
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class Effective(NamedTuple):
@@ -32,7 +28,7 @@ class Effective(NamedTuple):
 
     config: Config
     path: Path
-    origins: dict[tuple[str, ...], str]
+    origins: dict[FieldPath, str]
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Config:
@@ -48,204 +44,169 @@ def read(path: str | Path, env: Mapping[str, str] | None = None) -> Effective:
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror}",
-            hint="`cdc init` writes one; --config or LOCKSTEP_CONFIG names another place",
+            hint="`cdc init` writes one; --config or LOCKSTEP_CONFIG names another file",
         ) from error
-    _make_absolute(layers.given, path)
-    problems = list(layers.problems)
-    config: Config | None = _build(Config, (), layers.given, path, problems)
+    _make_absolute(layers.values, path)
+    builder = _Builder(layers.values, path, layers.problems)
+    config: Config | None = builder.build(ROOT, (), {})
     if config is not None:
-        problems += [f"{path}: {each}" for each in _together(config)]
-        for at, what in stores.together(config):
-            problems.append(f"{_place(layers.given, at, path)}: {'.'.join(at)}: {what}")
-    if problems:
-        count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
+        config = msgspec.structs.replace(
+            config,
+            # A section whose settings are all commented out is no rule.
+            tables={name: rule for name, rule in config.tables.items() if rule != TableRule()},
+            followers={name: stores.with_plain_names(f) for name, f in config.followers.items()},
+        )
+        layers.problems.extend(f"{path}: {each}" for each in _contradictions(config))
+        builder.report(stores.contradictions(config))
+    if layers.problems:
+        many = len(layers.problems)
+        count = "one error" if many == 1 else f"{many} errors"
         raise ConfigError(
-            f"the configuration {path} has {count}:\n" + "\n".join(f"  {p}" for p in problems),
+            f"the configuration {path} has {count}:\n"
+            + "\n".join(f"  {each}" for each in layers.problems),
             hint="correct it, then `cdc config check`; docs/CONFIG.md lists every field",
         )
     assert config is not None
-    origins = {at: given.place for at, given in layers.given.items()}
-    return Effective(config, path, origins)
+    return Effective(config, path, {at: raw.origin for at, raw in layers.values.items()})
 
 
-def _together(config: Config) -> Iterator[str]:
+def _contradictions(config: Config) -> Iterator[str]:
     """Yield contradictions between sections."""
     direct = [name for name, rule in config.tables.items() if rule.snapshot == "direct"]
     if direct and config.delta.path is None:
         yield f"delta.path: missing; tables.{direct[0]}.snapshot: direct needs it"
 
 
-# --- types ---
+def _make_absolute(values: dict[FieldPath, RawValue], path: Path) -> None:
+    """Resolve file names relative to the configuration's folder, wherever the command is run."""
+    for at, raw in values.items():
+        is_file = at == ("source", "password_file") or at[2:] == ("opensearch", "ca_file")
+        if is_file and isinstance(raw.value, str):
+            file = path.parent / Path(raw.value).expanduser()
+            values[at] = raw._replace(value=str(file.absolute()))
 
 
-def _build(
-    struct: type[msgspec.Struct],
-    at: tuple[str, ...],
-    given: Mapping[tuple[str, ...], Given],
-    path: Path,
-    problems: list[str],
-) -> Any:  # noqa: ANN401 - an instance of `struct`, or None after a problem
-    """Return `struct` filled from what is given below `at`; None where a problem was found."""
-    known = known_paths()
-    values: dict[str, Any] = {}
-    before = len(problems)
-    for field in msgspec.structs.fields(struct):
-        here = (*at, field.encode_name)
-        if here in known.sections:
-            values[field.name] = _build(field.type, here, given, path, problems)
-        elif here in known.named:
-            checked = partial(_checked, problems=problems)
-            values[field.name] = build_rules(here, given, checked, problems)
-        elif here in known.deep:
-            values[field.name] = _followers(given, path, problems)
-        elif here in known.open:
-            below = {each: value for each, value in given.items() if each[:-1] == here}
-            values[field.name] = {
-                each[-1]: _checked(each, value, str | int | float | bool, values, problems)
-                for each, value in below.items()
-            }
-        elif here in given and not _is_empty_optional(given[here], field):
-            values[field.name] = _checked(here, given[here], field.type, values, problems)
-        elif field.required:
-            problems.append(
-                f"{path}: {'.'.join(here)}: missing; expected {expected(field.type)}, "
-                f"here or in {variable_of(here)}"
-            )
-    broken = any(isinstance(value.value, Broken) for value in given.values())
-    return struct(**values) if len(problems) == before and not broken else None
+# --- building ---
+
+# What is wrong with the entries of a section, which may contradict themselves or each other.
+_SECTION_CHECKS: Final[dict[FieldPath, Callable[[Any], Iterator[tuple[FieldPath, str]]]]] = {
+    ("tables",): tables.complaints,
+    ("followers",): stores.complaints,
+}
 
 
-def _followers(
-    given: Mapping[tuple[str, ...], Given], path: Path, problems: list[str]
-) -> dict[str, Follower]:
-    """Return the correct followers, by name."""
+class _Builder:
+    """Fills the model's types from what was given, and reports what is wrong."""
 
-    def missing(at: tuple[str, ...], kind: Any) -> None:  # noqa: ANN401 - a type as a value
-        place = _place(given, at, path)
-        problems.append(f"{place}: {'.'.join(at)}: missing; expected {expected(kind)}")
+    def __init__(
+        self, values: Mapping[FieldPath, RawValue], path: Path, problems: list[str]
+    ) -> None:
+        self._values = values
+        self._path = path
+        self._problems = problems
+        self._failures = 0
+        self._below: dict[FieldPath, list[str]] = {}
+        for *parent, name in values:
+            self._below.setdefault(tuple(parent), []).append(name)
 
-    checked = partial(_checked, problems=problems)
-    found = nested.build(dict[str, Follower], (nested.SECTION,), given, checked, missing)
-    for at, what in stores.complaints(found):
-        problems.append(f"{_place(given, at, path)}: {'.'.join(at)}: {what}")
-    return {name: stores.plainly(each) for name, each in found.items() if each is not None}
+    def report(self, complaints: Iterable[tuple[FieldPath, str]]) -> None:
+        """Report what is wrong, each where it is given, or the section in which it is missing."""
+        for at, what in complaints:
+            given = (at[:n] for n in range(len(at), 0, -1) if at[:n] in self._values)
+            origin = next((self._values[each].origin for each in given), str(self._path))
+            self._problems.append(f"{origin}: {'.'.join(at)}: {what}")
+            self._failures += 1
 
+    def build(self, schema: Schema, at: FieldPath, siblings: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the schema's type
+        """Return what is at `at`, with defaults; None after a problem.
 
-def _place(given: Mapping[tuple[str, ...], Given], at: tuple[str, ...], path: Path) -> str:
-    """Return where `at` is given, or the section in which it is missing."""
-    written = (given[at[:n]].place for n in range(len(at), 0, -1) if at[:n] in given)
-    return next(written, str(path))
+        `siblings` are the fields of the same section that are built already.
+        """
+        if schema.type is Mask:
+            return self._mask(schema, at)
+        if schema.fields:
+            return self._struct(schema, at)
+        if not schema.is_map:
+            return self._value(schema, at, siblings)
+        found = {}
+        for name in self._below.get(at, ()):
+            entry = schema.below(name)
+            assert entry is not None
+            found[name] = self.build(entry, (*at, name), {})
+        if at in _SECTION_CHECKS:
+            self.report(_SECTION_CHECKS[at](found))
+        return found
 
+    def _struct(self, schema: Schema, at: FieldPath) -> Any:  # noqa: ANN401 - of the schema's type
+        values: dict[str, Any] = {}
+        before = self._failures
+        for name, field in schema.fields.items():
+            here = (*at, name)
+            raw = self._values.get(here)
+            if field.is_section:
+                # The environment may set fields of a section that the file does not have.
+                is_built = raw is not None or not field.is_optional
+            else:
+                # An empty value means the default, as `slot:` and `slot: null` do.
+                is_built = raw is not None and (raw.value is not None or field.required)
+            if is_built:
+                values[field.attribute] = self.build(field, here, values)
+            elif field.required:
+                where = "" if field.in_file_only else f", here or in {variable_of(here)}"
+                self.report([(here, f"missing; expected {field.expected}{where}")])
+        return schema.type(**values) if self._failures == before else None
 
-def _is_empty_optional(given: Given, field: msgspec.structs.FieldInfo) -> bool:
-    """Return whether an empty value means the default, as `slot:` and `slot: null` do."""
-    return given.value is None and not field.required
-
-
-def _checked(
-    at: tuple[str, ...],
-    given: Given,
-    kind: Any,  # noqa: ANN401 - a type as a value
-    beside: Mapping[str, Any],
-    problems: list[str],
-) -> Any:  # noqa: ANN401 - of that type, or None after a problem
-    name = ".".join(at)
-    if isinstance(given.value, Broken):
-        return None  # reported already
-    # YAML reads a choice `on` or `off` as a boolean.
-    choice = isinstance(given.value, bool) and _is_choice(inspect.type_info(kind))
-    try:
-        found = given.written if choice else given.value
-        value = msgspec.convert(found, kind, strict=not given.as_text)
-        wrong = kind is object and not nested.is_json(value)
-    except msgspec.ValidationError:
-        wrong = True
-    if wrong:
-        problems.append(f"{given.place}: {name}: {_what(at, given)}; expected {expected(kind)}")
+    def _mask(self, schema: Schema, at: FieldPath) -> Mask | None:
+        value = self._values[at].value
+        below = self._below.get(at, [])
+        if isinstance(value, Reported):
+            self._failures += 1
+            return None
+        if value in (None, "null", "keep"):
+            return Mask("keep" if value == "keep" else "null")
+        if len(below) == 1:
+            kind: Any = below[0]
+            mask = Mask(kind, self.build(schema.fields[kind], (*at, kind), {}))
+            self.report(((*at, kind), each) for each in tables.mask_complaints(mask))
+            return mask
+        one = "null, keep, {fixed: value}, {truncate: n} or {hmac: key}"
+        several = f"a column has one mask; this has {' and '.join(below)}"
+        self.report([(at, several if below else f"expected {one}")])
         return None
-    problems.extend(f"{given.place}: {name}: {each}" for each in complaints(at, value, beside))
-    return value
+
+    def _value(self, schema: Schema, at: FieldPath, siblings: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the schema's type
+        raw = self._values[at]
+        if isinstance(raw.value, Reported):
+            self._failures += 1
+            return None
+        # YAML reads a choice `on` or `off` as a boolean.
+        is_word = isinstance(raw.value, bool) and schema.is_choice
+        given = raw.written if is_word else raw.value
+        try:
+            value = msgspec.convert(given, schema.annotated, strict=not raw.as_text)
+            is_wrong = schema.type is object and not _is_json(value)
+        except msgspec.ValidationError:
+            is_wrong = True
+        if is_wrong:
+            self.report([(at, f"{_described(raw, schema)}; expected {schema.expected}")])
+            return None
+        self.report((at, each) for each in meaning.complaints(at, value, siblings))
+        return value
 
 
-def _is_choice(info: inspect.Type) -> bool:
-    """Return whether a field takes one of a list of words."""
-    return (
-        _is_choice(info.type)
-        if isinstance(info, inspect.Metadata)
-        else (isinstance(info, inspect.LiteralType))
-    )
+def _is_json(value: object) -> bool:
+    """Return whether JSON can represent the value; YAML has more types, such as dates."""
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float | bool)
 
 
-def _what(at: tuple[str, ...], given: Given) -> str:
+def _described(raw: RawValue, schema: Schema) -> str:
     """Return what was given, as it was written: a reference, not the value that it names."""
     kinds = {str: "text", bool: "a yes or no", int: "a whole number", float: "a number"}
     kinds |= {list: "a list", dict: "names with values", type(None): "nothing"}
-    kind = kinds.get(type(given.value), "something else")
-    hide = is_secret(at) or not given.written
-    return f"given {kind}" if hide else f"given {kind}, {given.written!r}"
-
-
-def expected(kind: Any) -> str:  # noqa: ANN401 - a type as a value
-    """Return in words what values a field of the type `kind` takes."""
-    return _words(inspect.type_info(kind))
-
-
-def _words(info: inspect.Type) -> str:  # noqa: PLR0911 - one return a kind of type
-    match info:
-        case inspect.Metadata():
-            return _words(info.type)
-        case inspect.StrType():
-            return "text" + (", not empty" if info.min_length else "")
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.IntType() | inspect.FloatType():
-            return _range(info)
-        case inspect.LiteralType():
-            return "one of " + ", ".join(str(each) for each in info.values)
-        case inspect.VarTupleType():
-            few = ", not empty" if info.min_length else ""
-            return f"a list of {_words(info.item_type)}{few}"
-        case inspect.DictType():
-            return f"names, each with {_entry(info.value_type)}"
-        case inspect.UnionType():
-            return _either(info)
-        case inspect.CustomType():  # object: any value that YAML and JSON both have
-            return "a text, number, true or false, a list or names with values"
-        case _:
-            raise AssertionError(f"no words for {info}")
-
-
-def _range(info: inspect.IntType | inspect.FloatType) -> str:
-    word = "a whole number" if isinstance(info, inspect.IntType) else "a number"
-    if info.gt is not None:
-        return f"{word} above {info.gt}"
-    if info.ge is not None and info.le is not None:
-        return f"{word} from {info.ge} to {info.le}"
-    return word if info.ge is None else f"{word}, at least {info.ge}"
-
-
-def _entry(info: inspect.Type) -> str:
-    """Return in words what an open section's entries are; a struct by its own name."""
-    if isinstance(info, inspect.StructType):
-        return f"a {info.cls.__name__.lower()}"
-    return _words(info)
-
-
-def _either(info: inspect.UnionType) -> str:
-    kinds = [each for each in info.types if not isinstance(each, inspect.NoneType)]
-    words = [
-        str(word) for kind in kinds if isinstance(kind, inspect.LiteralType) for word in kind.values
-    ]
-    if words:
-        either = any(isinstance(kind, inspect.BoolType) for kind in kinds)
-        return ", ".join([*words, *(["true or false"] if either else [])])
-    return _words(kinds[0]) if len(kinds) == 1 else "a text, number, true or false"
-
-
-def _make_absolute(given: dict[tuple[str, ...], Given], path: Path) -> None:
-    """Resolve file names relative to the configuration's folder, wherever the command is run."""
-    for at, each in given.items():
-        named = at == ("source", "password_file") or at[2:] == ("opensearch", "ca_file")
-        if named and isinstance(each.value, str):
-            file = path.parent / Path(each.value).expanduser()
-            given[at] = each._replace(value=str(file.absolute()))
+    kind = kinds.get(type(raw.value), "something else")
+    hide = schema.secrecy is not None or not raw.written
+    return f"given {kind}" if hide else f"given {kind}, {raw.written!r}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from cdc.config.secrecy import INDEX, STORAGE, Address, Options, Secret, described
+from cdc.config.secrecy import INDEX, STORAGE, Address, OptionMap, Secret, Section
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,18 +15,19 @@ if TYPE_CHECKING:
 Names = tuple[str, ...]
 
 
-class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DeltaFollower(Section, frozen=True, kw_only=True):
     """Mirrors in Delta Lake: one table each."""
-
-    __repr__ = described
 
     path: Annotated[
         Address | None,
-        Meta(description="Where the mirrors lie. Default `delta.path`.", examples=["s3a://lake/x"]),
+        Meta(
+            description="Where the mirrors are stored. Default `delta.path`.",
+            examples=["s3a://lake/x"],
+        ),
     ] = None
     storage: Annotated[
         dict[str, str],
-        Options(STORAGE),
+        OptionMap(STORAGE),
         Meta(
             description="Options of the object store, as delta-rs names them; credentials are also "
             "taken from the environment.",
@@ -38,7 +38,7 @@ class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Names,
         Meta(
             description="Tables that keep every version of a row, with the time and LSN from which "
-            "and until which it held, instead of the newest only.",
+            "and until which it was valid, instead of the newest only.",
             examples=[["public.prices"]],
         ),
     ] = ()
@@ -80,13 +80,13 @@ class DeltaFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = 168.0
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RedisShape(Section, frozen=True, kw_only=True):
     """How a table's rows are stored in Redis. `{column}` in a template is that column's value."""
 
     key: Annotated[
         str | None,
         Meta(
-            description="The key's template; `{{` and `}}` are braces. It begins with text, so "
+            description="The key's template; `{{` and `}}` are braces. It starts with text, so "
             "that no value of a row can be another table's key. Default "
             "`<prefix>:<schema>.<table>:<key>`.",
             examples=["user:{id}"],
@@ -110,21 +110,20 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = None
     ttl_seconds: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="After so long without a change it goes away; not of collections."),
+        Meta(
+            description="The key expires after this time without a change; not in `set` or `zset`."
+        ),
     ] = None
 
 
-class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RedisFollower(Section, frozen=True, kw_only=True):
     """A cache in Redis: plain values that any client can GET."""
-
-    __repr__ = described
 
     url: Annotated[
         Address,
         Meta(
             min_length=1,
-            description="`redis://`, `rediss://` or `unix://`; `cluster: true` beside it for a "
-            "cluster.",
+            description="`redis://`, `rediss://` or `unix://`; with `cluster: true` for a cluster.",
             examples=["redis://localhost:6379/0"],
         ),
     ]
@@ -133,21 +132,19 @@ class RedisFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = None
     cluster: Annotated[bool, Meta(description="The URL names a node of a Redis cluster.")] = False
     shapes: Annotated[
-        dict[str, Shape],
+        dict[str, RedisShape],
         Meta(
-            description="By table; a table without one is whole rows.",
+            description="By table; of a table without one, complete rows are stored as JSON.",
             examples=[{"public.users": {"key": "user:{id}", "form": "hash"}}],
         ),
     ] = {}
     tombstone_hours: Annotated[
-        float, Meta(gt=0, description="For so long a deleted row's version is remembered.")
+        float, Meta(gt=0, description="How long a deleted row's version is kept.")
     ] = 24.0
 
 
-class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OpenSearchFollower(Section, frozen=True, kw_only=True):
     """An index in OpenSearch for each table, with an alias."""
-
-    __repr__ = described
 
     url: Annotated[Address, Meta(min_length=1, examples=["http://localhost:9200"])]
     prefix: Annotated[
@@ -165,7 +162,7 @@ class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     ] = {}
     mappings: Annotated[
         dict[str, dict[str, object]],
-        Options(INDEX),
+        OptionMap(INDEX),
         Meta(
             description="By table, properties that replace those derived from the columns' types.",
             examples=[{"public.products": {"title": {"type": "text", "analyzer": "english"}}}],
@@ -173,12 +170,12 @@ class OpenSearchFollower(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     ] = {}
     settings: Annotated[
         dict[str, object],
-        Options(INDEX, "index."),
+        OptionMap(INDEX, "index."),
         Meta(description="Settings of new indices.", examples=[{"number_of_shards": 3}]),
     ] = {}
 
 
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Document(Section, frozen=True, kw_only=True):
     """A row with the rows that belong to it, at any depth."""
 
     table: Annotated[str, Meta(description="The table, `schema.table`.")]
@@ -191,12 +188,12 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = {}
     one: Annotated[bool, Meta(description="At most one row, an object; else a list.")] = False
-    columns: Annotated[Names, Meta(description="Columns that stand in it; default all.")] = ()
+    columns: Annotated[Names, Meta(description="Columns that it contains; default all.")] = ()
     order: Annotated[Names, Meta(description="Columns a list is sorted by; default the key.")] = ()
     children: Annotated[dict[str, Document], Meta(description="By the field's name.")] = {}
 
 
-class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Follower(Section, frozen=True, kw_only=True):
     """A store that follows the log: one of `delta`, `redis`, `opensearch`."""
 
     tables: Annotated[
@@ -224,22 +221,25 @@ class Follower(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float,
         Meta(
             ge=0,
-            description="At least so long between two batches: how fresh it is to be. 0: the next "
-            "begins when the last one has ended.",
+            description="The least time between two batches. 0: the next starts when the last one "
+            "has ended.",
         ),
     ] = 0.0
     max_events: Annotated[
-        int, Meta(ge=1, description="So many events in a batch, or one source transaction.")
+        int,
+        Meta(
+            ge=1, description="The most events in a batch, unless one source transaction has more."
+        ),
     ] = 300_000
     max_bytes: Annotated[
-        int, Meta(ge=1, description="So many bytes of the log in a batch, by estimate.")
+        int, Meta(ge=1, description="The most bytes of the log in a batch; an estimate.")
     ] = 256 << 20
     max_events_per_second: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Not more in a second, on average.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="The most events a second, on average.")
     ] = None
 
 
-def named(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> list[str]:
+def chosen_names(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> list[str]:
     """Return the wanted names, each once, all for None; ConfigError where one is unknown."""
     names = list(dict.fromkeys(followers if wanted is None else wanted))
     unknown = [name for name in names if name not in followers]
@@ -248,6 +248,6 @@ def named(followers: Mapping[str, Follower], wanted: Iterable[str] | None) -> li
             f"there is no follower {', '.join(unknown)}".rstrip(),
             hint=f"the section followers has {', '.join(followers)}"
             if followers
-            else "say in the section followers which stores follow, see docs/CONFIG.md",
+            else "add it to the section followers, see docs/CONFIG.md",
         )
     return names

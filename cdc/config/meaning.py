@@ -45,26 +45,31 @@ OWNED_KAFKA_SETTINGS = frozenset(
     }
 )
 
-_SLOT = re.compile(r"[a-z0-9_]{1,63}")
-_PIPELINE = re.compile(r"[a-z0-9_]{1,54}")
-_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,100}")
+# Names, and what else they can't be.
+_NAMES = {
+    ("pipeline",): ("[a-z0-9_]{1,54}", "name a pipeline; expected 1 to 54 of a-z 0-9 _"),
+    ("source", "slot"): ("[a-z0-9_]{1,63}", "name a slot; expected 1 to 63 of a-z 0-9 _"),
+    ("log", "prefix"): (
+        "[A-Za-z0-9_-]{1,100}",
+        "start a topic's name; expected 1 to 100 of A-Z a-z 0-9 _ -",
+    ),
+}
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _MAX_PORT = 65_535
 _MAX_IDENTIFIER_BYTES = 63
 
 
-def complaints(at: tuple[str, ...], value: Any, beside: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - any field's
-    """Yield what is wrong with `value` as the field `at`; `beside` are its section's fields."""
+def complaints(at: tuple[str, ...], value: Any, siblings: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - any field's
+    """Yield what is wrong with `value` as the field `at`; `siblings` are its section's fields."""
     if at[:-1] == ("log", "kafka"):
         if at[-1] in OWNED_KAFKA_SETTINGS:
-            yield "is set by Lockstep: exactly-once rests on it; remove it"
+            yield "is set by Lockstep: exactly-once depends on it; remove it"
+    elif value is not None and at in _NAMES:
+        pattern, purpose = _NAMES[at]
+        if not re.fullmatch(pattern, value):
+            yield f"{value!r} cannot {purpose}"
     elif value is not None and at in _CHECKS:
-        yield from _CHECKS[at](value, beside)
-
-
-def _pipeline(name: str, _: Mapping[str, Any]) -> Iterator[str]:
-    if not _PIPELINE.fullmatch(name):
-        yield f"{name!r} cannot name a pipeline; expected 1 to 54 of a-z 0-9 _"
+        yield from _CHECKS[at](value, siblings)
 
 
 def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
@@ -83,11 +88,6 @@ def _dsn(dsn: str, _: Mapping[str, Any]) -> Iterator[str]:
                 "libpq cannot read it; expected postgresql://user@host:port/db?name=value or "
                 "name=value pairs, with quotes around values that hold spaces"
             )
-
-
-def _slot(name: str, _: Mapping[str, Any]) -> Iterator[str]:
-    if not _SLOT.fullmatch(name):
-        yield f"{name!r} cannot name a slot; expected 1 to 63 of a-z 0-9 _"
 
 
 def _publication(name: str, _: Mapping[str, Any]) -> Iterator[str]:
@@ -109,8 +109,8 @@ def _tables(patterns: tuple[str, ...], _: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{text!r}: Postgres does not publish its catalogs"
 
 
-def _password_file(name: str, beside: Mapping[str, Any]) -> Iterator[str]:
-    if has_password(beside.get("dsn") or ""):
+def _password_file(name: str, siblings: Mapping[str, Any]) -> Iterator[str]:
+    if has_password(siblings.get("dsn") or ""):
         yield "the dsn has a password already; keep one of them"
     try:
         Path(name).read_text("utf-8")
@@ -127,11 +127,6 @@ def _delta_path(path: str, _: Mapping[str, Any]) -> Iterator[str]:
 def _bootstrap_servers(servers: str, _: Mapping[str, Any]) -> Iterator[str]:
     for server in servers.split(","):
         yield from _host_port(server.strip(), least=1)
-
-
-def _prefix(prefix: str, _: Mapping[str, Any]) -> Iterator[str]:
-    if not _PREFIX.fullmatch(prefix):
-        yield f"{prefix!r} cannot start a topic's name; expected 1 to 100 of A-Z a-z 0-9 _ -"
 
 
 def _retention_hours(hours: float, _: Mapping[str, Any]) -> Iterator[str]:
@@ -160,9 +155,7 @@ def _secret(secret: str, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]] = {
-    ("pipeline",): _pipeline,
     ("source", "dsn"): _dsn,
-    ("source", "slot"): _slot,
     ("source", "publication"): _publication,
     ("source", "tables"): _tables,
     ("source", "exclude"): _tables,
@@ -170,7 +163,6 @@ _CHECKS: dict[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Iterator[str]]
     ("snapshot", "dsn"): _dsn,
     ("delta", "path"): _delta_path,
     ("log", "bootstrap_servers"): _bootstrap_servers,
-    ("log", "prefix"): _prefix,
     ("log", "retention_hours"): _retention_hours,
     ("http", "listen"): _listen,
     ("control", "secret"): _secret,

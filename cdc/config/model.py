@@ -9,16 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from cdc.config.control import Control
-from cdc.config.delta import Delta
 from cdc.config.followers import Follower
-from cdc.config.migrations import Migrations
-from cdc.config.secrecy import KAFKA, Address, Options, described
+from cdc.config.secrecy import KAFKA, Address, OptionMap, Secret, Section
 from cdc.config.selection import Selection
-from cdc.config.snapshot import Snapshot, SnapshotKind
+from cdc.config.snapshot import Snapshot
+from cdc.config.tables import TableRule
 from cdc.config.value_options import Values
 from cdc.errors import ConfigError
 
@@ -28,82 +25,8 @@ Streaming = Literal["off", "on", "parallel"]
 CANARY_SECONDS = 5.0
 
 
-class Mask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What replaces a column's value: `value` is the hmac's key, the length, or the fixed value."""
-
-    kind: Literal["keep", "null", "fixed", "truncate", "hmac"]
-    value: str | int | float | bool | None = None
-
-    def __repr__(self) -> str:
-        """Return it without its value, which may be a key."""
-        return f"Mask({self.kind})"
-
-
-class TableRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is captured of a table, and how."""
-
-    columns: Annotated[
-        tuple[str, ...] | None,
-        Meta(
-            description="The only columns captured; `*` stands for any text. Must hold the key.",
-            examples=[["id", "name"]],
-        ),
-    ] = None
-    exclude: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Columns left out; not beside `columns`. Where Postgres sends one all the "
-            "same (14, REPLICA IDENTITY FULL), it is null in every event.",
-            examples=[["password_*"]],
-        ),
-    ] = ()
-    where: Annotated[
-        str | None,
-        Meta(
-            description="The publication's row filter (Postgres 15 and later), in SQL. May name "
-            "columns of the replica identity only.",
-            examples=["region = 'eu'"],
-        ),
-    ] = None
-    key: Annotated[
-        tuple[str, ...] | None,
-        Meta(
-            description="The key's columns, in this order, instead of the primary key's. The "
-            "replica identity must hold them.",
-            examples=[["tenant", "id"]],
-        ),
-    ] = None
-    mask: Annotated[
-        dict[str, Mask],
-        Meta(
-            description="How columns are hidden, in every event, key, dead letter and log line: "
-            "`null`; `{fixed: value}`; `{truncate: n}`, the first n characters; `{hmac: key}`, "
-            "the HMAC-SHA256 in hex, with a key of 16 characters or more; `keep`, as it is.",
-            examples=[{"email": {"hmac": "${HMAC_KEY}"}}],
-        ),
-    ] = {}
-    snapshot: Annotated[
-        SnapshotKind | None,
-        Meta(
-            description="How the initial snapshot copies the table: into the `log`; `direct` into "
-            "Delta Lake, beside the log; or `none` of it. Default `log`.",
-            examples=["none"],
-        ),
-    ] = None
-    snapshot_where: Annotated[
-        str | None,
-        Meta(
-            description="The rows that the initial snapshot copies, in SQL, of those that `where` "
-            "lets pass. May name any column.",
-            examples=["created_at > now() - interval '90 days'"],
-        ),
-    ] = None
-
-
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Source(Section, frozen=True, kw_only=True):
     """The leader: a Postgres database, its slot and its publication."""
-
-    __repr__ = described
 
     dsn: Annotated[
         Address,
@@ -142,17 +65,17 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     exclude: Annotated[
         tuple[str, ...],
         Meta(
-            description="Tables that `tables` matches and that are left out all the same, written "
-            "alike.",
+            description="Tables that are left out although `tables` matches them, in the same "
+            "notation.",
             examples=[["public.audit_*"]],
         ),
     ] = ()
     new_tables: Annotated[
         Literal["setup", "publish"],
         Meta(
-            description="When tables created later in a schema that `tables` takes whole "
-            "(`schema.*`) are captured: after the next `cdc setup`, or `publish`: from their first "
-            "row. The latter takes Postgres 15, a superuser, and no row filter, column list or "
+            description="When tables created later in a schema that `tables` names as "
+            "`schema.*` are captured: after the next `cdc setup`, or `publish`: from their first "
+            "row. The latter needs Postgres 15, a superuser, and no row filter, column list or "
             "excluded table there; Postgres refuses UPDATE and DELETE on one without a key.",
         ),
     ] = "setup"
@@ -160,7 +83,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Literal["root", "leaf"],
         Meta(
             description="Whether a partitioned table is one topic (`root`) or each of its "
-            "partitions one (`leaf`). Stays as it is within a log.",
+            "partitions one (`leaf`). Cannot be changed within a log.",
         ),
     ] = "root"
     generated_columns: Annotated[
@@ -182,24 +105,24 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             description="Whether Postgres sends a transaction larger than its "
             "`logical_decoding_work_mem` while it is open; the daemon keeps it in `spool_dir` "
-            "until it commits. `off`: Postgres keeps it on its own disk. `parallel` is the same "
-            "with what Postgres 16 and later tell besides of rolled back parts.",
+            "until it commits. `off`: Postgres keeps it on its own disk. `parallel`: as `on`; "
+            "Postgres 16 and later send more about parts that are rolled back.",
         ),
     ] = "off"
     spool_dir: Annotated[
         str | None,
         Meta(
             description="Where open transactions are kept, in a private directory of the "
-            "pipeline's own: needs room for the largest of them, and survives nothing. Default: "
-            "the system's directory for temporary files.",
+            "pipeline's own: needs space for the largest of them; no later process reads it. "
+            "Default: the system's directory for temporary files.",
             examples=["/var/lib/lockstep"],
         ),
     ] = None
     failover: Annotated[
         bool | Literal["auto"],
         Meta(
-            description="Whether `cdc setup` makes the slot one that standbys copy, so that it "
-            "outlives a promotion: Postgres 17 and later can, `auto` does it there. See "
+            description="Whether standbys copy the slot that `cdc setup` creates, so that it "
+            "survives a promotion (Postgres 17 and later). `auto`: where Postgres can. See "
             "docs/OPERATIONS.md for what the standbys need.",
         ),
     ] = "auto"
@@ -207,8 +130,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Annotated[float, Meta(ge=0, le=3_600)] | None,
         Meta(
             description="How often the daemon puts a logical message of its own, `cdc.canary`, "
-            "into the WAL: it comes out of every follower, and its age there is their health. 0: "
-            "never. Default 5 where there are followers, else 0.",
+            "into the WAL: the age of the newest one that a follower has applied shows its "
+            "health. 0: never. Default 5 where there are followers, else 0.",
             examples=[5],
         ),
     ] = None
@@ -216,16 +139,14 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str | None,
         Meta(
             description="A file that holds the password, read at every connect, so that it may be "
-            "rotated. A relative path counts from the configuration file.",
+            "rotated. A relative path starts at the configuration file's folder.",
             examples=["/run/secrets/postgres"],
         ),
     ] = None
 
 
-class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Log(Section, frozen=True, kw_only=True):
     """The log: a Kafka cluster and the form of its topics."""
-
-    __repr__ = described
 
     bootstrap_servers: Annotated[
         Address,
@@ -263,24 +184,84 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     direct: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="Whether small Kafka transactions are written by Lockstep's own client, in "
-            "fewer round trips (`on`), where the brokers have transactions V2 (Kafka 4.0) and "
-            "`kafka` has nothing that only librdkafka knows; or all by librdkafka (`off`). "
-            "`auto`: `on` where topics have more than one copy.",
+            description="Whether Kafka transactions that are small, or have little for each of "
+            "many partitions, are written by Lockstep's own client, in fewer requests (`on`), "
+            "where the brokers have transactions V2 (Kafka 4.0) and `kafka` has nothing that only "
+            "librdkafka knows; or all by librdkafka (`off`). `auto`: small ones only where topics "
+            "have more than one copy.",
         ),
     ] = "auto"
     kafka: Annotated[
         dict[str, str | int | float | bool],
-        Options(KAFKA),
+        OptionMap(KAFKA),
         Meta(
             description="Further librdkafka settings by their own names: security, timeouts, "
-            "compression. Those that exactly-once rests on are refused.",
+            "compression. Those that exactly-once depends on are refused.",
             examples=[{"security.protocol": "sasl_ssl", "sasl.password": "${KAFKA_PASSWORD}"}],
         ),
     ] = {}
 
 
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Control(Section, frozen=True, kw_only=True):
+    """Who may command the daemon through the database."""
+
+    secret: Annotated[
+        Secret | None,
+        Meta(
+            description="What proves to the daemon that a command, such as `cdc snapshot`, comes "
+            "from somebody with this configuration: 32 characters or more, the same wherever "
+            "`cdc` is run for this pipeline. `cdc init` writes one. Without it the daemon executes "
+            "no command that comes with the stream.",
+            examples=["${LOCKSTEP_SECRET}"],
+        ),
+    ] = None
+
+
+class Delta(Section, frozen=True, kw_only=True):
+    """Delta Lake: one mirror of each table below a path."""
+
+    path: Annotated[
+        Address | None,
+        Meta(
+            description="Where the mirrors are stored, as Spark names it: a table's is "
+            "`<path>/<schema>.<table>`, named like its topic. `tables.<table>.snapshot: direct` "
+            "needs it.",
+            examples=["s3a://lake/shop"],
+        ),
+    ] = None
+
+
+class Migrations(Section, frozen=True, kw_only=True):
+    """What may be created in the source database, in the schema `lockstep`; none is needed."""
+
+    signal_table: Annotated[
+        bool,
+        Meta(
+            description="A table `lockstep.signal` whose new rows are commands to the daemon, like "
+            "those of `cdc snapshot`.",
+        ),
+    ] = False
+    heartbeat_table: Annotated[
+        bool,
+        Meta(
+            description="A table `lockstep.heartbeat` that the daemon writes to while it streams. "
+            "An idle slot advances without it, too.",
+        ),
+    ] = False
+    heartbeat_seconds: Annotated[
+        int,
+        Meta(ge=5, le=3_600, description="How often it does; checked every five seconds."),
+    ] = 10
+    ddl_audit: Annotated[
+        bool,
+        Meta(
+            description="Event triggers that carry each DDL statement in the WAL, so that it "
+            "is in the schema topic, at its position. Creating them needs a superuser.",
+        ),
+    ] = False
+
+
+class Batch(Section, frozen=True, kw_only=True):
     """When a Kafka transaction ends: at its limit of size, time or idleness, whichever is first."""
 
     max_events: Annotated[
@@ -300,10 +281,8 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = 200
 
 
-class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Http(Section, frozen=True, kw_only=True):
     """Where health and metrics are served."""
-
-    __repr__ = described
 
     listen: Annotated[
         Address,
@@ -315,7 +294,7 @@ class Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = "127.0.0.1:8080"
 
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Config(Section, frozen=True, kw_only=True):
     """One pipeline: one database, one slot, one daemon at a time."""
 
     pipeline: Annotated[
@@ -407,4 +386,4 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def selection(self) -> Selection:
         """What is captured of any table."""
-        return Selection(self)
+        return Selection(self.source.tables, self.source.exclude, self.tables)

@@ -24,13 +24,8 @@ class NamePattern(NamedTuple):
     def matches(self, name: str) -> bool:
         return name == self.exact if self.wild is None else bool(self.wild.fullmatch(name))
 
-    @property
-    def is_all(self) -> bool:
-        return self.text == "*"
-
 
 def parse_name(text: str) -> NamePattern:
-    """Return the pattern that `text` describes."""
     if _QUOTED.fullmatch(text):
         return NamePattern(text, text[1:-1].replace('""', '"'), None)
     if "*" not in text:
@@ -57,9 +52,9 @@ class TablePattern(NamedTuple):
         return self.schema.exact, self.table.exact
 
     @property
-    def whole_schema(self) -> str | None:
+    def complete_schema(self) -> str | None:
         """The schema of which it matches every table: `schema.*`."""
-        return self.schema.exact if self.table.is_all else None
+        return self.schema.exact if self.table.text == "*" else None
 
 
 def parse_table_pattern(text: str) -> TablePattern:

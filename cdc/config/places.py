@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PORTS: Final = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 
 
-class _Places(NamedTuple):
+class _Destination(NamedTuple):
     """Where a follower writes."""
 
     store: str
@@ -34,31 +34,31 @@ class _Places(NamedTuple):
     are_documents: bool  # `*.*` does not match these
 
 
-def shared(config: Config) -> Iterator[Complaint]:
-    """Yield which Redis and OpenSearch followers would share a place."""
-    known: dict[str, _Places] = {}
+def conflicts(config: Config) -> Iterator[Complaint]:
+    """Yield which Redis and OpenSearch followers would write to the same place."""
+    earlier: dict[str, _Destination] = {}
     for name, follower in config.followers.items():
-        places = _places(config, follower)
-        if places is None:
+        mine = _destination(config, follower)
+        if mine is None:
             continue
-        at = ("followers", name, places.store)
-        if places.store == "opensearch":
+        at = ("followers", name, mine.store)
+        if mine.store == "opensearch":
             first: dict[str, str] = {}
-            for table, alias in places.named.items():
+            for table, alias in mine.named.items():
                 if (other := first.setdefault(alias, table)) != table:
                     yield (
                         (*at, "aliases", table),
                         f"{other} has this alias; expected one of its own",
                     )
-        for other, theirs in known.items():
-            if both := _both_have(places, theirs):
+        for other, theirs in earlier.items():
+            if both := _shared_table(mine, theirs):
                 what = f"{other} has {both} in the same place; give one a prefix, or names"
                 yield (*at, "prefix"), f"{what}, of its own"
                 break
-        known[name] = places
+        earlier[name] = mine
 
 
-def _places(config: Config, follower: Follower) -> _Places | None:
+def _destination(config: Config, follower: Follower) -> _Destination | None:
     redis, opensearch = follower.redis, follower.opensearch
     named: dict[str, str]
     if redis is not None:
@@ -75,10 +75,10 @@ def _places(config: Config, follower: Follower) -> _Places | None:
         named = {table_name("documents", table): at for table, at in named.items()}
     parsed = tuple(parse_table_pattern(each) for each in tables)
     documents = bool(follower.documents)
-    return _Places(store, server, prefix or config.prefix, parsed, named, documents)
+    return _Destination(store, server, prefix or config.prefix, parsed, named, documents)
 
 
-def _both_have(one: _Places, other: _Places) -> str | None:
+def _shared_table(one: _Destination, other: _Destination) -> str | None:
     """Return a table that both would write to the same place; None if there is none."""
     if (one.store, one.server) != (other.store, other.server):
         return None

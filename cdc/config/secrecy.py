@@ -1,15 +1,14 @@
 """Which values of the configuration are secrets: an annotation on each field's type defines it.
 
 A field that may hold a secret has one of three types. A `Secret` is never shown. Of an `Address`, a
-URL or a connection string, only what is known to be harmless is shown. `Options` annotates a map of
-free names, such as librdkafka's: an entry is shown only where its name is known to be harmless.
+URL or a connection string, only what is known to be harmless is shown. `OptionMap` annotates a map
+of free names, such as librdkafka's: an entry is shown only where its name is known to be harmless.
 There is no list of the names of secrets, since such a list is never complete.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
@@ -18,16 +17,14 @@ MASK: Final = "***"
 
 
 # Not tuples: typing's cache would treat equal tuples of two classes as one type.
-@dataclass(frozen=True)
-class Never:
+class NeverShown(msgspec.Struct, frozen=True):
     """Annotates a value that is never shown."""
 
     def shown(self, _: tuple[str, ...], value: object) -> object:
         return None if value is None else MASK
 
 
-@dataclass(frozen=True)
-class InPart:
+class PartlyShown(msgspec.Struct, frozen=True):
     """Annotates a URL, a connection string or an address; its passwords are hidden."""
 
     def shown(self, _: tuple[str, ...], value: object) -> object:
@@ -36,8 +33,7 @@ class InPart:
         return without_passwords(value) if isinstance(value, str) else MASK
 
 
-@dataclass(frozen=True)
-class Options:
+class OptionMap(msgspec.Struct, frozen=True):
     """Annotates a map of free names, at any depth: only values of the listed names are shown.
 
     Names are compared in lower case. A prefix that names a section, such as `index.`, is ignored.
@@ -56,30 +52,33 @@ class Options:
         return None if value is None else MASK
 
 
-Note = Never | InPart | Options
+Secrecy = NeverShown | PartlyShown | OptionMap
 
-Secret = Annotated[str, Never()]
-Address = Annotated[str, InPart()]
+Secret = Annotated[str, NeverShown()]
+Address = Annotated[str, PartlyShown()]
 
 
-def note_of(kind: Any) -> Note | None:  # noqa: ANN401 - a type as a value
+def secrecy_of(kind: Any) -> Secrecy | None:  # noqa: ANN401 - a type as a value
     """Return the annotation on a type, or on a member of its union."""
     for note in getattr(kind, "__metadata__", ()):
-        if isinstance(note, Never | InPart | Options):
+        if isinstance(note, NeverShown | PartlyShown | OptionMap):
             return note
     inner = (kind.__origin__,) if hasattr(kind, "__metadata__") else get_args(kind)
     if hasattr(kind, "__metadata__") or type(None) in inner:
-        return next((note for each in inner if (note := note_of(each)) is not None), None)
+        return next((note for each in inner if (note := secrecy_of(each)) is not None), None)
     return None
 
 
-def described(section: msgspec.Struct) -> str:
-    """Return the text of a section, with its secrets hidden: its `__repr__`."""
-    shown = []
-    for field in msgspec.structs.fields(section):
-        value, note = getattr(section, field.name), note_of(field.type)
-        shown.append(f"{field.name}={(note.shown((), value) if note else value)!r}")
-    return f"{type(section).__name__}({', '.join(shown)})"
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A section of the configuration."""
+
+    def __repr__(self) -> str:
+        """Return it with its secrets hidden."""
+        shown = []
+        for field in msgspec.structs.fields(self):
+            value, note = getattr(self, field.name), secrecy_of(field.type)
+            shown.append(f"{field.name}={(note.shown((), value) if note else value)!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -170,9 +169,9 @@ def is_misread(url: str) -> bool:
     if not separator:
         return False
     server = _server(rest)
-    behind = rest.removeprefix(server).partition("?")[0]
+    path = rest.removeprefix(server).partition("?")[0]
     login, _, hosts = server.rpartition("@")
-    return "@" in login + behind or not all(map(_HOST.fullmatch, hosts.split(",")))
+    return "@" in login + path or not all(map(_HOST.fullmatch, hosts.split(",")))
 
 
 def has_login(path: str) -> bool:

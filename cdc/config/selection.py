@@ -1,8 +1,8 @@
 """What the configuration captures, by table and by column.
 
 Pure: nothing here knows what the database holds. `Selection` answers for any table, also for one
-that the configuration does not mention; `cdc.publication.plan` and the doctor compare the answers with
-the catalog, and the daemon asks for each relation that the stream describes.
+that the configuration does not mention; `cdc.publication.plan` and the doctor compare the answers
+with the catalog, and the daemon asks for each relation that the stream describes.
 
 Several sections of `tables` may match one table. They are combined in the order of the file:
 `exclude` and `mask` add up; of two masks for a column the last one is used, and so is the last
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cdc.config.patterns import NamePattern, TablePattern, parse_name, parse_table_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from cdc.config.model import Config, Mask, TableRule
     from cdc.config.snapshot import SnapshotKind
-
+    from cdc.config.tables import Mask, TableRule
 
 # Migrations create their objects there: `*.*` means the user's tables.
 OWN_SCHEMA: Final = "lockstep"
@@ -50,7 +49,7 @@ class TableSelection(NamedTuple):
         return next((mask for name, mask in reversed(self.masks) if name.matches(column)), None)
 
     @property
-    def narrows(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether some columns or rows are not captured."""
         return self.included is not None or bool(self.excluded) or self.where is not None
 
@@ -58,7 +57,7 @@ class TableSelection(NamedTuple):
 ALL = TableSelection(None, (), None, None, (), frozenset())
 
 
-class Rule(NamedTuple):
+class PatternRule(NamedTuple):
     """A section of `tables`."""
 
     pattern: TablePattern
@@ -78,12 +77,14 @@ class Rule(NamedTuple):
 class Selection:
     """The configuration's selection for every table."""
 
-    def __init__(self, config: Config) -> None:
-        self.patterns = _parsed(config.source.tables)
-        self.excluded = _parsed(config.source.exclude)
-        self.rules = [Rule(parse_table_pattern(at), rule) for at, rule in config.tables.items()]
+    def __init__(
+        self, tables: Iterable[str], exclude: Iterable[str], rules: Mapping[str, TableRule]
+    ) -> None:
+        self.patterns = _parsed(tables)
+        self.excluded = _parsed(exclude)
+        self.rules = [PatternRule(parse_table_pattern(at), rule) for at, rule in rules.items()]
 
-    def takes(self, schema: str, table: str) -> bool:
+    def includes(self, schema: str, table: str) -> bool:
         """Return whether the table is captured; one of ours only where its schema is named."""
         patterns = self.patterns
         if schema == OWN_SCHEMA:
@@ -103,7 +104,7 @@ class Selection:
         chosen = ALL
         for rule in self.rules:
             if any(rule.pattern.matches(*name) for name in names):
-                chosen = _over(chosen, rule)
+                chosen = _combined(chosen, rule)
         return chosen
 
     @cached_property
@@ -114,7 +115,7 @@ class Selection:
         return named if len(named) == len(exact) else None
 
 
-def _over(below: TableSelection, section: Rule) -> TableSelection:
+def _combined(below: TableSelection, section: PatternRule) -> TableSelection:
     rule, named = section.rule, section.columns()
     masks = tuple((parse_name(name), mask) for name, mask in rule.mask.items())
     hiding = [*named["exclude"], *(name for name, mask in masks if mask.kind != "keep")]

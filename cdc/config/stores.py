@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from cdc.config.patterns import parse_table_pattern
-from cdc.config.places import shared
+from cdc.config.places import conflicts
 from cdc.config.secrecy import LOGIN, MISREAD, has_login, is_misread
 from cdc.events import table_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from cdc.config.followers import DeltaFollower, Document, Follower, Shape
+    from cdc.config.followers import DeltaFollower, Document, Follower, RedisShape
     from cdc.config.model import Config
 
     Complaint = tuple[tuple[str, ...], str]  # the path, and what is wrong there
 
+_STORES: Final = ("delta", "redis", "opensearch")
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
-_BEGINS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
+_STARTS_WITH_A_COLUMN: Final = re.compile(r"\{(?!\{)")
 _REDIS_URL: Final = re.compile(r"(rediss?|unix)://.+")
 _HTTP_URL: Final = re.compile(r"https?://[^/\s]+.*")
 _DEFAULT_TABLES: Final = ("*.*",)
 # Which forms accept a field of a shape, and which of these need it.
-_TAKEN: Final = {
+_FORMS_OF_FIELD: Final = {
     "fields": ({"fields", "hash"}, set[str]()),
     "value": ({"text"}, {"text"}),
     "member": ({"set", "zset"}, {"set", "zset"}),
@@ -40,15 +41,14 @@ _TAKEN: Final = {
 }
 
 
-def plainly(follower: Follower) -> Follower:
+def with_plain_names(follower: Follower) -> Follower:
     """Return it with each single table's name as sinks write it, `schema.table` without quotes."""
     given: dict[str, object] = {}
-    for store in (follower.delta, follower.redis, follower.opensearch):
-        if store is not None:
-            found = {f.name: getattr(store, f.name) for f in msgspec.structs.fields(store)}
-            by_table = {k: each for k, each in found.items() if k in _BY_TABLE and each}
-            named = {k: _named_in(each) for k, each in by_table.items()}
-            given[_store(follower)] = msgspec.structs.replace(store, **named)
+    for name in _STORES:
+        if (store := getattr(follower, name)) is not None:
+            found = {field: getattr(store, field, None) for field in _BY_TABLE}
+            named = {field: _named_in(each) for field, each in found.items() if each}
+            given[name] = msgspec.structs.replace(store, **named)
     given["documents"] = {name: _plain_document(d) for name, d in follower.documents.items()}
     return msgspec.structs.replace(follower, **given)
 
@@ -56,10 +56,10 @@ def plainly(follower: Follower) -> Follower:
 _BY_TABLE: Final = ("history", "shapes", "cluster", "partition", "aliases", "mappings")
 
 
-def _named_in(names: object) -> object:
+def _named_in(names: dict[str, object] | tuple[str, ...]) -> object:
     if isinstance(names, dict):
         return {_named(name): each for name, each in names.items()}
-    return tuple(_named(name) for name in names) if isinstance(names, tuple) else names
+    return tuple(map(_named, names))
 
 
 def _plain_document(document: Document) -> Document:
@@ -80,10 +80,6 @@ def _exact(name: str) -> tuple[str, str] | None:
         return None
 
 
-def _store(follower: Follower) -> str:
-    return next((n for n in ("delta", "redis", "opensearch") if getattr(follower, n)), "")
-
-
 def complaints(followers: Mapping[str, Follower | None]) -> Iterator[Complaint]:
     """Yield what is wrong with followers of the right types; None is already reported."""
     for name, follower in followers.items():
@@ -95,7 +91,7 @@ def complaints(followers: Mapping[str, Follower | None]) -> Iterator[Complaint]:
                 yield (*at, *below), what
 
 
-def together(config: Config) -> Iterator[Complaint]:
+def contradictions(config: Config) -> Iterator[Complaint]:
     """Yield contradictions between followers and the other sections."""
     paths: dict[str, str] = {}
     for name, follower in config.followers.items():
@@ -107,11 +103,11 @@ def together(config: Config) -> Iterator[Complaint]:
             yield at, "missing; expected text, here or in delta.path"
         elif (other := paths.setdefault(path.rstrip("/"), name)) != name:
             yield at, f"{other} has its mirrors there; each follower needs a path of its own"
-    yield from shared(config)
+    yield from conflicts(config)
 
 
-def _follower(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
-    stores = [n for n in ("delta", "redis", "opensearch") if getattr(follower, n) is not None]
+def _follower(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+    stores = [name for name in _STORES if getattr(follower, name) is not None]
     if len(stores) != 1:
         found = f"has {' and '.join(stores)}" if stores else "has no store"
         yield (), f"{found}; expected exactly one of delta, redis, opensearch"
@@ -122,7 +118,7 @@ def _follower(follower: Follower, beside: Mapping[str, Follower | None]) -> Iter
             yield ("tables",), f"{text!r} names no table; expected schema.table or schema.*"
     if not follower.tables:
         yield ("tables",), "is empty; leave it out, and every captured table is followed"
-    yield from _documents(follower, beside)
+    yield from _documents(follower, others)
     if follower.delta is not None:
         yield from _delta(follower.delta)
     if follower.redis is not None:
@@ -159,8 +155,8 @@ def _redis(follower: Follower) -> Iterator[Complaint]:
             yield ("redis", "shapes", table, field), what
 
 
-def _shape(shape: Shape) -> Iterator[tuple[str, str]]:
-    for field, (taken, needed) in _TAKEN.items():
+def _shape(shape: RedisShape) -> Iterator[tuple[str, str]]:
+    for field, (taken, needed) in _FORMS_OF_FIELD.items():
         if getattr(shape, field) and shape.form not in taken:
             forms = " and ".join(sorted(taken))
             yield field, f"is for the form {forms}; this is {shape.form}"
@@ -168,8 +164,8 @@ def _shape(shape: Shape) -> Iterator[tuple[str, str]]:
             yield field, f"missing; the form {shape.form} needs it"
     if shape.form in {"set", "zset"} and shape.key is None:
         yield "key", f"missing; the form {shape.form} needs the collection's key"
-    if shape.key and _BEGINS_WITH_A_COLUMN.match(shape.key):
-        what = "begins with a column, whose values could be any other key; begin with text that"
+    if shape.key and _STARTS_WITH_A_COLUMN.match(shape.key):
+        what = "starts with a column, whose values could be any other key; start with text that"
         yield "key", f"{what} nothing else in this Redis has, such as user:{{id}}"
 
 
@@ -189,17 +185,17 @@ def _opensearch(follower: Follower) -> Iterator[Complaint]:
 # --- documents ---
 
 
-def _documents(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+def _documents(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
     if not follower.documents:
         if follower.mirror is not None:
             yield ("mirror",), "is what documents are made from, and there are none"
         return
     if follower.delta is not None:
-        yield ("documents",), "stand in Redis or OpenSearch; delta has mirrors of tables"
+        yield ("documents",), "are stored in Redis or OpenSearch; delta holds mirrors of tables"
     if follower.tables != _DEFAULT_TABLES:
         yield ("tables",), "documents name their own tables; leave it out"
-    mirror = beside.get(follower.mirror or "")
-    yield from _mirror(follower, beside)
+    mirror = others.get(follower.mirror or "")
+    yield from _mirror(follower, others)
     for name, document in follower.documents.items():
         at = ("documents", name)
         if document.by:
@@ -208,12 +204,12 @@ def _documents(follower: Follower, beside: Mapping[str, Follower | None]) -> Ite
             yield (*at, *below), what
 
 
-def _mirror(follower: Follower, beside: Mapping[str, Follower | None]) -> Iterator[Complaint]:
+def _mirror(follower: Follower, others: Mapping[str, Follower | None]) -> Iterator[Complaint]:
     name = follower.mirror
-    mirror = beside.get(name or "")
+    mirror = others.get(name or "")
     if name is None:
         yield ("mirror",), "missing; documents are made from a delta follower's tables: its name"
-    elif name not in beside:
+    elif name not in others:
         yield ("mirror",), f"there is no follower {name}"
     elif mirror is not None and mirror.delta is None:
         yield ("mirror",), f"{name} is no delta follower"

@@ -6,12 +6,11 @@ Generated from the model, so that it is never outdated; a test loads what it wri
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import yaml
 
-from cdc.config.model import Config
+from cdc.config.schema import ROOT, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,37 +24,28 @@ _HEAD = """\
 
 def render(values: Mapping[str, object]) -> str:
     """Return a configuration that sets `values` (by dotted path) and explains everything else."""
-    return _HEAD + "\n".join(_lines(Config, "", values)) + "\n"
+    return _HEAD + "\n".join(_lines(ROOT, "", values)) + "\n"
 
 
-def _lines(struct: type[msgspec.Struct], path: str, values: Mapping[str, object]) -> Iterator[str]:
+def _lines(section: Schema, path: str, values: Mapping[str, object]) -> Iterator[str]:
     indent = "  " * path.count(".")
-    for field in msgspec.structs.fields(struct):
-        name = field.encode_name
+    for name, field in section.fields.items():
         at = f"{path}{name}"
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+        if field.fields:
             # A section without a value would be null; one with comments only is allowed.
             yield f"\n# {(field.type.__doc__ or '').strip()}\n{name}:"
-            yield from _lines(field.type, f"{at}.", values)
+            yield from _lines(field, f"{at}.", values)
             continue
         if path == "":
             yield ""
-        description, examples = described(field.type)
-        yield from (f"{indent}# {line}" for line in textwrap.wrap(description.replace("`", ""), 90))
+        meaning = (field.meta.description or "").replace("`", "")
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(meaning, 90))
         if at in values:
             yield f"{indent}{name}: {_flow(values[at])}"
         else:
-            default = field.default if isinstance(field.default, str | int | float) else None
-            shown = examples[0] if default is None and examples else field.default
+            has_default = isinstance(field.default, str | int | float)
+            shown = field.default if has_default else (field.meta.examples or [field.default])[0]
             yield f"{indent}# {name}: {_flow(shown)}"
-
-
-def described(kind: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a type as a value
-    """Return the description and the examples in a field type's annotations."""
-    for note in getattr(kind, "__metadata__", ()):
-        if isinstance(note, msgspec.Meta):
-            return note.description or "", list(note.examples or ())
-    return "", []
 
 
 def _flow(value: object) -> str:

@@ -26,7 +26,7 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Literal["string", "precise", "double"],
         Meta(
             description="How `numeric` and `money` are written. `string` is exact decimal text; "
-            "`precise` is base64 of the unscaled value's bytes, beside its scale where the column "
+            "`precise` is base64 of the unscaled value's bytes, with its scale where the column "
             "declares none; `double` is a JSON number with every digit, which most readers round."
         ),
     ] = "string"
@@ -76,14 +76,14 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=0,
             le=18,
-            description="How many digits of a `money` stand behind the point: that is the "
-            "database's `lc_monetary` to say, and Postgres does not send it.",
+            description="How many digits of a `money` follow the decimal point: the database's "
+            "`lc_monetary` determines it, and Postgres does not send it.",
         ),
     ] = 2
     unavailable_value_placeholder: Annotated[
         str,
         Meta(
-            description="What stands in place of a value that Postgres did not send. Read "
+            description="What replaces a value that Postgres did not send. Read "
             "`source.unchanged`, not this."
         ),
     ] = "__debezium_unavailable_value"

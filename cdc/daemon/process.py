@@ -16,28 +16,22 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from cdc.daemon import timing as pace
+from cdc.daemon import timing
 from cdc.daemon.pipeline import Pipeline
+from cdc.daemon.process_state import ProcessState
 from cdc.errors import CDCError, Exit, Policy, RereadError, SilentError, SlotBusyError, StoppedError
-from cdc.events import LSN
-from cdc.log.publisher import LANES, TRANSACTION_TIMEOUT_SECONDS
-from cdc.operate.followers import Watch
-from cdc.operate.health import Health, State
+from cdc.operate.daemon_verdict import daemon_verdict
+from cdc.operate.followers import FollowersMonitor
+from cdc.operate.health import State
 from cdc.operate.http import serve
-from cdc.operate.metrics import Metrics
-from cdc.operate.readable import judge_inside
-from cdc.runtime.background import Worker
 from cdc.sequence.replay import HistoryError
-from cdc.snapshot.initial import session as initial
+from cdc.snapshot.initial import session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
     from cdc.config import Config
-    from cdc.snapshot.incremental.records import LiveRecord
-    from cdc.snapshot.initial.progress import Report
 
 log = logging.getLogger("cdc.daemon.process")
 
@@ -53,76 +47,27 @@ PATIENCE_SECONDS: Final = 900.0
 # eight minutes at most.
 _MOST_PATIENCE: Final = 8
 # A stop that takes longer ends the process: below the ten seconds that supervisors allow.
-_LATE_SECONDS: Final = pace.STOP_SECONDS + 1.0
-# The default of the brokers' transaction.max.timeout.ms, in seconds: they refuse more.
-LONGEST_TRANSACTION_SECONDS: Final = 900
+_LATE_SECONDS: Final = timing.STOP_SECONDS + 1.0
 # How many sessions in a row must find another history than the log's: the first may be wrong.
 _PROOFS: Final = 2
 # A session that lasted this long resets the backoff.
 _HEALTHY_SECONDS: Final = 10.0
 
 
-class Daemon:
+class Daemon(ProcessState):
     """One pipeline's process."""
 
     def __init__(self, config: Config, config_file: Path | None = None) -> None:
-        self.config = config
-        self.config_file = config_file
-        self.worker = Worker()
-        self.snapshots = Worker(self.worker.wake_fd)  # a chunk may wait for a lock
-        # Requested snapshots by id, with the keys and conditions that must not be in the log.
-        self.given_snapshots: dict[str, LiveRecord] = {}
-        self.lanes = [Worker(self.worker.wake_fd) for _ in range(LANES)]
-        # Whether the next session gets every transaction complete, after its commit: what one
-        # transaction had streamed was in doubt.
-        self.reread = False
-        self.patience = 1  # with a silent walsender, as a multiple of its timeout
-        self.transaction_seconds = TRANSACTION_TIMEOUT_SECONDS
-        self.health = Health()
-        self.metrics = Metrics()
-        # Whether any follower reports, even one that this process's configuration does not name.
-        self.followed: Callable[[], bool] = lambda: False
-        self.stopping = False
-        self.stop_asked_at = 0.0
+        super().__init__(config, config_file)
         self._backoff_seconds = _BACKOFF_SECONDS[0]
         self._has_streamed = False
         self._doubts = 0  # sessions in a row that found another history than the log's
         self._refused_at: float | None = None  # monotonic, by a server that had accepted us
 
     def to(self, state: State, reason: str) -> None:
-        """Enter a state, and log it once."""
-        if state is not self.health.state:
-            log.info(state.value, extra={"fields": {"reason": reason}})
-        self.health.to(state, reason)
-        self.metrics.state = state
+        super().to(state, reason)
         if state is State.STREAMING:
             self._has_streamed, self._refused_at = True, None
-
-    @property
-    def wal_end(self) -> LSN | None:
-        """The server's WAL end, while it is streamed."""
-        streaming = self.health.state is State.STREAMING
-        return LSN(self.metrics.wal_end_lsn) if streaming else None
-
-    def transaction_took(self, seconds: float) -> None:
-        """Note how long a dead letter has kept its Kafka transaction open.
-
-        The broker aborts a transaction that is open for too long. If a letter takes long to send,
-        the next session may keep its transactions open for longer: else it would retry forever.
-        """
-        if seconds > self.transaction_seconds / 2:
-            longest = LONGEST_TRANSACTION_SECONDS
-            self.transaction_seconds = min(4 * self.transaction_seconds, longest)
-
-    def beat(self) -> None:
-        """Note that the loop is alive."""
-        self.health.beat()
-
-    def snapshotting(self, reason: str, report: Report | None = None) -> None:
-        """Note what the initial snapshot is doing, and how far it is."""
-        self.to(State.SNAPSHOTTING, reason)
-        self.health.snapshotting(report)
-        self.metrics.snapshot = report or self.metrics.snapshot
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Stop after what is in flight; on the second call, at once."""
@@ -168,7 +113,7 @@ class Daemon:
         return self._has_streamed and patient
 
     def _session(self) -> None:
-        self.metrics.initial_stage = initial.take(self.config, self)
+        self.metrics.initial_stage = session.take(self.config, self)
         pipeline = Pipeline(self.config, self)
         try:
             pipeline.start()
@@ -221,10 +166,10 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     daemon = Daemon(config, config_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, daemon.stop)
-    watch = Watch(config, lambda: daemon.wal_end)
-    daemon.metrics.followers = lambda: watch.standings
-    daemon.followed = lambda: watch.anyone
-    daemon.metrics.verdict = lambda: judge_inside(config, daemon.health, daemon.metrics)
+    followers = FollowersMonitor(config, lambda: daemon.wal_end)
+    daemon.metrics.followers = lambda: followers.statuses
+    daemon.followed = lambda: followers.any_running
+    daemon.metrics.verdict = lambda: daemon_verdict(config, daemon.health, daemon.metrics)
     server = serve(config.http.listen, daemon.health, daemon.metrics)
     # Loaded modules stay: a full collection that walks them would stop the stream for 20 ms.
     gc.collect()
@@ -232,6 +177,6 @@ def run(config: Config, config_file: Path | None = None) -> Exit:
     try:
         return daemon.run()
     finally:
-        watch.close()
+        followers.close()
         if server:
             server.close()

@@ -1,9 +1,9 @@
 """Verify which of the stream's messages one session accepts.
 
-A message whose prefix is ours is accepted only if `cdc.source.authority` can prove who wrote it, and only
-once: accepted commands are recorded in the log, together with the transaction that they came in,
-until their signature is too old to be accepted. Anything else is counted and ignored; no content of
-a message raises an error here.
+A message whose prefix is ours is accepted only if `cdc.source.authority` can prove who wrote it,
+and only once: accepted commands are recorded in the log, together with the transaction that they
+came in, until their signature is too old to be accepted. Anything else is counted and ignored; no
+content of a message raises an error here.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Verifier:
         self._keys: TriggerKeys | None = None
         self._reads, self._read_at = float(_MOST_READS), time.monotonic()
         self._canary_us = 0  # the newest
-        self._obeyed: dict[str, CommandRecord] = {}
+        self._accepted: dict[str, CommandRecord] = {}
         self._records: list[Record] = []
         self._xid: int | None = None
         self._nonces: set[str] = set()  # of that transaction
 
     def adopt(self, known: list[CommandRecord]) -> None:
         """Add the commands that earlier sessions accepted."""
-        self._obeyed |= {each.id: each for each in known}
+        self._accepted |= {each.id: each for each in known}
 
     @property
     def waiting(self) -> bool:
@@ -123,7 +123,7 @@ class Verifier:
         if not authority.is_timely(signed.at_us, at.transaction_us):
             self.refuse("command", "too old", message)
             return None
-        if (known := self._obeyed.get(signed.id)) is not None:
+        if (known := self._accepted.get(signed.id)) is not None:
             if known.lsn != str(message.lsn):
                 self.refuse("command", "sent before", message)
             return None
@@ -139,11 +139,11 @@ class Verifier:
 
     def _remember(self, record: CommandRecord) -> None:
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
-        for number, known in list(self._obeyed.items()):
+        for number, known in list(self._accepted.items()):
             if record.at_us - known.at_us > _KEPT_US:
-                del self._obeyed[number]
+                del self._accepted[number]
                 self._records.append((topic, command_key(pipeline, number), None))
-        self._obeyed[record.id] = record
+        self._accepted[record.id] = record
         self._records.append((topic, command_key(pipeline, record.id), records.encode(record)))
 
     # -- what triggers write -----------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Verifier:
         """Whether the key that the message names is unknown, and the keys may be read now."""
         if self._keys is not None:
             try:
-                self._told(purpose, message, at)
+                self._by_key(purpose, message, at)
             except UnknownKeyError:
                 pass
             except UnprovenError:
@@ -168,27 +168,28 @@ class Verifier:
         return True
 
     def read_keys(self) -> None:
-        """Read the triggers' keys from the source."""
         self._keys = self._read_keys()
 
     def by_trigger(self, purpose: str, message: LogicalMessage, at: Sequencer) -> bytes | None:
         """Return the body of a message that a trigger of ours wrote; None if none did."""
         try:
-            told = self._told(purpose, message, at)
+            signed = self._by_key(purpose, message, at)
         except UnprovenError as error:
             self.refuse(purpose, error.reason, message)
             return None
         if self._xid != at.xid:
             self._xid = at.xid
             self._nonces.clear()
-        if told.id in self._nonces:
+        if signed.id in self._nonces:
             self.refuse(purpose, "sent before", message)
             return None
-        self._nonces.add(told.id)
-        return told.body
+        self._nonces.add(signed.id)
+        return signed.body
 
-    def _told(self, purpose: str, message: LogicalMessage, at: Sequencer) -> authority.Told:
-        return authority.told_by_trigger(
+    def _by_key(
+        self, purpose: str, message: LogicalMessage, at: Sequencer
+    ) -> authority.TriggerMessage:
+        return authority.verified_trigger_message(
             (self._keys or {}).get(purpose, {}),
             purpose,
             message.content,

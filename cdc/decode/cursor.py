@@ -89,24 +89,22 @@ class Cursor:
     def string(self, expected: str) -> str:
         """Return the text before the next zero byte, and move past that."""
         at = self.at
-        stop = self.payload.find(0, at)
-        if stop < 0:
-            raise self.error(f"{expected} and a zero byte", f"{self.end - at} bytes, none zero", at)
         try:
-            text = self.payload[at:stop].decode()
+            return self._to_zero(expected).decode()
         except UnicodeDecodeError as error:
             raise self.error(f"{expected} in UTF-8", error.reason, at + error.start) from error
-        self.at = stop + 1
-        return text
 
     def text_of_any_encoding(self, expected: str) -> str:
         r"""Return the text before the next zero byte; bytes that are not UTF-8 as `\xff`."""
+        return self._to_zero(expected).decode(errors="backslashreplace")
+
+    def _to_zero(self, expected: str) -> bytes:
         at = self.at
         stop = self.payload.find(0, at)
         if stop < 0:
             raise self.error(f"{expected} and a zero byte", f"{self.end - at} bytes, none zero", at)
         self.at = stop + 1
-        return self.payload[at:stop].decode(errors="backslashreplace")
+        return self.payload[at:stop]
 
     def octets(self, expected: str) -> bytes:
         """Return the bytes after a signed 32-bit length, which is how many they are."""

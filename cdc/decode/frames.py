@@ -24,7 +24,7 @@ PAD: Final = len(PADDING)
 HEADER_SIZE: Final = 5
 length = Struct(">xI").unpack_from
 
-COPY_DATA, XLOG_DATA, KEEPALIVE = b"dwk"
+COPY_DATA, XLOG_DATA, PRIMARY_KEEPALIVE = b"dwk"
 
 # Of a frame: the message's type and length, 'w', the start LSN.
 head = Struct(">BIBQ").unpack_from
@@ -39,12 +39,12 @@ XID_SIZE: Final = 4
 ROW_END: Final = PAYLOAD + 8
 
 
-def row_behind_xid(chunk: bytes, at: int) -> bytes:
+def row_head_without_xid(chunk: bytes, at: int) -> bytes:
     """Return the bytes that identify a row in a stream block, without the xid in their middle."""
     tag = at + PAYLOAD
     return chunk[tag : tag + 1] + chunk[tag + 1 + XID_SIZE : at + ROW_END + XID_SIZE]
 
 
-def whole(chunk: bytes) -> int:
+def content_end(chunk: bytes) -> int:
     """Return where the chunk's bytes end and its padding starts."""
     return len(chunk) - PAD

@@ -19,6 +19,7 @@ Grammar: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 from cdc.decode.cursor import INT32, UINT16, UINT32, Cursor
@@ -49,12 +50,13 @@ from cdc.decode.messages import (
     Update,
 )
 from cdc.errors import ProtocolError
-from cdc.events import LSN
 
 _KEY, _NEW = b"KN"
 _REPLICA_IDENTITIES: Final = "".join(identity.value for identity in ReplicaIdentity).encode()
 _TRUNCATE_CASCADE: Final = 1
 _TRUNCATE_RESTART_IDENTITY: Final = 2
+
+_Prepared: TypeAlias = BeginPrepare | Prepare | CommitPrepared | StreamPrepare
 
 
 def decode(payload: bytes, *, in_stream: bool = False, parallel: bool = False) -> Message:
@@ -182,10 +184,6 @@ def _stream_start(cursor: Cursor) -> StreamStart:
     return StreamStart(cursor.number(UINT32, "xid"), cursor.flags(1, "first segment") == 1)
 
 
-def _stream_stop(_: Cursor) -> StreamStop:
-    return StreamStop()
-
-
 def _stream_commit(cursor: Cursor) -> StreamCommit:
     xid = cursor.number(UINT32, "xid")
     cursor.flags(0, "flags")
@@ -207,29 +205,17 @@ def _stream_abort(cursor: Cursor) -> StreamAbort:
     )
 
 
-def _prepared(cursor: Cursor) -> tuple[LSN, LSN, int, int, str]:
-    """Return the fields of all messages about a prepared transaction except its rollback."""
-    return (
+def _prepared(kind: type[_Prepared], cursor: Cursor) -> _Prepared:
+    """Return a message about a prepared transaction; its rollback has other fields."""
+    if kind is not BeginPrepare:
+        cursor.flags(0, "flags")
+    return kind(
         cursor.lsn("the LSN"),
         cursor.lsn("the end LSN"),
         cursor.time_us("the time"),
         cursor.number(UINT32, "xid"),
         cursor.string("the global identifier"),
     )
-
-
-def _begin_prepare(cursor: Cursor) -> BeginPrepare:
-    return BeginPrepare(*_prepared(cursor))
-
-
-def _prepare(cursor: Cursor) -> Prepare:
-    cursor.flags(0, "flags")
-    return Prepare(*_prepared(cursor))
-
-
-def _commit_prepared(cursor: Cursor) -> CommitPrepared:
-    cursor.flags(0, "flags")
-    return CommitPrepared(*_prepared(cursor))
 
 
 def _rollback_prepared(cursor: Cursor) -> RollbackPrepared:
@@ -242,11 +228,6 @@ def _rollback_prepared(cursor: Cursor) -> RollbackPrepared:
         cursor.number(UINT32, "xid"),
         cursor.string("the global identifier"),
     )
-
-
-def _stream_prepare(cursor: Cursor) -> StreamPrepare:
-    cursor.flags(0, "flags")
-    return StreamPrepare(*_prepared(cursor))
 
 
 def _refuse(cursor: Cursor) -> Message:
@@ -270,16 +251,16 @@ _ANYWHERE: Final[dict[int, tuple[str, _Reader]]] = {
     ord("T"): ("Truncate", _truncate),
     ord("M"): ("LogicalMessage", _logical_message),
 }
-_IN_STREAM: Final = _ANYWHERE | {ord("E"): ("StreamStop", _stream_stop)}
+_IN_STREAM: Final = _ANYWHERE | {ord("E"): ("StreamStop", lambda _: StreamStop())}
 _OUTSIDE: Final = _ANYWHERE | {
     ord("B"): ("Begin", _begin),
     ord("C"): ("Commit", _commit),
     ord("S"): ("StreamStart", _stream_start),
     ord("c"): ("StreamCommit", _stream_commit),
     ord("A"): ("StreamAbort", _stream_abort),
-    ord("b"): ("BeginPrepare", _begin_prepare),
-    ord("P"): ("Prepare", _prepare),
-    ord("K"): ("CommitPrepared", _commit_prepared),
+    ord("b"): ("BeginPrepare", partial(_prepared, BeginPrepare)),
+    ord("P"): ("Prepare", partial(_prepared, Prepare)),
+    ord("K"): ("CommitPrepared", partial(_prepared, CommitPrepared)),
     ord("r"): ("RollbackPrepared", _rollback_prepared),
-    ord("p"): ("StreamPrepare", _stream_prepare),
+    ord("p"): ("StreamPrepare", partial(_prepared, StreamPrepare)),
 }

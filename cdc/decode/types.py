@@ -1,8 +1,8 @@
 """Names of the types that Postgres sends no Type message for.
 
-Those are the built-in ones, with OIDs below 10000, whose numbers never change; they are the same in
-Postgres 14 to 18. Names are `pg_type.typname`, as in Type messages: `int4`, and `_int4` for its
-array. Made by, and compared with a live server by a test:
+Those are the built-in ones, with OIDs below 10000 (Postgres' FirstGenbkiObjectId), whose numbers
+never change; they are the same in Postgres 14 to 18. Names are `pg_type.typname`, as in Type
+messages: `int4`, and `_int4` for its array. Made by, and compared with a live server by a test:
 
     SELECT oid, typname FROM pg_type WHERE oid < 10000 ORDER BY oid
 
@@ -12,9 +12,6 @@ Reference: https://www.postgresql.org/docs/current/system-catalog-initial-data.h
 from __future__ import annotations
 
 from typing import Final
-
-# Postgres's FirstGenbkiObjectId: for a column whose type is below it no Type message is sent.
-FIRST_DESCRIBED_OID: Final = 10_000
 
 
 def type_name(type_id: int) -> str | None:

@@ -1,8 +1,9 @@
 """Write the source of a table version's row functions, and compile it.
 
 One function walks one tuple: for each column the kind byte and length, then the value's form from
-`cdc.encode.values`. Kind and length are read together, even if a NULL has only its kind: so a tuple's
-bytes must be followed by a few more, which every chunk's padding ensures (`cdc.decode.frames`).
+`cdc.encode.values`. Kind and length are read together, even if a NULL has only its kind: so a
+tuple's bytes must be followed by a few more, which every chunk's padding ensures
+(`cdc.decode.frames`).
 
 A row of a binary COPY has lengths and no kinds (-1 is NULL). Its values are the same text, read by
 the same forms, so a snapshot's event has the stream's bytes.
@@ -176,7 +177,7 @@ class RowSource:
         """Return the lines that read every column of a COPY's row."""
         lines = []
         for i in range(len(self._labels)):
-            value, null = self._value(i)
+            value, null = self.value(i)
             lines += [
                 "    n = LENGTH(b, q)[0]",
                 f"    if n >= 0: p = q + 4; q = p + n; v{i} = {value}",
@@ -185,22 +186,17 @@ class RowSource:
             ]
         return lines
 
-    def _value(self, column: int) -> tuple[str, str]:
+    def value(self, column: int) -> tuple[str, str]:
         """Return what a column's value and what a NULL become, as expressions."""
         if mask := self._masked.get(column):
             return mask.value, mask.null
         return form(self._schema.columns[column], self._options), "NULL"
 
-    def function(self, column: int, functions: RowFunctions) -> Callable[[bytes, int, int], bytes]:
-        """Return a function that encodes one column's text, with the row functions' names."""
-        value, _ = self._value(column)
-        return functions.lambda_of(value)
-
     def _walk(self, other: list[str]) -> list[str]:
         """Return the lines that read every column; `other` handles kinds except text and NULL."""
         lines = []
         for i in range(len(self._labels)):
-            value, null = self._value(i)
+            value, null = self.value(i)
             lines.append("    k, n = VALUE(b, q)")
             lines.append(f"    if k == 116: p = q + 5; q = p + n; v{i} = {value}")
             lines.append(f"    elif k == 110: v{i} = {null}; q += 1")

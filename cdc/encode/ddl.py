@@ -27,7 +27,7 @@ class DDLObject(msgspec.Struct, frozen=True, kw_only=True):
     identity: str | None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class DDLMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What the event trigger reports."""
 
     event: str
@@ -41,7 +41,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     session_role: str
 
 
-class DDLRecord(Told, frozen=True, kw_only=True):
+class DDLRecord(DDLMessage, frozen=True, kw_only=True):
     """A DDL statement with its position: after the change of that `seq`, before the next one."""
 
     format: int = FORMAT
@@ -51,11 +51,6 @@ class DDLRecord(Told, frozen=True, kw_only=True):
     seq: int
     tx_id: int | None
     committed_at_us: int
-
-
-def key(lsn: LSN) -> bytes:
-    """Return the record's key: the message's own WAL address, the same at each replay."""
-    return msgspec.json.encode({"ddl": str(lsn)})
 
 
 def record(
@@ -74,11 +69,11 @@ def record(
     `ordinal` and `seq` are those of the last change before it.
     """
     try:
-        told = msgspec.json.decode(content.decode("utf-8", "replace"), type=Told)
+        sent = msgspec.json.decode(content.decode("utf-8", "replace"), type=DDLMessage)
     except msgspec.MsgspecError:
         return None
     made = DDLRecord(
-        **msgspec.structs.asdict(told),
+        **msgspec.structs.asdict(sent),
         lsn=str(lsn),
         commit_lsn=str(commit_lsn),
         ordinal=ordinal,
@@ -87,4 +82,7 @@ def record(
         committed_at_us=committed_at_us,
     )
     value = msgspec.json.encode(made)
-    return (names.schema_topic(topic_prefix), key(lsn), value) if len(value) < _MAX_BYTES else None
+    if len(value) >= _MAX_BYTES:
+        return None
+    # The key is the message's own WAL address, the same at each replay.
+    return names.schema_topic(topic_prefix), msgspec.json.encode({"ddl": str(lsn)}), value

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cdc.log.dead_letters import Part
+from cdc.log.dead_letters import ChunkKey
 
 if TYPE_CHECKING:
-    from cdc.log.dead_letters import Head
+    from cdc.log.dead_letters import DeadLetterHead
 
 Record = tuple[bytes, bytes]  # key and value
 
@@ -29,10 +29,10 @@ _SAMPLE_BYTES: Final = 16 << 10
 _DENSE: Final = 0.7
 
 
-class Letter(Sequence[Record]):
+class DeadLetterRecords(Sequence[Record]):
     """A dead letter's records, created on access: the head, then the event's pieces."""
 
-    def __init__(self, head: Head, event: bytes, piece_bytes: int) -> None:
+    def __init__(self, head: DeadLetterHead, event: bytes, piece_bytes: int) -> None:
         self._head, self._event, self._piece_bytes = head, memoryview(event), piece_bytes
 
     def __len__(self) -> int:
@@ -43,17 +43,11 @@ class Letter(Sequence[Record]):
             return [self[each] for each in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
             raise IndexError(number)
-        key = msgspec.json.encode(Part(self._head.id, number))
+        key = msgspec.json.encode(ChunkKey(self._head.id, number))
         if number == 0:
             return key, msgspec.json.encode(self._head)
         at = (number - 1) * self._piece_bytes
         return key, compressed(self._event[at : at + self._piece_bytes])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        return hash(self._head.id)
 
 
 def compressed(piece: bytes | memoryview) -> bytes:

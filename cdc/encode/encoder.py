@@ -1,10 +1,10 @@
 """Row messages → keys and change events, by code compiled for each table version.
 
-Python source is generated from the schema record (`cdc.encode.compiler`) and compiled once. It walks
-the tuple's bytes and formats each value's slice straight into the JSON envelope, and allocates
-nothing but the result: for every row a dict, a closure per column or a second parse would cost more
-than all the rest. `cdc.decode` parses the same bytes into typed messages and is the oracle in the
-tests.
+Python source is generated from the schema record (`cdc.encode.compiler`) and compiled once. It
+walks the tuple's bytes and formats each value's slice straight into the JSON envelope, and
+allocates nothing but the result: for every row a dict, a closure per column or a second parse would
+cost more than all the rest. `cdc.decode` parses the same bytes into typed messages and is the
+oracle in the tests.
 
 A row is given by its chunk (`b`), where it starts there (`q`) and where its message ends (`e`).
 Bounds: what is read past the end is another message's, so every function that reaches a message's
@@ -48,14 +48,6 @@ class New(Protocol):
     ) -> tuple[bytes | None, bytes]: ...  # fmt: skip
 
 
-class Copied(Protocol):
-    """Return key and event of a row of a binary COPY; its first column is at `q`."""
-
-    def __call__(
-        self, b: bytes, q: int, e: int, event: bytes, seq: int, ordinal: int, /
-    ) -> tuple[bytes | None, bytes]: ...
-
-
 class Encoder:
     """The compiled encoder of one table version, and where its records go."""
 
@@ -71,7 +63,7 @@ class Encoder:
         self.partitions = partitions if schema.key else 1
         self._after = functions["after"]
         self.new: New = functions["new"]
-        self._copied_format = source.copied_format
+        self.copied_format = source.copied_format
         columns = range(len(schema.columns))
         self.no_olds: Values = (None,) * len(columns)
         self._rows = {
@@ -82,10 +74,9 @@ class Encoder:
         self._truncate = source.event_format(b"null", b"null", b"t")
 
     @cached_property
-    def copied(self) -> Copied:
-        """The function for rows of a snapshot."""
-        function: Copied = self._functions["copied"]
-        return function
+    def copied(self) -> Callable[[bytes, int, int, bytes, int, int], tuple[bytes | None, bytes]]:
+        """The function for key and event of a row of a binary COPY; see `RowSource.copied`."""
+        return self._functions["copied"]  # type: ignore[no-any-return] # a function made of text
 
     @cached_property
     def _old(self) -> Callable[[bytes, int, int], tuple[int, Values]]:
@@ -93,7 +84,11 @@ class Encoder:
         return function
 
     @cached_property
-    def _copied_values(self) -> Callable[[bytes, int, int], tuple[bytes, ...]]:
+    def copied_values(self) -> Callable[[bytes, int, int], tuple[bytes, ...]]:
+        """The function for the encoded values of a COPY's row; its first column is at `q`.
+
+        Followed by ordinal and seq they are what a `copied_format` takes.
+        """
         function: Callable[[bytes, int, int], tuple[bytes, ...]] = self._functions["copied_values"]
         return function
 
@@ -131,17 +126,6 @@ class Encoder:
         )
         return result
 
-    def copied_format(self, lsn: int, tx: bytes, times: bytes) -> bytes:
-        """Return the format of the events that a snapshot makes at one LSN; see `copied`."""
-        return self._copied_format(lsn, tx, times)
-
-    def copied_values(self, b: bytes, q: int, e: int) -> tuple[bytes, ...]:
-        """Return the encoded values of a COPY's row; its first column is at `q`.
-
-        Followed by ordinal and seq they are what a `copied_format` takes.
-        """
-        return self._copied_values(b, q, e)
-
     def at_fault(self, texts: Sequence[bytes | None]) -> str | None:
         """Return the column whose text, as Postgres writes it, can't be encoded; None if each can.
 
@@ -151,7 +135,8 @@ class Encoder:
             if text is None:
                 continue
             try:
-                self._source.function(number, self._functions)(text, 0, len(text))
+                value, _ = self._source.value(number)
+                self._functions.lambda_of(value)(text, 0, len(text))
             except Exception:  # noqa: BLE001 - whatever it is, it is this column's
                 return column.name
         return None
@@ -159,9 +144,7 @@ class Encoder:
     def delete(
         self, before: bytes, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes
     ) -> bytes:
-        """Return a delete event."""
         return self._delete % (before, tx, b"", lsn, ordinal, seq, times)
 
     def truncate(self, lsn: int, seq: int, ordinal: int, tx: bytes, times: bytes) -> bytes:
-        """Return a truncate event."""
         return self._truncate % (tx, b"", lsn, ordinal, seq, times)

@@ -17,16 +17,14 @@ from msgspec import Raw
 from msgspec.structs import replace
 from orjson import dumps
 
-from cdc.encode.dead_letter import Letter
+from cdc.encode.dead_letter import DeadLetterRecords
 from cdc.errors import ConfigError
 from cdc.log.batch import Batch
-from cdc.log.dead_letters import Head, Pointer
+from cdc.log.dead_letters import DeadLetterHead, Pointer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Record headers, batch header and what a protocol version may add, with a margin.
-OVERHEAD_BYTES: Final = 4_096
 # One chunk of an event, before compression: the broker's default limit takes it.
 PIECE_BYTES: Final = 768 << 10
 # In a pointer, values of up to this many bytes of JSON stay where they are.
@@ -78,11 +76,6 @@ def fits(key: bytes | None, value: bytes, limit: int) -> bool:
     return size * _KEY_SHARE <= limit and size + len(value) <= limit
 
 
-def record_limit(max_message_bytes: int) -> int:
-    """Return how long a key and a value may be together if the topic takes messages this large."""
-    return max_message_bytes - OVERHEAD_BYTES
-
-
 def record_key(key: bytes, limit: int) -> bytes:
     """Return the key of the record, tombstones too: `key`, or its checksum if it is too long.
 
@@ -113,7 +106,7 @@ def split(
         head = replace(head, columns=_columns(images, kept, least))
         pointer = _pointer(event, images, head, placeholder)
         if fits(short, pointer, limit):
-            return Split(short, pointer, Letter(head, value, piece))
+            return Split(short, pointer, DeadLetterRecords(head, value, piece))
     raise ConfigError(
         f"topic {topic} takes records of {limit} bytes, too few for a row without its values",
         hint="raise max.message.bytes of the topic, and message.max.bytes of the brokers",
@@ -170,10 +163,10 @@ def _columns(images: dict[str, dict[str, Raw]], kept: set[str], least: int) -> t
     return tuple(found)
 
 
-def _head(topic: str, key: bytes | None, value: bytes, chunks: int) -> Head:
+def _head(topic: str, key: bytes | None, value: bytes, chunks: int) -> DeadLetterHead:
     event = msgspec.json.decode(value, type=_Event)
     source = event.source
-    return Head(
+    return DeadLetterHead(
         id=f"{source.epoch}-{source.seq}",
         reason="size",
         topic=topic,
@@ -194,7 +187,10 @@ def _head(topic: str, key: bytes | None, value: bytes, chunks: int) -> Head:
 
 
 def _pointer(
-    event: dict[str, Raw], images: dict[str, dict[str, Raw]], head: Head, placeholder: bytes
+    event: dict[str, Raw],
+    images: dict[str, dict[str, Raw]],
+    head: DeadLetterHead,
+    placeholder: bytes,
 ) -> bytes:
     """Return the event with the head's columns replaced and the pointer in its source."""
     parts = {name: bytes(raw) for name, raw in event.items() if name not in images}

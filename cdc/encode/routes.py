@@ -5,7 +5,7 @@ An event that does not fit into its topic becomes a dead letter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cdc.encode.partition import partition_of
 
@@ -13,33 +13,19 @@ if TYPE_CHECKING:
     from cdc.encode.encoder import Encoder
     from cdc.encode.logical_messages import MessageEncoder
     from cdc.encode.oversize import DeadLetters
-    from cdc.log.batch import Partition
+    from cdc.log.batch import PartitionQueue
 
 
-Sent: TypeAlias = "tuple[Partition, bytes | None]"
-
-
-class Watch(Protocol):
-    """Sees a table's changes, in their order, before each is published."""
-
-    @property
-    def all_rows(self) -> bool:
-        """Whether it sees plain new rows too, and not only changes that carry an old one."""
-
-    def change(self, payload: bytes) -> None:
-        """See a row message of pgoutput, without an xid."""
-
-    def truncate(self) -> None:
-        """See that the table was emptied."""
+Sent: TypeAlias = "tuple[PartitionQueue, bytes | None]"
 
 
 class Table(NamedTuple):
     """A relation as the stream last described it: how its rows are encoded, where they go."""
 
     encoder: Encoder
-    partitions: list[Partition]
+    partitions: list[PartitionQueue]
     dead: DeadLetters
-    watch: Watch | None = None
+    observed: bool = False  # whether the sequencer's observer sees its changes
 
     def send(self, key: bytes | None, value: bytes) -> Sent:
         """Put a record into its key's partition; return that and the record's key."""
@@ -54,7 +40,7 @@ class LogicalMessages(NamedTuple):
     """The logical messages' one partition, which keeps their order."""
 
     encoder: MessageEncoder
-    partition: Partition
+    partition: PartitionQueue
     dead: DeadLetters
 
     def send(self, key: bytes | None, value: bytes) -> Sent:

@@ -83,11 +83,6 @@ def _base64(number: int) -> bytes:
 
 
 NAMESPACE: Final = {
-    "floating": floating,
-    "bigint": bigint,
-    "unscaled": unscaled,
-    "scaled": scaled,
-    "money": money,
-    "money_units": money_units,
-    "MONEY_MARKS": MONEY_MARKS,
-}
+    function.__name__: function
+    for function in (floating, bigint, unscaled, scaled, money, money_units)
+} | {"MONEY_MARKS": MONEY_MARKS}

@@ -178,12 +178,6 @@ def _unescaped(text: bytes) -> str:
 
 
 NAMESPACE: Final = {
-    "numbers": numbers,
-    "floats": floats,
-    "words": words,
-    "texts": texts,
-    "hstore": hstore,
-    "hstore_json": hstore_json,
-    "legible": legible,
-    "string": string,
+    function.__name__: function
+    for function in (numbers, floats, words, texts, hstore, hstore_json, legible, string)
 }

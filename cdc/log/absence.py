@@ -24,14 +24,12 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from cdc.errors import CDCError, UnavailableError
 from cdc.log import topics
 from cdc.log.client import translated
+from cdc.log.partitions import Partition, Range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from cdc.config import Config
-
-Place = tuple[str, int]  # topic, partition
-Ends = dict[Place, tuple[int, int]]  # the first offset that a partition still has, and its end
 
 # The errors for a topic or partition that a client does not know at this moment.
 UNKNOWN: Final = frozenset(
@@ -49,7 +47,7 @@ _AGAIN_SECONDS: Final = 1.0
 _OPEN_SECONDS: Final = 0.05  # between two looks at an open transaction
 
 
-def says_unknown(error: BaseException | None) -> bool:
+def means_unknown(error: BaseException | None) -> bool:
     """Return whether an error means that the brokers do not know a topic; that proves nothing."""
     while error is not None:
         if isinstance(error, KafkaException):
@@ -70,31 +68,31 @@ def absent(config: Config, asked: Collection[str]) -> set[str]:
     return missing
 
 
-def confirmed(config: Config, first: Ends) -> Ends:
+def confirmed(config: Config, first: dict[Partition, Range]) -> dict[Partition, Range]:
     """Return offsets from one answer, combined with the answer to a second client."""
     second = spans(config, first)
     return {
-        place: (min(low, second[place][0]), max(end, second[place][1]))
-        for place, (low, end) in first.items()
+        each: Range(min(low, second[each].start), max(end, second[each].end))
+        for each, (low, end) in first.items()
     }
 
 
-def settle(config: Config, topic: str) -> None:
+def wait_for_markers(config: Config, topic: str) -> None:
     """Wait until all that was written to a one-partition topic by now is committed or aborted.
 
     A broker answers a commit before it has written the markers that make it visible: what was just
     committed is not visible for a moment. Blocks. Raises UnavailableError if a transaction stays
     open.
     """
-    place, deadline = (topic, 0), time.monotonic() + _TIMEOUT_SECONDS
+    only, deadline = (topic, 0), time.monotonic() + _TIMEOUT_SECONDS
     every = IsolationLevel.READ_UNCOMMITTED
     try:
-        end = max(spans(config, [place], every)[place][1] for _ in range(2))
+        end = max(spans(config, [only], every)[only].end for _ in range(2))
     except CDCError as error:
-        if says_unknown(error) and absent(config, [topic]):
+        if means_unknown(error) and absent(config, [topic]):
             return
         raise
-    while spans(config, [place])[place][1] < end:
+    while spans(config, [only])[only].end < end:
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"a transaction is open in topic {topic}, so what it holds is unknown",
@@ -104,16 +102,16 @@ def settle(config: Config, topic: str) -> None:
         pause(_OPEN_SECONDS)
 
 
-def expect_not_held(config: Config, place: Place, wanted: int) -> None:
+def expect_not_held(config: Config, partition: Partition, wanted: int) -> None:
     """Raise UnavailableError if a partition reaches `wanted` but an open transaction hides it.
 
     A read_committed reader gets no further than the last stable offset.
     """
-    topic, number = place
-    if spans(config, [place], IsolationLevel.READ_UNCOMMITTED)[place][1] >= wanted:
+    topic, number = partition
+    if spans(config, [partition], IsolationLevel.READ_UNCOMMITTED)[partition].end >= wanted:
         raise UnavailableError(
             f"{topic} [{number}] is held back below offset {wanted} by a transaction that is open",
-            hint="it goes on when that ends: brokers end it after its transaction.timeout.ms;"
+            hint="reading continues when it ends: brokers end it after its transaction.timeout.ms;"
             " `kafka-transactions.sh find-hanging` names its writer, and `abort` ends it",
         )
 
@@ -135,15 +133,15 @@ def listed(config: Config) -> set[str]:
 
 def spans(
     config: Config,
-    places: Iterable[Place],
+    partitions: Iterable[Partition],
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> Ends:
+) -> dict[Partition, Range]:
     """Return the first offset and the end of partitions, as a reader with `isolation` sees them."""
-    parts = [TopicPartition(*place) for place in places]
+    parts = [TopicPartition(*each) for each in partitions]
     if not parts:
         return {}
     client = topics.admin(config)
-    told: dict[Place, list[int]] = {}
+    answers: dict[Partition, list[int]] = {}
     # One after the other: librdkafka 2.16 may crash if a client looks up leaders twice at once.
     for which in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
         asked = client.list_offsets(
@@ -152,10 +150,10 @@ def spans(
             request_timeout=_TIMEOUT_SECONDS,
         )
         for part, future in asked.items():
-            place = (str(part.topic), int(part.partition))
-            with translated(f"looking up the offsets of {place[0]} [{place[1]}]"):
-                told.setdefault(place, []).append(int(future.result().offset))
-    return {place: (low, end) for place, (low, end) in told.items()}
+            topic, number = str(part.topic), int(part.partition)
+            with translated(f"looking up the offsets of {topic} [{number}]"):
+                answers.setdefault((topic, number), []).append(int(future.result().offset))
+    return {each: Range(low, end) for each, (low, end) in answers.items()}
 
 
 def pause(seconds: float) -> None:

@@ -9,7 +9,7 @@ then on.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,18 @@ Appends: TypeAlias = "list[Callable[[Message], None]]"
 PARTITION_BYTES: Final = 64 << 10
 
 
-class Partition:
+class BatchContents(NamedTuple):
+    """What one Kafka transaction holds, for the metrics."""
+
+    events: int
+    bytes: int
+    frontier_lsn: int | None
+    dead_letters: int = 0
+    partitions: int = 0  # that got records of events
+    direct: bool = False  # whether our own client wrote it
+
+
+class PartitionQueue:
     """The messages waiting for one partition, and the events in this batch that went there."""
 
     __slots__ = ("_batch", "appends", "events", "messages", "number", "others", "topic")
@@ -66,34 +77,34 @@ class Batch:
     """Every partition the pipeline writes, and the size of what was added to it."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, list[Partition]] = {}
+        self._topics: dict[str, list[PartitionQueue]] = {}
         self._appends: dict[str, Appends] = {}
         # Ordered sets: the partitions that hold messages, and those that any were taken from.
-        self._waiting: dict[Partition, None] = {}
-        self._moved: dict[Partition, None] = {}
+        self._waiting: dict[PartitionQueue, None] = {}
+        self._moved: dict[PartitionQueue, None] = {}
         self.bytes = 0  # of values added since the batch began
         self._handed_over_bytes = 0  # of these
         # Dead letters that are not sent yet, in their order. They are sent piece by piece: a letter
         # may be many times as long as the producer's queue.
-        self.letters: deque[tuple[Partition, Sequence[tuple[bytes, bytes]]]] = deque()
+        self.letters: deque[tuple[PartitionQueue, Sequence[tuple[bytes, bytes]]]] = deque()
         # In a chunk of the stream of up to this many bytes no row is too large for its topic.
         self.plain_bytes = 1 << 62
 
-    def topic(self, topic: str, partitions: int) -> list[Partition]:
+    def topic(self, topic: str, partitions: int) -> list[PartitionQueue]:
         """Return the topic's partitions by number, made on first use."""
         known, appends = self._topics.setdefault(topic, []), self._appends.setdefault(topic, [])
-        known.extend(Partition(self, topic, n, appends) for n in range(len(known), partitions))
+        known.extend(PartitionQueue(self, topic, n, appends) for n in range(len(known), partitions))
         return known
 
-    def waiting(self) -> list[Partition]:
+    def waiting(self) -> list[PartitionQueue]:
         """Return the partitions that hold messages not yet taken."""
         return list(self._waiting)
 
-    def register(self, partition: Partition) -> None:
+    def register(self, partition: PartitionQueue) -> None:
         """Note that a partition holds messages."""
         self._waiting[partition] = None
 
-    def taken(self, partition: Partition) -> None:
+    def taken(self, partition: PartitionQueue) -> None:
         """Note that a partition's messages were taken."""
         self._waiting.pop(partition, None)
         self._moved[partition] = None
@@ -113,7 +124,7 @@ class Batch:
         """Note that all that waited was taken."""
         self._handed_over_bytes = self.bytes
 
-    def send_letters(self) -> Iterator[tuple[Partition, bytes, bytes]]:
+    def send_letters(self) -> Iterator[tuple[PartitionQueue, bytes, bytes]]:
         """Yield each record of the waiting dead letters, created on request, and forget it."""
         while self.letters:
             partition, letter = self.letters[0]

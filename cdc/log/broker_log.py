@@ -41,7 +41,6 @@ class BrokerLog(logging.Filter):
     """Passes on what changes."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         super().__init__()
         self._lock = threading.Lock()  # each client logs from its own threads
         self._seen: dict[tuple[str, str], _Seen] = {}

@@ -53,7 +53,7 @@ _AWAY: Final = {
     KafkaError._TRANSPORT,  # noqa: SLF001
 }
 # What is asked for does not exist, or no longer exists. One such answer proves nothing.
-GONE: Final = {
+NOT_THERE: Final = {
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -99,7 +99,7 @@ def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - l
         # A broker that comes back is found within a second.
         "reconnect.backoff.max.ms": 1_000,
         "logger": _librdkafka,
-        "error_cb": heard,
+        "error_cb": note_refusal,
         **more,
         **config.log.kafka,
     }
@@ -108,10 +108,10 @@ def settings(config: Config, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - l
     return {"socket.timeout.ms": longest, **chosen}
 
 
-def heard(error: KafkaError) -> None:
+def note_refusal(error: KafkaError) -> None:
     """Note what librdkafka reports outside of calls: a refused client gets no answer to a call."""
     if error.code() in _UNKNOWN_TO_IT:
-        _refusals[_said(error)] = time.monotonic()
+        _refusals[_text(error)] = time.monotonic()
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def watermarks(client: Consumer, part: TopicPartition, timeout: float) -> tuple[
 
 def translate(error: KafkaError, doing: str) -> CDCError:
     """Return our error for `error`, with what may be done about it."""
-    what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
+    what, code = f"{doing}: {_text(error)} ({error.name()})", error.code()
     if denied := _denied(error, doing):
         return denied
     if code in _FENCED:
@@ -185,7 +185,7 @@ def translate(error: KafkaError, doing: str) -> CDCError:
     )
 
 
-def _said(error: KafkaError) -> str:
+def _text(error: KafkaError) -> str:
     """Return its text, without the value of a setting that librdkafka refuses."""
     return without_values(str(error.str()))
 
@@ -199,30 +199,26 @@ def reach(config: Config) -> None:
             client.describe_cluster(request_timeout=_REACH_SECONDS).result()
         except KafkaException as error:
             client.poll(0)  # its log lines and errors are delivered only when it is polled
-            raise _unreached(error.args[0], servers) from error
-
-
-def _unreached(error: KafkaError, servers: str) -> CDCError:
-    found = translate(error, f"no Kafka broker answers at {servers}")
-    why = _brokers.failures()
-    if isinstance(found, UnavailableError) and why:
-        return UnavailableError(f"no Kafka broker answers at {servers} ({why})", hint=found.hint)
-    return found
+            what, why = f"no Kafka broker answers at {servers}", _brokers.failures()
+            found = translate(error.args[0], what)
+            if isinstance(found, UnavailableError) and why:
+                found = UnavailableError(f"{what} ({why})", hint=found.hint)
+            raise found from error
 
 
 def _denied(error: KafkaError, doing: str) -> PermissionDeniedError | None:
     """Return the error if the brokers refuse us access; None if they do not."""
-    what, code = f"{doing}: {_said(error)} ({error.name()})", error.code()
+    what, code = f"{doing}: {_text(error)} ({error.name()})", error.code()
     if code in _DENIED:
         return PermissionDeniedError(
             what,
             hint="kafka-acls.sh --add --allow-principal User:… --operation Read --operation Write"
             " --operation Create --operation Describe --operation DescribeConfigs"
-            " --resource-pattern-type prefixed --topic and --transactional-id with what log.prefix"
-            " begins their names; nothing is lost meanwhile",
+            " --resource-pattern-type prefixed, with log.prefix as --topic and"
+            " --transactional-id; nothing is lost until then",
         )
     lately = time.monotonic() - _REFUSAL_SECONDS
-    refused = [said for said, at in _refusals.items() if at > lately]
+    refused = [text for text, at in _refusals.items() if at > lately]
     if code in _UNKNOWN_TO_IT or (code in _AWAY and refused):
         return PermissionDeniedError(f"{doing}: {(refused or [what])[-1]}", hint=_KEYS)
     return None

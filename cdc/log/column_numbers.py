@@ -1,7 +1,8 @@
 """Write the numbers of hidden columns to the schema topic, from outside of the daemon.
 
 `cdc setup` and `cdc table add` do this, even while a daemon runs: so not in a transaction of the
-pipeline, which would fence it. The daemon writes its own with its current batch (`cdc.sequence.table_versions`).
+pipeline, which would fence it. The daemon writes its own with its current batch
+(`cdc.sequence.table_versions`).
 """
 
 from __future__ import annotations

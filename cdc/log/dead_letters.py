@@ -2,8 +2,8 @@
 
 A pointer is an ordinary event whose large values are left out and named in `source.dead`; the
 event itself is in `<prefix>.cdc.dead`, split into pieces and compressed, written in the same Kafka
-transaction. `Letters` takes that topic's records as they arrive and returns the events, checked
-against their length and checksum. Pure; docs/EVENTS.md ("Dead letters") is the contract.
+transaction. `DeadLetterAssembler` takes that topic's records as they arrive and returns the events,
+checked against their length and checksum. Pure; docs/EVENTS.md ("Dead letters") is the contract.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterHead(msgspec.Struct, frozen=True, kw_only=True):
     """A letter's first record: its description for people; its chunks follow."""
 
     format: int = FORMAT
@@ -66,26 +66,26 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Part(msgspec.Struct, frozen=True):
+class ChunkKey(msgspec.Struct, frozen=True):
     """The key of a letter's records: 0 is the head, the chunks count from 1."""
 
     id: str
     chunk: int
 
 
-class Letters:
+class DeadLetterAssembler:
     """The letters that have arrived and were not taken yet."""
 
     def __init__(self) -> None:
-        self._heads: dict[str, Head] = {}
+        self._heads: dict[str, DeadLetterHead] = {}
         self._chunks: dict[str, list[bytes]] = {}
 
-    def add(self, key: bytes | None, value: bytes | None) -> Head | None:
+    def add(self, key: bytes | None, value: bytes | None) -> DeadLetterHead | None:
         """Take a record of the topic, in its order; return the head of a now complete letter.
 
         Chunks whose head retention has deleted are skipped.
         """
-        part = part_of(key)
+        part = chunk_key(key)
         if part.chunk == 0:
             self._heads[part.id] = _head(value or b"")
             self._chunks[part.id] = []
@@ -97,12 +97,11 @@ class Letters:
         head = self._heads.get(letter_id)
         return head is not None and len(self._chunks[letter_id]) == head.chunks
 
-    def left(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Return the ids of the letters not taken, complete or not."""
         return list(self._heads)
 
     def drop(self, letter_id: str) -> None:
-        """Forget a letter."""
         self._heads.pop(letter_id, None)
         self._chunks.pop(letter_id, None)
 
@@ -111,8 +110,8 @@ class Letters:
         head, chunks = self._heads.pop(letter_id, None), self._chunks.pop(letter_id, [])
         if head is None or len(chunks) != head.chunks:
             raise GapError(
-                f"dead letter {letter_id} is not whole: {len(chunks)} of"
-                f" {head.chunks if head else 'its'} chunks are there",
+                f"dead letter {letter_id} is not complete: {len(chunks)} of"
+                f" {head.chunks if head else 'all'} chunks exist",
                 hint=_TORN,
             )
         try:
@@ -123,27 +122,27 @@ class Letters:
             raise GapError(f"dead letter {letter_id} is not what was written", hint=_TORN)
         return event
 
-    def whole(self, pointer: Pointer) -> bytes:
+    def event(self, pointer: Pointer) -> bytes:
         """Return the event that an event points to; raise GapError if it is not complete."""
         event = self.take(pointer.id)
         if (len(event), hashlib.sha256(event).hexdigest()) != (pointer.bytes, pointer.sha256):
-            raise GapError(f"dead letter {pointer.id} is not what its pointer tells", hint=_TORN)
+            raise GapError(f"dead letter {pointer.id} does not match its pointer", hint=_TORN)
         return event
 
 
-def part_of(key: bytes | None) -> Part:
+def chunk_key(key: bytes | None) -> ChunkKey:
     """Return which part of which letter a record of the topic is."""
-    return _decode(key or b"", Part)
+    return _decode(key or b"", ChunkKey)
 
 
-def _head(value: bytes) -> Head:
+def _head(value: bytes) -> DeadLetterHead:
     seen = _decode(value, dict[str, object]).get("format")
     if isinstance(seen, int) and seen > FORMAT:
         raise ConfigError(
             f"a dead letter is of format {seen}; this version reads up to {FORMAT}",
             hint="run the Lockstep version that wrote it, or a newer one",
         )
-    return _decode(value, Head)
+    return _decode(value, DeadLetterHead)
 
 
 def _decode(text: bytes, kind: type[T]) -> T:

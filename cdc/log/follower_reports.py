@@ -8,10 +8,11 @@ one; a report of an older generation does not count, since readers of the store 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 # The package imports it without declaring it as an export.
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -19,12 +20,10 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from cdc.events import LSN
 from cdc.log import absence, names, records, topics
 from cdc.log.client import settings, translate, translated
-from cdc.log.reader import consumer
+from cdc.log.consumer import BEGINNING, LogConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from confluent_kafka import Consumer, Message
+    from confluent_kafka import Message
 
     from cdc.config import Config
 
@@ -115,10 +114,9 @@ class Reports:
         """Send a report without waiting. Raises the error of an earlier one."""
         with translated(f"producing to {self._topic}"):
             self._producer.poll(0)
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise translate(failed, f"producing to {self._topic}")
-        with translated(f"producing to {self._topic}"):
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise translate(failed, f"producing to {self._topic}")
             self._producer.produce(
                 self._topic,
                 records.encode(record),
@@ -143,8 +141,8 @@ class Readings:
         self._config = config
         self._topic = names.followers_topic(config.prefix)
         self._admin = topics.admin(config)
-        self._client: Consumer | None = None
-        self._next = 0  # the offset after the newest report read
+        self._partition = (self._topic, 0)
+        self._consumer: LogConsumer | None = None
         self.newest: dict[str, FollowerRecord] = {}
         # By follower: when the log received the first of the newest reports in a row with the same
         # frontier, of those that compaction has left.
@@ -157,11 +155,11 @@ class Readings:
         """
         deadline = time.monotonic() + seconds
         end = self._end(seconds)
-        if end < self._next:  # another topic of the same name
+        if end < self._next():  # another topic of the same name
             self.close()
             self.newest.clear()
             self.reached_at_us.clear()
-        while self._next < end:
+        while self._next() < end:
             if not self.wait(0.1) and time.monotonic() > deadline:
                 raise translate(
                     KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
@@ -174,60 +172,41 @@ class Readings:
 
         With a separate client: a consumer's connection answers nothing else while a fetch waits.
         """
-        place = TopicPartition(self._topic, 0)
+        only = TopicPartition(self._topic, 0)
         asked = self._admin.list_offsets(
-            {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            {only: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
             request_timeout=seconds,
         )
         try:
-            return int(asked[place].result().offset)
+            return int(asked[only].result().offset)
         except KafkaException as error:
             # A client may keep asking with the leader epoch from before a broker's restart.
             self._admin = topics.admin(self._config)
-            unknown = absence.says_unknown(error)
+            unknown = absence.means_unknown(error)
             if unknown and absence.absent(self._config, [self._topic]):
                 return 0
             raise translate(error.args[0], f"looking up the end of {self._topic}") from error
 
     def wait(self, seconds: float) -> bool:
         """Read what arrives next, within `seconds`; return whether there was anything."""
-        client = self._opened()
-        with translated(f"reading {self._topic}"):
-            first = client.poll(seconds)
-            come = [] if first is None else [first, *client.consume(1_000, timeout=0)]
-        return self._take(come)
+        if self._consumer is None:
+            # The broker answers as soon as there is something; else twice a second is enough.
+            self._consumer = LogConsumer(self._config, skip_deleted=True, wait_ms=500)
+            self._consumer.assign({self._partition: BEGINNING})
+        before = self._next()
+        for message in self._consumer.arrivals(seconds):
+            self._note(message)
+        return self._next() > before
+
+    def _next(self) -> int:
+        """Return the offset after the newest report read, and after what compaction deleted."""
+        return self._consumer.positions[self._partition] if self._consumer else 0
 
     def close(self) -> None:
         """Close the connection. Reading again opens another."""
-        if self._client is not None:
-            self._client.close()
-            self._client, self._next = None, 0
-
-    def _opened(self) -> Consumer:
-        if self._client is None:
-            more: dict[str, str | float | bool] = {
-                "auto.offset.reset": "earliest",
-                # The broker answers as soon as there is something; else twice a second is enough.
-                "fetch.wait.max.ms": 500,
-            }
-            self._client = consumer(self._config, **more)
-            with translated(f"assigning {self._topic}"):
-                self._client.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
-        return self._client
-
-    def _take(self, messages: Iterable[Message]) -> bool:
-        moved = False
-        for message in messages:
-            error, offset = message.error(), message.offset()
-            if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                # The end's offset is the next one: past what compaction has deleted.
-                self._next = max(self._next, (offset or 0) + (error is None))
-                moved = True
-            elif error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise translate(error, f"reading {self._topic}")
-            if error is None:
-                self._note(message)
-        return moved
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
 
     def _note(self, message: Message) -> None:
         value = message.value()
@@ -249,8 +228,5 @@ def _frontier(record: FollowerRecord) -> tuple[int, int, int, int]:
 
 def read(config: Config) -> dict[str, FollowerRecord]:
     """Return every follower's newest report."""
-    readings = Readings(config)
-    try:
+    with closing(Readings(config)) as readings:
         return readings.refresh()
-    finally:
-        readings.close()

@@ -20,15 +20,14 @@ from cdc.log.records import FrontierRecord, ResumePosition
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.events import LSN
-
-Place = tuple[str, int]  # topic, partition
+    from cdc.log.partitions import Partition
 
 
 class Frontiers:
     """The count and the end of every partition that moved since the last frontier record."""
 
     def __init__(
-        self, pipeline: str, epoch: int, resume: ResumePosition, ends: dict[Place, int]
+        self, pipeline: str, epoch: int, resume: ResumePosition, ends: dict[Partition, int]
     ) -> None:
         """Start at `resume`; `ends` are the ends of its pending partitions."""
         self._pipeline = pipeline
@@ -37,14 +36,14 @@ class Frontiers:
         self._pending = {(topic, number): events for topic, number, events in resume.pending}
         self.ends = dict(ends)  # of every partition so far; -1 if a broker did not report it
         # Of partitions that have lost records: where one ended, and the lowest valid end.
-        self.fallen: dict[Place, tuple[int, int]] = {}
-        self._covered: dict[Place, int] = {}  # ends in the newest frontier records
-        self._untold = {place for place in self._pending if self._end(place) < 0}
+        self.regressed: dict[Partition, tuple[int, int]] = {}
+        self._covered: dict[Partition, int] = {}  # ends in the newest frontier records
+        self._unreported = {partition for partition in self._pending if self._end(partition) < 0}
 
     @property
     def due(self) -> bool:
         """Whether the log ends on a source-transaction boundary that has no frontier record."""
-        return bool(self._pending) and self._stands()
+        return bool(self._pending) and self._at_boundary()
 
     def take(self, lsn: LSN | None = None) -> FrontierRecord | None:
         """Return the frontier record to write now, if one is due, and stop counting what it covers.
@@ -52,12 +51,14 @@ class Frontiers:
         `lsn`, if given, is a position up to which the WAL holds nothing for us since the boundary:
         the frontier advances to it, even if nothing is pending.
         """
-        if not (self.due or (lsn is not None and self._stands())):
+        if not (self.due or (lsn is not None and self._at_boundary())):
             return None
         pending, self._pending = self._pending, {}
-        for place, events in pending.items():
-            self._hold(place, self.ends[place], self._covered.get(place, 0) + events)
-            self._covered[place] = self.ends[place]
+        for partition, events in pending.items():
+            self._expect_at_least(
+                partition, self.ends[partition], self._covered.get(partition, 0) + events
+            )
+            self._covered[partition] = self.ends[partition]
         return FrontierRecord(
             pipeline=self._pipeline,
             epoch=self._epoch,
@@ -65,41 +66,42 @@ class Frontiers:
             seq=self._acknowledged.seq,
             committed_at_us=self._acknowledged.committed_at_us,
             partitions=tuple(
-                (*place, self.ends[place], events) for place, events in sorted(pending.items())
+                (*partition, self.ends[partition], events)
+                for partition, events in sorted(pending.items())
             ),
         )
 
-    def add(self, events: dict[Place, int]) -> tuple[tuple[str, int, int], ...]:
+    def add(self, events: dict[Partition, int]) -> tuple[tuple[str, int, int], ...]:
         """Count a batch's events; return what is pending, for the resume record of that batch."""
-        for place, count in events.items():
-            self._pending[place] = self._pending.get(place, 0) + count
-            if self._end(place) < 0:
-                self._untold.add(place)
-        return tuple((*place, count) for place, count in sorted(self._pending.items()))
+        for partition, count in events.items():
+            self._pending[partition] = self._pending.get(partition, 0) + count
+            if self._end(partition) < 0:
+                self._unreported.add(partition)
+        return tuple((*partition, count) for partition, count in sorted(self._pending.items()))
 
-    def acknowledged(self, position: ResumePosition, ends: dict[Place, int]) -> None:
+    def acknowledged(self, position: ResumePosition, ends: dict[Partition, int]) -> None:
         """Note that the log holds `position`'s batch, whose commit comes before any later one's.
 
         `ends` are the ends of the partitions that it touched.
         """
         self._acknowledged = position
-        for place, end in ends.items():
-            self._hold(place, end, self._end(place) + 1)
+        for partition, end in ends.items():
+            self._expect_at_least(partition, end, self._end(partition) + 1)
             if end >= 0:
-                self._untold.discard(place)
-            elif place in self._pending:
-                self._untold.add(place)
+                self._unreported.discard(partition)
+            elif partition in self._pending:
+                self._unreported.add(partition)
         self.ends.update(ends)
 
-    def _hold(self, place: Place, end: int, least: int) -> None:
+    def _expect_at_least(self, partition: Partition, end: int, least: int) -> None:
         if 0 <= end < least:
-            self.fallen.setdefault(place, (end, least))
+            self.regressed.setdefault(partition, (end, least))
 
-    def _end(self, place: Place) -> int:
-        return self.ends.get(place, -1)
+    def _end(self, partition: Partition) -> int:
+        return self.ends.get(partition, -1)
 
-    def _stands(self) -> bool:
-        return not self._untold and not self._acknowledged.open
+    def _at_boundary(self) -> bool:
+        return not self._unreported and not self._acknowledged.open
 
 
 def record(config: Config, frontier: FrontierRecord) -> tuple[str, bytes, bytes]:

@@ -104,6 +104,5 @@ def probe_transactions(config: Config) -> None:
 
 
 def newest_frontier(config: Config) -> FrontierRecord | None:
-    """Return the newest frontier record, or None if there is none."""
     tail = read_frontier_tail(config, 1)
     return tail[0][0] if tail else None

@@ -9,7 +9,6 @@ from confluent_kafka import KafkaException
 # The package imports them without declaring them as exports.
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from cdc.encode.oversize import record_limit
 from cdc.errors import ConfigError
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.publisher import BATCH_BYTES
@@ -21,6 +20,14 @@ if TYPE_CHECKING:
     from cdc.config import Config
 
 _TIMEOUT_SECONDS: Final = 15.0
+
+# Record headers, batch header and what a protocol version may add, with a margin.
+OVERHEAD_BYTES: Final = 4_096
+
+
+def record_limit(max_message_bytes: int) -> int:
+    """Return how long a key and a value may be together if the topic takes messages this large."""
+    return max_message_bytes - OVERHEAD_BYTES
 
 
 def ours(config: Config) -> int:

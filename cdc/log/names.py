@@ -9,28 +9,25 @@ letter escaped, so that its topics do not collide with our own.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from cdc import events
 from cdc.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # The broker's limit (org.apache.kafka.common.internals.Topic.MAX_NAME_LENGTH).
 MAX_TOPIC_LENGTH = 249
 
-_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+# What Kafka refuses, and what would look like an escape.
+_ESCAPED = re.compile(rb"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{2})")
 _ESCAPE = re.compile(r"_x([0-9A-F]{2})")
 
 
 def escape(name: str) -> str:
     """Return `name` in Kafka's alphabet, without dots; `unescape` gives it back."""
-    raw = name.encode()
-    out = []
-    for i, byte in enumerate(raw):
-        char = raw[i : i + 1]
-        looks_escaped = char == b"_" and re.match(rb"_x[0-9A-F]{2}", raw[i:])
-        out.append(
-            char.decode() if _PLAIN.match(char) and not looks_escaped else f"_x{byte:02X}",
-        )
-    return "".join(out)
+    return _ESCAPED.sub(lambda m: b"_x%02X" % ord(m[0]), name.encode()).decode()
 
 
 def unescape(name: str) -> str:
@@ -67,36 +64,15 @@ def table_name(prefix: str, topic: str) -> str:
     return events.table_name(*table_of(prefix, topic))
 
 
-def resume_topic(prefix: str) -> str:
-    """Return the topic of the resume records."""
-    return f"{prefix}.cdc.resume"
+def _own(what: str) -> Callable[[str], str]:
+    """Return the function that names one of the pipeline's own topics by its prefix."""
+    return lambda prefix: f"{prefix}.cdc.{what}"
 
 
-def frontier_topic(prefix: str) -> str:
-    """Return the topic of the frontier records."""
-    return f"{prefix}.cdc.frontier"
-
-
-def schema_topic(prefix: str) -> str:
-    """Return the topic of the schema records."""
-    return f"{prefix}.cdc.schema"
-
-
-def dead_topic(prefix: str) -> str:
-    """Return the topic of the dead letters: complete events too large for their own topics."""
-    return f"{prefix}.cdc.dead"
-
-
-def messages_topic(prefix: str) -> str:
-    """Return the topic of the logical messages."""
-    return f"{prefix}.cdc.messages"
-
-
-def snapshot_topic(prefix: str) -> str:
-    """Return the topic of the snapshots' state, plans and finished ranges."""
-    return f"{prefix}.cdc.snapshot"
-
-
-def followers_topic(prefix: str) -> str:
-    """Return the topic in which followers report."""
-    return f"{prefix}.cdc.followers"
+resume_topic = _own("resume")
+frontier_topic = _own("frontier")
+schema_topic = _own("schema")
+dead_topic = _own("dead")  # dead letters: complete events too large for their own topics
+messages_topic = _own("messages")  # logical messages
+snapshot_topic = _own("snapshot")  # the snapshots' state, plans and finished ranges
+followers_topic = _own("followers")  # in which followers report

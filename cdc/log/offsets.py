@@ -26,9 +26,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from cdc.log.partitions import Partition
     from cdc.log.topics import Admin
-
-Place = tuple[str, int]  # topic, partition
 
 # A broker that is down must not keep a question open for long: the next one may be answered.
 _TIMEOUT_SECONDS: Final = 5.0
@@ -53,13 +52,13 @@ class Span(NamedTuple):
     end: int
 
 
-class Standing(NamedTuple):
-    """The topics' state: each is in `topics`, with its id and partition count, or elsewhere."""
+class Observed(NamedTuple):
+    """What the brokers showed. Each topic is in `topics`, `missing` or `unanswered`."""
 
-    topics: dict[str, tuple[str, int]]
+    topics: dict[str, tuple[str, int]]  # id and partition count
     missing: frozenset[str]
-    untold: frozenset[str]  # no broker answered
-    spans: dict[Place, Span]
+    unanswered: frozenset[str]
+    spans: dict[Partition, Span]
 
 
 class Question:
@@ -93,7 +92,7 @@ class Question:
         self._offsets.append(asked)
         return False
 
-    def answer(self) -> Standing:
+    def answer(self) -> Observed:
         """Return the brokers' answer; blocks until it is complete."""
         while not self.answered:
             time.sleep(_POLL_SECONDS)
@@ -104,18 +103,21 @@ class Question:
             if failure is None:
                 found = future.result()
                 topics[name] = (str(found.topic_id), len(found.partitions))
-            elif _says_missing(failure):
+            elif (
+                isinstance(failure, KafkaException)
+                and failure.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            ):
                 missing.add(name)
-        untold = self._described.keys() - topics.keys() - missing
-        return Standing(topics, frozenset(missing), frozenset(untold), self._spans())
+        unanswered = self._described.keys() - topics.keys() - missing
+        return Observed(topics, frozenset(missing), frozenset(unanswered), self._spans())
 
-    def _spans(self) -> dict[Place, Span]:
-        told: dict[Place, list[int]] = {}
+    def _spans(self) -> dict[Partition, Span]:
+        answers: dict[Partition, list[int]] = {}
         for asked in self._offsets:
             for part, future in asked.items():
                 if (offset := _offset(future)) is not None:
-                    told.setdefault((str(part.topic), part.partition), []).append(offset)
-        return {place: Span(*its) for place, its in told.items() if len(its) == len(_SPAN)}
+                    answers.setdefault((str(part.topic), part.partition), []).append(offset)
+        return {each: Span(*its) for each, its in answers.items() if len(its) == len(_SPAN)}
 
 
 def _offset(future: Future[object]) -> int | None:
@@ -123,10 +125,3 @@ def _offset(future: Future[object]) -> int | None:
         return None
     offset = getattr(future.result(), "offset", -1)
     return int(offset) if offset >= 0 else None
-
-
-def _says_missing(failure: BaseException) -> bool:
-    return (
-        isinstance(failure, KafkaException)
-        and failure.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-    )

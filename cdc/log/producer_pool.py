@@ -6,10 +6,10 @@ Not sooner: their records would mix within a partition. And the commits are sent
 the one before has ended, so the log always holds the stream up to some point, as with one producer.
 A start fences all of them.
 
-A lane has a writer for large batches and, if `log.direct` allows it, one for small ones, each with
-a transactional id of its own. Which of them sends a batch makes no difference to the order.
+Each has a writer for large batches and, if `log.direct` allows it, one for small ones, each with a
+transactional id of its own. Which of them sends a batch makes no difference to the order.
 
-The lane whose commit has just ended is next: large batches need two lanes, and the others cost
+The producer whose commit has just ended is next: large batches need two, and the others cost
 nothing meanwhile.
 """
 
@@ -33,19 +33,24 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.config.model import Log
+    from cdc.log.batch import Batch, BatchContents
     from cdc.log.records import ResumePosition
-    from cdc.operate.metrics import Cut
-    from cdc.runtime.background import Worker
+    from cdc.runtime.background import BackgroundThread
 
 log = logging.getLogger("cdc.log.producer_pool")
 
 # A batch below this is small: round trips are most of its time. A larger one is worth compressing,
 # and librdkafka sends it while it arrives.
 SMALL_BYTES: Final = 24 << 10
+# A batch that touches this many partitions, with little for each (`Batch.thin`), costs by its
+# partitions: librdkafka sends a request for each of them, our own client one to each broker. Up to
+# this size it is in memory three times while it is sent.
+WIDE_PARTITIONS: Final = 64
+WIDE_BYTES: Final = 32 << 20
 
 
-def wants_direct(log: Log) -> bool:
-    """Return whether small batches are to have writers of their own, if the brokers can.
+def sends_small(log: Log) -> bool:
+    """Return whether small batches are written directly, if the brokers can.
 
     With `auto`, not at replication factor 1: there a broker that dies while it ends a transaction
     may leave it open (docs/adr/0055), and with more transactions a second that happens more often.
@@ -53,79 +58,92 @@ def wants_direct(log: Log) -> bool:
     return log.direct == "on" or (log.direct == "auto" and log.replication_factor > 1)
 
 
-class Lane:
+class PooledProducer:
     """A writer of large batches, one of small ones if there is any, and a worker for both."""
 
-    def __init__(self, large: Publisher, worker: Worker) -> None:
+    def __init__(self, large: Publisher, worker: BackgroundThread) -> None:
         self.large = large
-        self.small: DirectPublisher | None = None
+        self.direct: DirectPublisher | None = None
         self.worker = worker
 
     @property
     def writer(self) -> Publisher | DirectPublisher:
         """The writer with an open transaction; the one of large batches if none has one."""
-        return self.small if self.small and self.small.begun else self.large
+        return self.direct if self.direct and self.direct.begun else self.large
 
 
 class InFlight(NamedTuple):
     """A batch in flight: first all of it is acknowledged, then it is committed."""
 
-    lane: Lane
+    producer: PooledProducer
     publisher: Publisher | DirectPublisher
     flushed: Future[None]
     ended: Future[None]
     position: ResumePosition  # where the log is when it is committed
-    cut: Cut
+    contents: BatchContents
     moments: Moments
 
 
-class Lanes:
+class ProducerPool:
     """The pipeline's writers, and the batches in flight in their order."""
 
     def __init__(
-        self, config: Config, workers: list[Worker], seconds: int = TRANSACTION_TIMEOUT_SECONDS
+        self,
+        config: Config,
+        workers: list[BackgroundThread],
+        seconds: int = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
-        """One lane per worker; the caller owns the workers.
+        """One producer per worker; the caller owns the workers.
 
         The broker aborts a transaction of theirs that is open for `seconds`.
         """
         self._config, self._seconds = config, seconds
-        self._lanes = [
-            Lane(Publisher(config, lane, transaction_seconds=seconds), worker)
-            for lane, worker in enumerate(workers)
+        self._sends_small = sends_small(config.log)
+        self._producers = [
+            PooledProducer(Publisher(config, number, transaction_seconds=seconds), worker)
+            for number, worker in enumerate(workers)
         ]
-        self._idle = deque(self._lanes)  # the first is the current one
+        self._idle = deque(self._producers)  # the first is the current one
         self.in_flight: deque[InFlight] = deque()
         self._acknowledged = 0  # how many of those in flight, from the first
 
     @property
     def current(self) -> Publisher | DirectPublisher:
-        """The current lane's writer."""
+        """The current producer's writer."""
         return self._idle[0].writer
 
     @property
     def large(self) -> Publisher:
-        """The current lane's writer of large batches."""
+        """The current producer's writer of large batches."""
         return self._idle[0].large
 
-    def begin(self, size: int) -> None:
-        """Begin a transaction of the current lane for `size` bytes, unless one is open.
+    def begin(self, due: Batch | None) -> None:
+        """Begin a transaction of the current producer, unless one is open.
 
-        If `size` is below `SMALL_BYTES`, only our own records may be added later.
+        `due` is the batch if that is all it will hold, with our own records: only then may it be
+        written directly.
         """
-        lane = self._idle[0]
-        if not lane.writer.begun:
-            (lane.small if lane.small and size < SMALL_BYTES else lane.large).begin()
+        producer = self._idle[0]
+        if not producer.writer.begun:
+            direct = producer.direct if due is not None and self._is_direct(due) else None
+            (direct or producer.large).begin()
+
+    def _is_direct(self, batch: Batch) -> bool:
+        """Return whether our own client writes this batch with less effort than librdkafka."""
+        if batch.bytes < SMALL_BYTES:
+            return self._sends_small
+        is_wide = batch.thin and len(batch.waiting()) >= WIDE_PARTITIONS
+        return is_wide and batch.bytes <= WIDE_BYTES
 
     @property
     def free(self) -> bool:
         """Whether the next batch may be sent: `acknowledged` has yielded all that were."""
         # Not `flushed.done()`: it may come true at any moment, and a frontier record must not be
         # written while the ends of a batch that it counts have not been taken.
-        return self._acknowledged == len(self.in_flight) < len(self._lanes)
+        return self._acknowledged == len(self.in_flight) < len(self._producers)
 
     @property
-    def settling(self) -> bool:
+    def has_results(self) -> bool:
         """Whether `acknowledged` or `committed` has something to yield."""
         batches, known = self.in_flight, self._acknowledged
         return (known < len(batches) and batches[known].flushed.done()) or (
@@ -139,9 +157,9 @@ class Lanes:
 
     def open(self) -> None:
         """Fence every older writer, those of small batches too even if unused now. Blocks."""
-        for lane in self._lanes:
-            lane.large.open()
-        if not wants_direct(self._config.log) or not self._open_direct():
+        for producer in self._producers:
+            producer.large.open()
+        if self._config.log.direct == "off" or not self._open_direct():
             for name in DIRECT:
                 Publisher(self._config, name).open()
 
@@ -156,22 +174,25 @@ class Lanes:
             for publisher in made:
                 publisher.close()
             # Not worth a stop: librdkafka, which has just reached the brokers, does the same.
-            log.warning(
-                "small batches are left to librdkafka", extra={"fields": {"reason": str(why)}}
+            log.log(
+                logging.WARNING if self._config.log.direct == "on" else logging.INFO,
+                "all batches are left to librdkafka",
+                extra={"fields": {"reason": str(why)}},
             )
             return False
-        for lane, publisher in zip(self._lanes, made, strict=True):
-            lane.small = publisher
-        log.info("small batches are written directly", extra={"fields": {"writers": len(made)}})
+        for producer, publisher in zip(self._producers, made, strict=True):
+            producer.direct = publisher
+        which = "small, wide" if self._sends_small else "wide"
+        log.info("batches are written directly", extra={"fields": {"batches": which}})
         return True
 
-    def commit(self, position: ResumePosition, cut: Cut, received_at: float) -> None:
-        """Start the current writer's commit and make the next lane the current one.
+    def commit(self, position: ResumePosition, contents: BatchContents, received_at: float) -> None:
+        """Start the current writer's commit and make the next producer the current one.
 
         `received_at` is when the batch's first change was received.
         """
-        lane = self._idle.popleft()
-        publisher, worker = lane.writer, lane.worker
+        producer = self._idle.popleft()
+        publisher, worker = producer.writer, producer.worker
         moments = Moments(received_at, time.monotonic())
         before = self.in_flight[-1].ended if self.in_flight else None
         flushed = worker.submit(publisher.flush)
@@ -192,7 +213,9 @@ class Lanes:
             moments.answered = time.monotonic()
 
         ended = worker.submit(end)
-        self.in_flight.append(InFlight(lane, publisher, flushed, ended, position, cut, moments))
+        self.in_flight.append(
+            InFlight(producer, publisher, flushed, ended, position, contents, moments)
+        )
 
     def acknowledged(self) -> Iterator[InFlight]:
         """Yield each batch that has been acknowledged; raise the error of one that can't be."""
@@ -211,13 +234,13 @@ class Lanes:
             batch.ended.result()
             self._acknowledged -= 1
             # After the current one, which may have started to send.
-            self._idle.insert(1, batch.lane)
+            self._idle.insert(1, batch.producer)
             yield batch
 
     def abandon(self) -> None:
         """Stop retrying commits in flight: their session is over."""
-        for lane in self._lanes:
-            lane.large.abandon()
-            if lane.small:
-                lane.small.abandon()
-                lane.worker.submit(lane.small.close)  # after what is in flight
+        for producer in self._producers:
+            producer.large.abandon()
+            if producer.direct:
+                producer.direct.abandon()
+                producer.worker.submit(producer.direct.close)  # after what is in flight

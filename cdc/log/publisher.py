@@ -11,6 +11,7 @@ https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md (transact
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -20,23 +21,23 @@ from cdc.errors import ConfigError, InvariantError, UnavailableError
 from cdc.log.client import MAX_MESSAGE_BYTES, settings, thrown, translate, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from confluent_kafka import Message
 
     from cdc.config import Config
-    from cdc.log.batch import Batch, Partition
+    from cdc.log.batch import Batch, PartitionQueue
 
     Taken = Callable[[KafkaError | None, Message], None]
 
 # How many writers take turns (`cdc.log.producer_pool`). A commit is answered before its markers are
 # written, and a transaction that begins before that is refused once (CONCURRENT_TRANSACTIONS);
 # librdkafka retries only 20 ms later. With three others in between, 5 to 15 ms pass.
-LANES: Final = 4
+PRODUCERS: Final = 4
 # The suffixes of the transactional ids of the writers of small batches (`cdc.log.direct`).
-DIRECT: Final = tuple(f"direct.{lane}" for lane in range(LANES))
+DIRECT: Final = tuple(f"direct.{number}" for number in range(PRODUCERS))
 # All writers that may append to the log: a start fences all of them, whatever its own settings are.
-WRITERS: Final[tuple[int | str, ...]] = (*range(LANES), *DIRECT)
+WRITERS: Final[tuple[int | str, ...]] = (*range(PRODUCERS), *DIRECT)
 # The broker aborts a transaction that is open for longer; ours are open for milliseconds.
 TRANSACTION_TIMEOUT_SECONDS: Final = 60
 # What a topic accepts unless it is configured otherwise: Kafka's default is a little more.
@@ -44,8 +45,9 @@ BATCH_BYTES: Final = 1_000_000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
 # One attempt of a commit; after a retriable error or a timeout the same commit is retried.
 _COMMIT_TRY_SECONDS: Final = 10.0
-# How much of dead letters may wait in the producer: some pieces for each of a few brokers.
-LETTER_BYTES: Final = 16 << 20
+# What may wait in the producer of a dead letter or of a snapshot's rows: some batches for each of a
+# few brokers, a fraction of a second.
+IN_FLIGHT_BYTES: Final = 16 << 20
 _POLL_SECONDS: Final = 0.05
 # Brokers that accept nothing for this long are down; librdkafka itself would wait for minutes.
 _STALLED_SECONDS: Final = 60.0
@@ -58,21 +60,21 @@ class Publisher:
     def __init__(
         self,
         config: Config,
-        lane: int | str = 0,
+        name: int | str = 0,
         *,
         transaction_seconds: int = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
-        """A start fences this lane only if it is one of `WRITERS`."""
+        """`name` ends the transactional id; a start fences it only if it is one of `WRITERS`."""
         self.begun = False
         # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
         self._ends: dict[tuple[str, int], int] = {}
         self._failed: KafkaError | None = None
         self._abandoned = False
-        self._letter_bytes = 0  # of dead letters, handed over and not acknowledged
+        self._unacknowledged_bytes = 0  # of what was handed over; counted where it is limited
         # Room for a complete batch and what comes while it commits: `produce` never finds it full.
         kbytes = max(4 * config.batch.max_bytes, 2 * MAX_MESSAGE_BYTES) // 1024 + 65_536
         ours: dict[str, str | float | bool] = {
-            "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{lane}" if lane else ""),
+            "transactional.id": f"{config.prefix}.{config.pipeline}" + (f".{name}" if name else ""),
             "transaction.timeout.ms": transaction_seconds * 1_000,
             "compression.type": "lz4",
             # Batches fill while a transaction is open; its commit sends what is left.
@@ -117,7 +119,7 @@ class Publisher:
     def send_letters(self, batch: Batch) -> None:
         """Send the batch's dead letters, each record when there is room for it. Blocks.
 
-        What waits for the brokers stays below `LETTER_BYTES` whatever a letter's length, so the
+        What waits for the brokers stays below `IN_FLIGHT_BYTES` whatever a letter's length, so the
         queue has room for it.
         """
         self.begin()
@@ -125,31 +127,36 @@ class Publisher:
             self._send_part(partition, key, value)
             failpoints.reach("in_letter")
 
-    def _send_part(self, partition: Partition, key: bytes, value: bytes) -> None:
+    def _send_part(self, partition: PartitionQueue, key: bytes, value: bytes) -> None:
         size, delivered = len(key) + len(value), self._delivered
 
         def taken(error: KafkaError | None, message: Message) -> None:
             delivered(error, message)
-            self._letter_bytes -= size
+            self._unacknowledged_bytes -= size
 
         with translated(f"producing to {partition.topic}"):
             self._producer.produce(partition.topic, value, key, partition.number, on_delivery=taken)
-            self._letter_bytes += size
+        self._unacknowledged_bytes += size
+        self._wait_for_room("sending a dead letter")
+
+    def _wait_for_room(self, doing: str) -> None:
+        """Wait until at most `IN_FLIGHT_BYTES` are not acknowledged."""
+        with translated("producing"):
             self._producer.poll(0)
-            left, moved_at = self._letter_bytes, time.monotonic()
-            while self._letter_bytes > LETTER_BYTES:
+            left, moved_at = self._unacknowledged_bytes, time.monotonic()
+            while self._unacknowledged_bytes > IN_FLIGHT_BYTES:
                 self._producer.poll(_POLL_SECONDS)
                 if self._failed:
-                    raise translate(self._why(self._failed), "sending a dead letter")
-                if self._letter_bytes < left:
-                    left, moved_at = self._letter_bytes, time.monotonic()
+                    raise translate(self._why(self._failed), doing)
+                if self._unacknowledged_bytes < left:
+                    left, moved_at = self._unacknowledged_bytes, time.monotonic()
                 elif self._abandoned or time.monotonic() - moved_at > _STALLED_SECONDS:
                     raise UnavailableError(
                         f"Kafka has taken nothing for {time.monotonic() - moved_at:.0f} s",
                         hint="see that the brokers run and log.bootstrap_servers is right",
                     )
 
-    def _hand_over(self, partition: Partition, taken: Taken) -> None:
+    def _hand_over(self, partition: PartitionQueue, taken: Taken) -> None:
         """Hand over a partition's waiting messages; `taken` is called for the last of them."""
         messages = partition.take()
         # One report per partition and chunk is enough: it has the newest offset.
@@ -230,8 +237,8 @@ class Publisher:
             self._failed = error
             return
         offset = message.offset()
-        place = (str(message.topic()), int(message.partition() or 0))
-        self._ends[place] = -1 if offset is None or offset < 0 else offset + 1
+        partition = (str(message.topic()), int(message.partition() or 0))
+        self._ends[partition] = -1 if offset is None or offset < 0 else offset + 1
 
     @staticmethod
     def _refused(topic: str, messages: list[dict[str, object]]) -> None:
@@ -241,3 +248,54 @@ class Publisher:
         raise InvariantError(
             f"{len(messages)} messages for {topic} were neither queued nor refused"
         )
+
+
+class BoundedPublisher(Publisher):
+    """A publisher that holds at most `IN_FLIGHT_BYTES` that no broker has acknowledged.
+
+    The daemon keeps its transactions small enough for the producer's queue. A snapshot's are as
+    large as a range of a table, and reading is faster than writing: here `produce` waits for the
+    brokers.
+    """
+
+    def produce(self, batch: Batch) -> None:
+        """Hand over the batch's waiting messages; wait while too many bytes are in flight."""
+        self.begin()
+        self.send_letters(batch)
+        partitions = batch.waiting()
+        if not partitions:
+            return
+        size, unacknowledged = batch.bytes, len(partitions)
+        batch.bytes = 0
+        self._unacknowledged_bytes += size
+
+        # Looked up beforehand: after a fatal error the client reports with an exception pending,
+        # and then the interpreter finds no inherited method.
+        delivered = self._delivered
+
+        def taken(error: KafkaError | None, message: Message) -> None:
+            nonlocal unacknowledged
+            delivered(error, message)
+            unacknowledged -= 1
+            if not unacknowledged:
+                self._unacknowledged_bytes -= size
+
+        for partition in partitions:
+            self._hand_over(partition, taken)
+        self._wait_for_room("sending rows")
+
+
+def fence(config: Config, names: Sequence[int | str] = WRITERS) -> Publisher:
+    """Fence these writers and end their open transactions; return the first of them. Blocks.
+
+    All at once: librdkafka takes up to half a second for each.
+    """
+
+    def opened(name: int | str) -> Publisher:
+        made = Publisher(config, name)
+        made.open()
+        return made
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        first, *_ = threads.map(opened, names)
+    return first

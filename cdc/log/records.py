@@ -23,8 +23,8 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 FORMAT = 1
 
 
-class Sends(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a publication sends of its tables, and the version of its catalog row.
+class PublicationOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The options of a publication, and the version of its catalog row.
 
     `version` is the row's `xmin`, which each ALTER PUBLICATION … SET changes, even one that reverts
     another. `schemas` has the oid of the membership of each schema that is published completely.
@@ -39,8 +39,10 @@ class Sends(msgspec.Struct, frozen=True, omit_defaults=True):
     schemas: dict[str, int] = {}
 
 
-class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The publication the stream is read through; another oid or membership may hide a gap.
+class PinnedPublication(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The publication the stream is read through, as it was when the log was written.
+
+    Another oid or membership may hide a gap.
 
     `tables` has the oid of each table's membership (`pg_publication_rel`), which changes if the
     table is taken out and put back; 0 if it is a member by schema or by ALL TABLES.
@@ -50,7 +52,8 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     oid: int
     tables: dict[str, int]
     removed: tuple[int, ...] = ()  # memberships that `cdc table remove` has ended
-    sends: Sends | None = None  # None in records from before it was pinned
+    # None in records from before it was pinned.
+    options: PublicationOptions | None = msgspec.field(default=None, name="sends")
     # By table, its column list by attnum and its row filter; tables without either are left out.
     narrowed: dict[str, tuple[tuple[int, ...] | None, str | None]] = {}
 
@@ -65,7 +68,7 @@ class ResumeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     timeline: int
     database: str
     slot: str
-    publication: Publication
+    publication: PinnedPublication
     partitions: dict[str, int]
     topic_ids: dict[str, str] = {}  # Kafka's own, which change if a topic is deleted and recreated
     # Whether the initial snapshot must be handed over before anything is streamed; empty in records
@@ -149,6 +152,7 @@ class NumberedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
     xmin: int = 0  # of its row in the catalog, which every change of the column replaces
     sent: bool = True  # whether the publication sends it
     dropped: bool = False
+    computed_from: tuple[int, ...] = ()  # the columns that a generated column is computed from
 
 
 class ColumnNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,8 +232,10 @@ def is_schema_key(key: bytes) -> bool:
 
 def _plain(record: msgspec.Struct) -> dict[str, object]:
     # LSN is an int: left to itself the encoder would write a number, which JSON readers round.
-    fields = msgspec.structs.asdict(record)
-    return {k: str(v) if isinstance(v, LSN) else v for k, v in fields.items()}
+    fields = zip(
+        record.__struct_encode_fields__, msgspec.structs.astuple(record), strict=True
+    )  # by their names in JSON
+    return {k: str(v) if isinstance(v, LSN) else v for k, v in fields}
 
 
 def _lsn(kind: type, value: object) -> object:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cdc.errors import FencedError, InvariantError, UnavailableError
 from cdc.log import names, reader, records
-from cdc.log.publisher import WRITERS, Publisher
+from cdc.log.publisher import fence
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -23,17 +23,15 @@ def write_fenced(
     config: Config,
     identity: records.ResumeIdentity,
     position: records.ResumePosition,
-    *beside: tuple[str, bytes, bytes | None],
+    *more: tuple[str, bytes, bytes | None],
     read: Resume | None,
 ) -> None:
-    """Commit both parts and the records `beside`. Fences a daemon: call only while none may run.
+    """Commit both parts and `more` records. Fences a daemon: call only while none may run.
 
     `read` is the resume record that the caller's decision is based on. Raises FencedError, and has
     written nothing, if the log holds another one by now.
     """
-    for lane in reversed(WRITERS):
-        publisher = Publisher(config, lane)
-        publisher.open()
+    publisher = fence(config)
     found = reader.read_resume(config)
     if found != read:
         at = f"at seq {found[1].seq} ({found[1].end_lsn})" if found else "not there"
@@ -46,7 +44,7 @@ def write_fenced(
         forward(found[1], position)
     publisher.add(*record(config, identity))
     publisher.add(*record(config, position))
-    for each in beside:
+    for each in more:
         publisher.add(*each)
     publisher.commit()
 

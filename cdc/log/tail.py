@@ -8,15 +8,15 @@ total order reads cut by cut, between frontiers.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, TopicPartition
 
 from cdc.errors import ConfigError
 from cdc.log import names, topics
-from cdc.log.client import reach, translate, translated
-from cdc.log.reader import consumer
+from cdc.log.client import reach
+from cdc.log.consumer import BEGINNING, END, LogConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from cdc.config import Config, TablePattern
+    from cdc.log.partitions import Partition
 
-# `consume` waits for its full timeout unless the batch is full: this is a reader's lag.
-_WAIT_SECONDS: Final = 0.1
-_AT_ONCE: Final = 1_000
+# Records are collected for this long and then sorted: it is a reader's lag.
+_GATHER_SECONDS: Final = 0.1
 # How soon the topic of a newly captured table is noticed.
 _LOOK_SECONDS: Final = 3.0
 
@@ -52,32 +52,25 @@ def tail(
     delete.
     """
     reach(config)
-    client = consumer(config, **{"enable.partition.eof": False})
     admin = topics.admin(config)
-    followed: set[tuple[str, int]] = set()
     # A topic that is created meanwhile is read from its beginning.
-    start = OFFSET_BEGINNING if from_beginning else OFFSET_END
+    start = BEGINNING if from_beginning else END
     look_at = time.monotonic()
-    try:
+    with closing(LogConsumer(config)) as consumer:
         while True:
             if time.monotonic() >= look_at:
                 found = _matching(config, patterns, topics.existing(admin, config.prefix))
-                new = found - followed
-                with translated("beginning to read the data topics"):
-                    client.incremental_assign([TopicPartition(*place, start) for place in new])
-                followed |= new
-                start = OFFSET_BEGINNING
+                consumer.follow(dict.fromkeys(found - consumer.positions.keys(), start))
+                start = BEGINNING
                 look_at = time.monotonic() + _LOOK_SECONDS
-            messages = client.consume(_AT_ONCE, timeout=_WAIT_SECONDS)
-            arrived = [_arrived(message) for message in messages if _is_event(message)]
+            messages = consumer.arrivals(_GATHER_SECONDS, gather=True)
+            arrived = [_arrived(each) for each in messages if each.value() is not None]
             yield sorted(arrived, key=lambda each: each.event["source"]["seq"])
-    finally:
-        client.close()
 
 
 def _matching(
     config: Config, patterns: Sequence[TablePattern], present: dict[str, int]
-) -> set[tuple[str, int]]:
+) -> set[Partition]:
     """Return topic and partition of every table that matches; raise if none can."""
     own = f"{config.prefix}.cdc."
     data = {name: count for name, count in present.items() if not name.startswith(own)}
@@ -91,22 +84,13 @@ def _matching(
                 f"the log holds no table {pattern.text}",
                 hint=f"it holds {known}",
             )
-    said = names.messages_topic(config.prefix)
+    logical = names.messages_topic(config.prefix)
     return {
         (name, partition)
         for name, count in data.items()
         if not patterns or any(pattern.matches(*tables[name]) for pattern in patterns)
         for partition in range(count)
-    } | ({(said, 0)} if said in present and not patterns else set())
-
-
-def _is_event(message: Message) -> bool:
-    error = message.error()
-    if error is None:
-        return message.value() is not None
-    if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        raise translate(error, f"reading {message.topic()}")
-    return False  # a broker that is down comes back
+    } | ({(logical, 0)} if logical in present and not patterns else set())
 
 
 def _arrived(message: Message) -> Arrived:

@@ -135,26 +135,29 @@ def create(
 
     Raises ConfigError if Kafka refuses a topic's settings.
     """
-    for piece in pieces(missing, _RECORDS, _weight):
+    for piece in pieces(missing, _RECORDS, lambda topic: 1 + topic.partitions + len(topic.config)):
         _create(client, config, piece)
-        yield _visible(client, [topic.name for topic in piece])
+        yield _shown(client, [topic.name for topic in piece], created=True)
 
 
-def _visible(client: AdminClient, names: list[str]) -> dict[str, Described]:
-    shown, deadline = 0, time.monotonic() + _CHANGE_SECONDS
-    while len(present := describe(client, names)) < len(names):
-        if len(present) > shown:
-            # Slow is not stuck: the timeout restarts with each topic that appears.
-            shown, deadline = len(present), time.monotonic() + _CHANGE_SECONDS
+def _shown(client: AdminClient, names: list[str], *, created: bool) -> dict[str, Described]:
+    """Return the topics that brokers show, once they show all that are created, none deleted."""
+    count, deadline = len(names), time.monotonic() + _CHANGE_SECONDS
+    while True:
+        present = describe(client, names)
+        left = set(names) - present.keys() if created else set(present)
+        if not left:
+            return present
+        if len(left) < count:
+            # Slow is not stuck: the timeout restarts with each topic that has changed.
+            count, deadline = len(left), time.monotonic() + _CHANGE_SECONDS
         if time.monotonic() > deadline:
-            missing = sorted(set(names) - set(present))
+            what = "created but the brokers do not" if created else "deleted but the brokers still"
             raise UnavailableError(
-                f"{len(missing)} topics were created but the brokers do not show them, the first"
-                f" is {missing[0]}",
+                f"{len(left)} topics were {what} show them, the first is {min(left)}",
                 hint="check that all brokers run, then repeat the command: it does the rest",
             )
         time.sleep(_LOOK_SECONDS)
-    return present
 
 
 def pieces(
@@ -175,10 +178,6 @@ def pieces(
         total += its
     if piece:
         yield piece
-
-
-def _weight(topic: Topic) -> int:
-    return 1 + topic.partitions + len(topic.config)
 
 
 def _create(client: AdminClient, config: Config, missing: list[Topic]) -> None:
@@ -216,22 +215,7 @@ def delete(client: AdminClient, topics: Sequence[str]) -> None:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise translate(error.args[0], f"deleting topic {name}") from error
-        _deleted(client, piece)
-
-
-def _deleted(client: AdminClient, names: list[str]) -> None:
-    """Wait until the brokers no longer show the topics, so that they can be created again."""
-    there, deadline = len(names), time.monotonic() + _CHANGE_SECONDS
-    while left := describe(client, names):
-        if len(left) < there:
-            there, deadline = len(left), time.monotonic() + _CHANGE_SECONDS
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"{len(left)} topics were deleted but the brokers still show them, the first is"
-                f" {min(left)}",
-                hint="check that all brokers run, then repeat the command: it does the rest",
-            )
-        time.sleep(_LOOK_SECONDS)
+        _shown(client, piece, created=False)  # so that they can be created again
 
 
 def existing(client: AdminClient, prefix: str) -> dict[str, int]:

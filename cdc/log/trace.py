@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.operate.metrics import Cut
+    from cdc.log.batch import BatchContents
 
 # The stages of a batch, in their order; each ends at the next moment of `Moments`.
 STAGES: Final = {
@@ -35,7 +35,7 @@ class Moments:
     def __init__(self, received: float, handed_over: float) -> None:
         self.received = received
         self.handed_over = handed_over
-        # Written by the worker of its lane, in this order.
+        # Written by the worker of its producer, in this order.
         self.acknowledged = self.in_turn = self.answered = 0.0
         self.confirmed = 0.0
 
@@ -59,7 +59,7 @@ class Tracer(Protocol):
     def received(self, seq: int, began_at: float, ended_at: float) -> None:
         """Record that changes up to `seq` were read and sequenced within this time."""
 
-    def committed(self, seq: int, cut: Cut, moments: Moments) -> None:
+    def committed(self, seq: int, contents: BatchContents, moments: Moments) -> None:
         """Record a batch of changes up to `seq`, which has just been confirmed."""
 
     def span(self, name: str, began_at: float, ended_at: float) -> None:

@@ -1,1 +1,1 @@
-"""What an operator uses: health, metrics, logs, the doctor and the status."""
+"""What an operator uses: health, metrics, logs, status and verdict."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 _SYSTEM: Final = b"SELECT system_identifier::text FROM pg_catalog.pg_control_system()"
 _SEND: Final = b"SELECT pg_logical_emit_message(false, %s, %s)"

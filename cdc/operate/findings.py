@@ -1,14 +1,14 @@
-"""The doctor's findings: the result of each check, its severity, and the exact fix."""
+"""Findings of checks, with the exact fix, and causes of a verdict, with the remedy."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from cdc.errors import Exit
 
 
 class Severity(Enum):
-    """The severity of a finding."""
-
     OK = "ok"
     NOTE = "note"  # for information; nothing is wrong
     WARNING = "warning"  # works, but will fail some day
@@ -24,12 +24,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
     def fields(self) -> dict[str, str]:
-        return {
-            "check": self.check,
-            "severity": self.severity.value,
-            "what": self.what,
-            "fix": self.fix,
-        }
+        return {**self._asdict(), "severity": self.severity.value}
 
 
 def ok(check: str, what: str) -> Finding:
@@ -49,21 +44,29 @@ def error(check: str, what: str, fix: str) -> Finding:
 
 
 def worst(findings: list[Finding]) -> Severity:
-    """Return the worst severity among `findings`."""
     order = list(Severity)
     return max((each.severity for each in findings), key=order.index, default=Severity.OK)
 
 
-def size(count: float) -> str:
-    """Return a number of bytes in readable form: `1.5 GiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+class Level(Enum):
+    """The severity of a cause, or of the verdict."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # it advances, or may recover by itself
+    FAILED = "failed"  # it does not advance, or needs a person
 
 
-def listed(names: list[str], limit: int = 8) -> str:
-    """Return `names` separated by commas, at most `limit` of them."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+class Cause(NamedTuple):
+    """Why the verdict is not `ok`."""
+
+    level: Level
+    about: str  # server, setup, slot, daemon, snapshot, incremental_snapshot, follower
+    what: str
+    remedy: str
+    since_seconds: float | None = None  # None: unknown
+    exit_code: int = Exit.FAILED  # where the level is FAILED
+    subject: str = ""  # which follower, or which snapshot
+
+    def fields(self) -> dict[str, Any]:
+        since = None if self.since_seconds is None else round(self.since_seconds, 1)
+        return {**self._asdict(), "level": self.level.value, "since_seconds": since}

@@ -13,9 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdc.errors import CDCError, Exit
-from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, Readings
-from cdc.log.unapplied import Places, Unapplied
-from cdc.operate.retention import spell
+from cdc.log.follower_reports import REPORT_SECONDS, SILENT_SECONDS, FollowerRecord, Readings
+from cdc.log.frontier_tail import Unapplied, UnappliedReader
+from cdc.operate.findings import Cause, Level
+from cdc.operate.readable import duration
 from cdc.source.authority import CLOCK_US
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.events import LSN
-    from cdc.log.follower_reports import FollowerRecord
 
 log = logging.getLogger("cdc.operate.followers")
 
@@ -42,7 +42,7 @@ LATE_SECONDS: Final = 60.0
 STALLED_SECONDS: Final = 180.0
 
 
-class Standing(NamedTuple):
+class FollowerStatus(NamedTuple):
     """A follower's state at one moment; what is not known is None."""
 
     name: str
@@ -89,12 +89,12 @@ class Standing(NamedTuple):
         return self._ago("began_at_us")
 
     @property
-    def stands_seconds(self) -> float:
+    def stalled_seconds(self) -> float:
         """How long its frontier has not moved though the log has more events, by the log."""
-        still = self._ago("moved_at_us") or 0.0
+        stalled = self._ago("moved_at_us") or 0.0
         if self.reached_at_us is not None:
-            still = max(still, time.time() - self.reached_at_us / 1e6)
-        return min(still, self.lag_seconds or 0.0)
+            stalled = max(stalled, time.time() - self.reached_at_us / 1e6)
+        return min(stalled, self.lag_seconds or 0.0)
 
     @property
     def failing_seconds(self) -> float | None:
@@ -106,8 +106,7 @@ class Standing(NamedTuple):
         return None if at_us is None else max(0.0, time.time() - at_us / 1e6)
 
     def fields(self) -> dict[str, Any]:
-        """Return it as JSON-ready values."""
-        told = (
+        names = (
             *("store", "generation", "epoch", "lsn", "seq", "committed_at_us", "tables", "events"),
             *("batches", "errors", "events_per_second", "batch_seconds", "what", "hint", "owner"),
         )
@@ -118,7 +117,7 @@ class Standing(NamedTuple):
             "state": self.state,
             **{name: _rounded(getattr(self, name)) for name in lags},
             "report_age_seconds": record and round(record.age_seconds, 3),
-            **{name: record and _plain(getattr(record, name)) for name in told},
+            **{name: record and _plain(getattr(record, name)) for name in names},
         }
 
 
@@ -130,67 +129,64 @@ def _plain(value: object) -> object:
     return str(value) if type(value) is not int and isinstance(value, int) else value  # an LSN
 
 
-class Look:
+class FollowersReader:
     """Reads the state of a configuration's followers; connections stay open until `close`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._readings = Readings(config)
-        self._places = Places(config)
+        self._unapplied = UnappliedReader(config)
 
     @property
-    def anyone(self) -> bool:
-        """Whether a follower was running at the newest look, configured or not."""
+    def any_running(self) -> bool:
+        """Whether a follower was running at the newest read, configured or not."""
         return any(record.runs for record in self._readings.newest.values())
 
-    def take(self, wal_end: LSN | None) -> list[Standing]:
-        """Return the current state of each."""
+    def read(self, wal_end: LSN | None) -> list[FollowerStatus]:
         newest = self._readings.refresh()
         found = []
         for name in self._config.followers:
             record = newest.get(name)
-            unapplied = self._places.unapplied(record.place) if record else None
+            unapplied = self._unapplied.unapplied(record.place) if record else None
             reached = self._readings.reached_at_us.get(name)
-            found.append(Standing(name, record, wal_end, unapplied, reached))
+            found.append(FollowerStatus(name, record, wal_end, unapplied, reached))
         return found
 
     def close(self) -> None:
         """Close the connections."""
         self._readings.close()
-        self._places.close()
+        self._unapplied.close()
 
 
-class Complaint(NamedTuple):
-    """What is wrong with a follower; with exit code 0 it may pass by itself."""
-
-    follower: str
-    what: str
-    hint: str
-    exit_code: int
-    since_seconds: float | None = None
-
-
-def judge(config: Config, standings: list[Standing]) -> Iterator[Complaint]:
+def judge(config: Config, statuses: list[FollowerStatus]) -> Iterator[Cause]:
     """Yield what is wrong with followers, or will be; nothing for those that keep up."""
-    for each in standings:
+    for each in statuses:
         if each.unapplied is not None and each.unapplied.forgotten:
             what = f"the log no longer holds what {each.name} has not applied"
-            yield Complaint(each.name, what, f"cdc rebuild {each.name}", Exit.CONFIG)
+            yield _cause(each, what, f"cdc rebuild {each.name}", Exit.CONFIG)
         found = _trouble(config, each)
         if found is not None:
-            yield Complaint(each.name, *found, _since(each))
+            yield _cause(each, *found, _since(each))
 
 
-def _since(each: Standing) -> float | None:
+def _cause(
+    each: FollowerStatus, what: str, remedy: str, code: int, since: float | None = None
+) -> Cause:
+    """Return the cause; with exit code 0 it may pass by itself."""
+    level = Level.FAILED if code else Level.DEGRADED
+    return Cause(level, "follower", what, remedy, since, code or Exit.FAILED, each.name)
+
+
+def _since(each: FollowerStatus) -> float | None:
     """Return how long this has lasted, as far as the log shows; None where it does not."""
     if each.record is None:
         return None
     if not each.record.runs and each.lag_seconds is None:
         return each.record.age_seconds
-    return max(each.stands_seconds, each.failing_seconds or 0.0)
+    return max(each.stalled_seconds, each.failing_seconds or 0.0)
 
 
-def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
+def _trouble(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
     """Return the most serious thing that keeps a follower from applying what the log has."""
     record, name = each.record, each.name
     run = f"cdc follow --followers {name}"
@@ -203,40 +199,42 @@ def _trouble(config: Config, each: Standing) -> tuple[str, str, int] | None:
         return what, run, Exit.FAILED
     if record.what:
         what = f"{name} is {each.state.replace('_', ' ')}: {record.what}"
-        seconds = max(each.failing_seconds or 0.0, each.stands_seconds)
+        seconds = max(each.failing_seconds or 0.0, each.stalled_seconds)
         if seconds > STALLED_SECONDS + _waits(config, name):
-            return f"{what}, for {spell(seconds)}", record.hint, Exit.FAILED
+            return f"{what}, for {duration(seconds)}", record.hint, Exit.FAILED
         return what, record.hint, Exit.OK
     return _lateness(config, each) or _silence(config, each)
 
 
-def _lateness(config: Config, each: Standing) -> tuple[str, str, int] | None:
+def _lateness(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
     """Return that it has long lacked events of the log; worse where its frontier does not move."""
-    lag, stands, waits = each.lag_seconds or 0.0, each.stands_seconds, _waits(config, each.name)
+    lag, stalled, waits = each.lag_seconds or 0.0, each.stalled_seconds, _waits(config, each.name)
     if lag <= LATE_SECONDS + waits:
         return None
-    since = f"the log has held for {spell(lag)} what it lacks"
-    if stands <= LATE_SECONDS + waits:
-        return f"{each.name} is behind: {since}", "it moves on: see that this falls", Exit.OK
+    since = f"the log has held for {duration(lag)} what it lacks"
+    if stalled <= LATE_SECONDS + waits:
+        return f"{each.name} is behind: {since}", "it advances: check that this falls", Exit.OK
     if (each.job_seconds or LATE_SECONDS) < LATE_SECONDS:
-        what = f"{each.name} has applied nothing for {spell(stands)}, and its job has just started"
-        return what, "see that its frontier moves", Exit.OK
+        what = (
+            f"{each.name} has applied nothing for {duration(stalled)}, and its job has just started"
+        )
+        return what, "check that its frontier moves", Exit.OK
     mirror = config.followers[each.name].mirror
     hint = "see its job's log, and whether Spark has executors for a large batch"
-    hint = f"it goes by its mirror: see {mirror}; then its job's log" if mirror else hint
-    code = Exit.FAILED if stands > STALLED_SECONDS + waits else Exit.OK
-    return f"{each.name} has applied nothing for {spell(stands)}, and {since}", hint, code
+    hint = f"it reads its mirror: see {mirror}; then its job's log" if mirror else hint
+    code = Exit.FAILED if stalled > STALLED_SECONDS + waits else Exit.OK
+    return f"{each.name} has applied nothing for {duration(stalled)}, and {since}", hint, code
 
 
-def _silence(config: Config, each: Standing) -> tuple[str, str, int] | None:
+def _silence(config: Config, each: FollowerStatus) -> tuple[str, str, int] | None:
     """Return that canaries should have been applied since its job started, and were not."""
     # A canary that was applied before the job started counts from the job's start.
     ages = [age for age in (each.canary_age_seconds, each.job_seconds) if age is not None]
     silent, each_seconds = min(ages, default=0.0), config.canary_seconds
     if not each_seconds or silent <= LATE_SECONDS + 2 * each_seconds + _waits(config, each.name):
         return None
-    what = f"{each.name}: no canary has come out of it for {silent:.0f} s"
-    return what, "see that the daemon runs, and its warnings: cdc status", Exit.OK
+    what = f"{each.name}: it has applied no canary for {silent:.0f} s"
+    return what, "check that the daemon runs, and its warnings: cdc status", Exit.OK
 
 
 def _waits(config: Config, name: str) -> float:
@@ -246,8 +244,8 @@ def _waits(config: Config, name: str) -> float:
     return 2 * (follower.every_seconds + (mirror.every_seconds if mirror else 0.0))
 
 
-class Watch:
-    """Reads until `close`; `standings` is the newest result.
+class FollowersMonitor:
+    """Reads until `close`; `statuses` is the newest result.
 
     It also runs where the configuration names no followers: some may be added while this process
     runs.
@@ -255,28 +253,28 @@ class Watch:
 
     def __init__(self, config: Config, wal_end: Callable[[], LSN | None]) -> None:
         """Start at once."""
-        self.anyone = False  # whether a follower was running then, named here or not
-        self.standings: list[Standing] = []
+        self.any_running = False  # whether a follower was running then, named here or not
+        self.statuses: list[FollowerStatus] = []
         self._config = config
         self._wal_end = wal_end
         self._over = threading.Event()
         threading.Thread(target=self._run, name="cdc-followers", daemon=True).start()
 
     def close(self) -> None:
-        """Stop; the thread ends after its current look."""
+        """Stop; the thread ends after its current read."""
         self._over.set()
 
     def _run(self) -> None:
-        look, told = Look(self._config), False
+        reader, logged = FollowersReader(self._config), False
         while not self._over.is_set():
             try:
-                self.standings = look.take(self._wal_end())
-                self.anyone, told = look.anyone, False
+                self.statuses = reader.read(self._wal_end())
+                self.any_running, logged = reader.any_running, False
             except CDCError as error:
                 # The last result stays, and gets older.
-                if not told and self._config.followers:
+                if not logged and self._config.followers:
                     fields = {"error": error.what, "hint": error.hint}
-                    log.warning("cannot look at the followers", extra={"fields": fields})
-                told = True
+                    log.warning("cannot read the followers' reports", extra={"fields": fields})
+                logged = True
             self._over.wait(REPORT_SECONDS if self._config.followers else SILENT_SECONDS)
-        look.close()
+        reader.close()

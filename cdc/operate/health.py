@@ -24,7 +24,7 @@ from cdc.events import LSN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cdc.snapshot.initial.progress import Report as Snapshot
+    from cdc.snapshot.initial.progress import Report
 
 # Longer than any single step of the loop, shorter than an operator would wait.
 LIVE_SECONDS = 30.0
@@ -36,8 +36,6 @@ BATCH_SECONDS = 15.0
 
 
 class State(Enum):
-    """What the daemon is doing."""
-
     STARTING = "starting"
     STANDBY = "standby"  # another daemon holds the slot
     SNAPSHOTTING = "snapshotting"  # copying the tables' existing rows, before it streams
@@ -46,7 +44,7 @@ class State(Enum):
     HALTED = "halted"  # stopped by an error that needs a person
 
 
-class Report(NamedTuple):
+class HealthReport(NamedTuple):
     """One consistent answer, for `/livez` and `/readyz`."""
 
     live: bool
@@ -59,14 +57,13 @@ class Report(NamedTuple):
     published_lsn: LSN
     wal_end_lsn: LSN
     seq: int
-    snapshot: Snapshot | None = None  # while and after this process takes the initial one
+    snapshot: Report | None = None  # while and after this process takes the initial one
     warnings: tuple[str, ...] = ()  # what will fail if ignored; not ready is worse
     failures: int = 0  # sessions in a row that ended with an error and published nothing
     failing_seconds: float | None = None  # since the first of them ended
     error: str = ""  # why the last one ended
 
     def body(self) -> dict[str, object]:
-        """Return the report as JSON-ready values."""
         fields: dict[str, object] = self._asdict()
         fields |= {"state": self.state.value}
         fields |= {"snapshot": self.snapshot and self.snapshot.body()}
@@ -89,7 +86,7 @@ class Health:
         self._wal_end = LSN(0)
         self._seq = 0
         self._batch_at = math.inf
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Report | None = None
         self._warnings: tuple[str, ...] = ()
         self._failures = 0
         self._failing_at = 0.0
@@ -134,7 +131,7 @@ class Health:
             self._published, self._wal_end = LSN(published_lsn), LSN(wal_end_lsn)
             self._seq = seq
 
-    def snapshotting(self, snapshot: Snapshot | None) -> None:
+    def snapshotting(self, snapshot: Report | None) -> None:
         """Note the progress of the initial snapshot; None while it has not started to copy."""
         with self._lock:
             self._beat_at = self._now()
@@ -156,8 +153,7 @@ class Health:
         """Set the warnings in the report; they replace the earlier ones."""
         self._warnings = tuple(warnings)
 
-    def report(self) -> Report:
-        """Return the current report."""
+    def report(self) -> HealthReport:
         with self._lock:
             now = self._now()
             beat_age = now - self._beat_at
@@ -182,7 +178,7 @@ class Health:
             if not live:
                 reason = f"the main loop has not turned for {beat_age:.0f} s"
             at_work = self._state in (State.STREAMING, State.STANDBY, State.SNAPSHOTTING)
-            return Report(
+            return HealthReport(
                 live=live,
                 ready=live and at_work and not stalled and not refused,
                 state=self._state,

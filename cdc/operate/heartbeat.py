@@ -16,7 +16,7 @@ from cdc.source.connection import translated
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 _BEAT: Final = b"""
 INSERT INTO lockstep.heartbeat AS h (pipeline, beat_at, owner) VALUES (%s, now(), %s)
@@ -29,18 +29,18 @@ class Heartbeat:
 
     def __init__(self, config: Config) -> None:
         self._pipeline = config.pipeline
-        self._asked = config.migrations.heartbeat_table
+        self._enabled = config.migrations.heartbeat_table
         self._seconds = config.migrations.heartbeat_seconds
         self._beat_at = float("-inf")
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
-    def due(self, sql: Connection) -> list[Finding]:
+    def write_if_due(self, sql: Connection) -> list[Finding]:
         """Write when it is due; return what prevented it.
 
         Raises the error of a lost connection.
         """
         now = time.monotonic()
-        if not self._asked or now - self._beat_at < self._seconds:
+        if not self._enabled or now - self._beat_at < self._seconds:
             return []
         try:
             with translated("writing to lockstep.heartbeat"):

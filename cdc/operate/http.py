@@ -20,7 +20,7 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from cdc.errors import ConfigError
-from cdc.operate.verdict import Level
+from cdc.operate.findings import Level
 
 if TYPE_CHECKING:
     from cdc.operate.health import Health
@@ -34,25 +34,7 @@ _CLIENT_TIMEOUT_SECONDS = 5.0
 _PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
 
 
-class Server:
-    """A running server; `port` is the real one. Ends with `close` or with the process."""
-
-    def __init__(self, http: ThreadingHTTPServer) -> None:
-        self._http = http
-        self.port: int = http.server_address[1]
-        self._thread = threading.Thread(
-            target=http.serve_forever, kwargs={"poll_interval": 0.5}, name="cdc-http", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening and wait for the serving thread. May be called twice."""
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
-def serve(listen: str, health: Health, metrics: Metrics) -> Server | None:
+def serve(listen: str, health: Health, metrics: Metrics) -> HttpServer | None:
     """Serve on `listen` (`host:port`, port 0 for a free one); nothing where it is empty.
 
     Raises ConfigError where the address cannot be bound.
@@ -63,18 +45,20 @@ def serve(listen: str, health: Health, metrics: Metrics) -> Server | None:
     host = host.strip("[]")
     try:
         family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        server = Server(_Http(host, int(port), family, health, metrics))
+        server = HttpServer(host, int(port), family, health, metrics)
     except OSError as error:
         raise ConfigError(
             f"cannot serve HTTP on http.listen = {listen}: {error.strerror or error}",
-            hint="choose another address or port in http.listen (port 0 takes a free one, an empty "
-            "value serves none), or stop the process that listens there",
+            hint="choose another address or port in http.listen (port 0 chooses a free one, an "
+            "empty value serves none), or stop the process that listens there",
         ) from error
     log.info("serving health and metrics", extra={"fields": {"host": host, "port": server.port}})
     return server
 
 
-class _Http(ThreadingHTTPServer):
+class HttpServer(ThreadingHTTPServer):
+    """A running server; `port` is the real one. Ends with `close` or with the process."""
+
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
@@ -84,6 +68,15 @@ class _Http(ThreadingHTTPServer):
         self.metrics = metrics
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
+        self.port: int = self.server_address[1]
+        self._thread = threading.Thread(target=self.serve_forever, name="cdc-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and wait for the serving thread. May be called twice."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def server_bind(self) -> None:
         # HTTPServer asks DNS for our own name here, which can take seconds and is not needed.
@@ -107,7 +100,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Http
+    server: HttpServer
     protocol_version = "HTTP/1.1"
     server_version = "lockstep"
     sys_version = ""
@@ -124,7 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.metrics.verdict()
             body = report.body() | {
                 "lag_seconds": round(max(0, self.server.metrics.lag_seconds), 3),
-                "live_snapshots": [each.told for each in self.server.metrics.live()],
+                "incremental_snapshots": [
+                    each.summary for each in self.server.metrics.incremental_snapshots()
+                ],
                 "followers": [each.fields() for each in self.server.metrics.followers()],
                 "verdict": found and found.fields(),
             }

@@ -77,8 +77,8 @@ class LineFormatter(logging.Formatter):
             f"{self._in(dim, f'{name}=')}{value}" for name, value in _fields(record).items()
         )
         time = _time(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        said = self._in(_COLOURS[level], f"{level:<7}")
-        line = f"{self._in(dim, time)} {said} {record.getMessage()}"
+        label = self._in(_COLOURS[level], f"{level:<7}")
+        line = f"{self._in(dim, time)} {label} {record.getMessage()}"
         line = f"{line}  {fields}" if fields else line
         if record.exc_info:
             line += "\n" + bugs.where(record.exc_info[1])

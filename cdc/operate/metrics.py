@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,27 +27,24 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    Metric,
 )
 from prometheus_client.registry import Collector
 
-from cdc.log.trace import STAGES
-from cdc.operate.followers import STATES
+from cdc.log.trace import STAGES, Moments
+from cdc.operate.findings import Level
+from cdc.operate.followers import STATES, FollowerStatus
 from cdc.operate.health import State
 from cdc.source.authority import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from prometheus_client.core import Metric
-
+    from cdc.log.batch import BatchContents
     from cdc.log.records import ResumePosition
-    from cdc.log.trace import Moments
-    from cdc.operate.followers import Standing
     from cdc.operate.retention import Retention
     from cdc.operate.verdict import Verdict
-    from cdc.snapshot.incremental.records import LiveRecord
-    from cdc.snapshot.initial.progress import Report as Snapshot
-    from cdc.source.server import Holder
+    from cdc.snapshot.incremental.records import IncrementalRecord
+    from cdc.snapshot.initial.progress import Report
+    from cdc.source.server import OpenTransaction
 
 # A stage takes a millisecond or two on an idle system.
 _STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 2.0, 10.0)
@@ -56,31 +54,38 @@ _EVENT_BUCKETS = (1, 10, 100, 1_000, 5_000, 10_000, 25_000, 50_000, 100_000)
 _BYTE_BUCKETS = tuple(4.0**power * 1_024 for power in range(9))
 
 _GAUGES = {
-    "wal_end_lsn": "The server's WAL end, as the walsender last told it.",
+    "wal_end_lsn": "The server's WAL end, as last reported by the walsender.",
     "received_lsn": "The newest WAL position received.",
-    "published_lsn": "The end LSN of the newest source transaction that is whole in the log.",
-    "confirmed_lsn": "The LSN up to which Postgres was told that it may forget WAL.",
+    "published_lsn": "The end LSN of the newest source transaction that is complete in the log.",
+    "confirmed_lsn": "The LSN confirmed to Postgres, up to which it may discard WAL.",
     "frontier_lsn": "The LSN of the newest frontier record.",
     "seq": "The newest event's seq.",
     "lag_bytes": "WAL between the server's end and the published LSN.",
-    "lag_seconds": "Age of the newest published commit while behind; 0 when caught up.",
+    "lag_seconds": "Age of the newest published commit while the log lags; 0 when caught up.",
     "held_seconds": "For how long an open transaction in a topic of ours has held readers back.",
     "unknown_type_columns": "Columns of types of which nothing but their text is known.",
     "pending_events": "Events in the Kafka transaction that is open.",
     "pending_bytes": "Bytes in the Kafka transaction that is open.",
 }
-_LOOKED = {
+_COUNTERS = {
+    "events": "Events published.",
+    "dead_letter_events": "Events too large for their topics, complete in the dead letter topic.",
+    "kafka_transactions": "Kafka transactions committed.",
+    "direct_transactions": "Kafka transactions committed that our own client wrote (log.direct).",
+    "bytes": "Bytes of events published.",
+}
+_SOURCE = {
     "timeline": "The source's timeline; another after a promotion.",
     "slot_retained_bytes": "WAL that the server keeps for the slot.",
     "slot_safe_bytes": "WAL that may still be written before the slot is lost; absent: no limit.",
-    "slot_still_seconds": "Time since the slot's restart LSN moved while WAL was written.",
-    "slot_lost_in_seconds": "When the slot is lost if it stands still from now on.",
+    "slot_stalled_seconds": "Time since the slot's restart LSN moved while WAL was written.",
+    "slot_lost_in_seconds": "Time until the slot is lost if it does not move from now on.",
     "wal_bytes_per_second": "Rate at which the server writes WAL, smoothed over a minute.",
     "oldest_transaction_seconds": "Age of the oldest open transaction that writes, of any client.",
     "oldest_prepared_seconds": "Age of the oldest prepared transaction.",
 }
 _SNAPSHOT = {
-    "generation": "How often the initial snapshot was begun.",
+    "generation": "How often the initial snapshot was started.",
     "rows": "Rows that it has copied.",
     "bytes": "Bytes of them, as Postgres sent them.",
     "percent": "Share of the tables' pages that is copied.",
@@ -89,6 +94,7 @@ _SNAPSHOT = {
     "rows_per_second": "Rate of the last half minute.",
     "seconds_left": "Time left at the rate so far.",
 }
+_INCREMENTAL_SNAPSHOT = {"errors": "Errors in a row.", "rows": "Rows published."}
 _FOLLOWER = {
     "lag_bytes": "WAL between its end and what the follower has applied.",
     "lag_seconds": "For how long the log has held what it has not applied; 0 where it has all.",
@@ -98,26 +104,15 @@ _REPORTED = {
     "lsn": "The LSN of its applied frontier.",
     "seq": "The seq of its applied frontier.",
     "generation": "How often its store was built.",
-    "events_per_second": "Rate at which it has applied events of late.",
-    "batch_seconds": "How long its batches have taken of late.",
+    "events_per_second": "Rate at which it has recently applied events.",
+    "batch_seconds": "How long its batches have recently taken.",
 }
 _COUNTED = {
     "events": "Events that its job has applied.",
     "batches": "Batches that its job has applied.",
-    "errors": "Errors that its job has met.",
+    "errors": "Errors that its job has had.",
 }
 _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
-
-
-class Cut(NamedTuple):
-    """The contents of one Kafka transaction."""
-
-    events: int
-    bytes: int
-    frontier_lsn: int | None
-    dead_letters: int = 0
-    partitions: int = 0  # that got records of events
-    direct: bool = False  # whether our own client wrote it
 
 
 class Durations:
@@ -162,18 +157,19 @@ class Metrics(Collector):
         self.pending_events = 0
         self.pending_bytes = 0
         self.feedback_at: float | None = None
-        self._looked: tuple[float, dict[str, float | None], str | None] | None = None
+        self._source: tuple[float, dict[str, float | None], str | None] | None = None
         self.state = State.STARTING
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Report | None = None
         self.initial_stage: str | None = "done"  # in the log, once the daemon streams
         # Called when metrics are read: the verdict.
         self.verdict: Callable[[], Verdict | None] = lambda: None
         # Called when metrics are read: the incremental snapshots that are not over.
-        self.live: Callable[[], list[LiveRecord]] = list
-        self.live_known: Callable[[], list[LiveRecord]] = list  # also those that are over
-        self.followers: Callable[[], list[Standing]] = list
+        self.incremental_snapshots: Callable[[], list[IncrementalRecord]] = list
+        # Also those that are over.
+        self.all_incremental_snapshots: Callable[[], list[IncrementalRecord]] = list
+        self.followers: Callable[[], list[FollowerStatus]] = list
         self.events = 0
-        self.dead_letters = 0
+        self.dead_letter_events = 0
         self.kafka_transactions = 0
         self.direct_transactions = 0
         self.bytes = 0
@@ -207,7 +203,7 @@ class Metrics(Collector):
     def lag_bytes(self) -> int:
         return max(0, self.wal_end_lsn - self.published_lsn)
 
-    def turn(
+    def note_stream(
         self,
         *,
         wal_end: int,
@@ -227,12 +223,11 @@ class Metrics(Collector):
         if self.published_lsn >= wal_end:
             self.lag_seconds = 0.0
 
-    def committed(self, position: ResumePosition, batch: Cut, moments: Moments) -> None:
-        """Count a Kafka transaction that has committed, up to `position`."""
+    def committed(self, position: ResumePosition, batch: BatchContents, moments: Moments) -> None:
         self.kafka_transactions += 1
         self.direct_transactions += batch.direct
         self.events += batch.events
-        self.dead_letters += batch.dead_letters
+        self.dead_letter_events += batch.dead_letters
         self.bytes += batch.bytes
         self.batch_events.observe(batch.events)
         self.batch_bytes.observe(batch.bytes)
@@ -245,8 +240,10 @@ class Metrics(Collector):
         if batch.events:
             self.lag_seconds = max(0.0, time.time() - position.committed_at_us / 1e6)
 
-    def looked(self, timeline: int, retention: Retention | None, holders: list[Holder]) -> None:
-        """Note what a look at the source found; `retention` is None where the slot was missing."""
+    def source_checked(
+        self, timeline: int, retention: Retention | None, holders: list[OpenTransaction]
+    ) -> None:
+        """Note what a check of the source found; `retention` is None where the slot was missing."""
         ages = {
             prepared: max(
                 (each.age_seconds or 0.0 for each in holders if bool(each.prepared) is prepared),
@@ -263,57 +260,36 @@ class Metrics(Collector):
             values |= {
                 "slot_retained_bytes": retention.slot.retained_bytes,
                 "slot_safe_bytes": retention.slot.safe_wal_bytes,
-                "slot_still_seconds": retention.still_seconds,
+                "slot_stalled_seconds": retention.stalled_seconds,
                 "slot_lost_in_seconds": retention.lost_in_seconds,
                 "wal_bytes_per_second": retention.wal_bytes_per_second,
             }
         wal_status = retention.slot.wal_status if retention else None
-        self._looked = self._now(), values, wal_status
+        self._source = self._now(), values, wal_status
 
     def reconnected(self, reason: str) -> None:
         """Count a reconnect; `reason` is an error's class name or another fixed word."""
         self.reconnects[reason] = self.reconnects.get(reason, 0) + 1
 
     def text(self) -> bytes:
-        """Return every sample in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         for name, meaning in _GAUGES.items():
             # A clock that was set back must not make a lag negative.
-            value = max(0, getattr(self, name))
-            yield GaugeMetricFamily(f"lockstep_{name}", meaning, value=value)
+            yield _gauge(name, meaning, max(0, getattr(self, name)))
         if self.feedback_at is not None:
             age = max(0.0, self._now() - self.feedback_at)
-            yield GaugeMetricFamily(
-                "lockstep_feedback_age_seconds", "Time since the last feedback.", value=age
-            )
+            yield _gauge("feedback_age_seconds", "Time since the last feedback.", age)
         yield from self._collect_verdict()
-        yield from self._collect_look()
+        yield from self._collect_source()
         yield from self._collect_snapshot()
-        yield from self._collect_live()
+        yield from self._collect_incremental_snapshots()
         yield from self._collect_followers()
-        state = GaugeMetricFamily("lockstep_state", "1 for what it is doing.", labels=["state"])
-        for each in State:
-            state.add_metric([each.value], float(each is State(self.state)))
-        yield state
-        yield CounterMetricFamily("lockstep_events", "Events published.", value=self.events)
-        yield CounterMetricFamily(
-            "lockstep_dead_letter_events",
-            "Events too large for their topics, whole in the topic of dead letters.",
-            value=self.dead_letters,
-        )
-        yield CounterMetricFamily(
-            "lockstep_kafka_transactions",
-            "Kafka transactions committed.",
-            value=self.kafka_transactions,
-        )
-        yield CounterMetricFamily(
-            "lockstep_direct_transactions",
-            "Kafka transactions committed that our own client wrote (log.direct).",
-            value=self.direct_transactions,
-        )
-        yield CounterMetricFamily("lockstep_bytes", "Bytes of events published.", value=self.bytes)
+        states = ((each.value, each is State(self.state)) for each in State)
+        yield _gauges("state", "1 for what it is doing.", ["state"], states)
+        for name, meaning in _COUNTERS.items():
+            yield CounterMetricFamily(f"lockstep_{name}", meaning, value=getattr(self, name))
         stages = HistogramMetricFamily(
             "lockstep_batch_stage_seconds",
             "Duration of each stage of a batch on its way into the log.",
@@ -322,104 +298,89 @@ class Metrics(Collector):
         for name, durations in self.stage_seconds.items():
             stages.add_metric([name], durations.buckets(), durations.seconds)
         yield stages
-        reconnects = CounterMetricFamily("lockstep_reconnects", "Reconnects.", labels=["reason"])
-        for reason, count in list(self.reconnects.items()):
-            reconnects.add_metric([reason], count)
-        yield reconnects
-        refused = CounterMetricFamily(
-            "lockstep_refused_messages",
-            "Logical messages that say they are the pipeline's and do not prove it.",
-            labels=["kind", "reason"],
+        reconnects = list(self.reconnects.items())
+        yield _counters("reconnects", "Reconnects.", ["reason"], reconnects)
+        yield _counters(
+            "refused_messages",
+            "Logical messages with a prefix of the pipeline's and without a valid signature.",
+            ["kind", "reason"],
+            list(self.refusals.counts.items()),
         )
-        for (kind, reason), count in list(self.refusals.counts.items()):
-            refused.add_metric([kind, reason], count)
-        yield refused
 
     def _collect_verdict(self) -> Iterator[Metric]:
-        """Yield the verdict of `/healthz` and `cdc status`, where there is one."""
         found = self.verdict()
         if found is None:
             return
-        level = GaugeMetricFamily(
-            "lockstep_verdict", "1 for how well all is, as `cdc status` says it.", labels=["level"]
-        )
-        for each in type(found.level):
-            level.add_metric([each.value], float(each is found.level))
-        yield level
-        causes = GaugeMetricFamily(
-            "lockstep_verdict_causes", "Why it is not well: causes.", labels=["level", "about"]
-        )
-        for key, count in Counter((c.level.value, c.about) for c in found.causes).items():
-            causes.add_metric(key, count)
-        yield causes
+        levels = ((each.value, each is found.level) for each in Level)
+        about = "1 for the level of the verdict that `cdc status` shows."
+        yield _gauges("verdict", about, ["level"], levels)
+        causes = Counter((each.level.value, each.about) for each in found.causes)
+        about = "Causes of a verdict that is not ok."
+        yield _gauges("verdict_causes", about, ["level", "about"], causes.items())
 
     def _collect_snapshot(self) -> Iterator[Metric]:
         """Yield the progress of the initial snapshot, if this process has taken one."""
-        if self.snapshot is None:
-            return
         for name, meaning in _SNAPSHOT.items():
-            value = getattr(self.snapshot, name)
-            if value is not None:
-                yield GaugeMetricFamily(f"lockstep_snapshot_{name}", meaning, value=value)
+            if (value := getattr(self.snapshot, name, None)) is not None:
+                yield _gauge(f"snapshot_{name}", meaning, value)
 
-    def _collect_live(self) -> Iterator[Metric]:
-        """Yield the progress of each incremental snapshot that is not over."""
-        found = self.live()
-        yield GaugeMetricFamily(
-            "lockstep_live_snapshots", "Live snapshots that run or rest.", value=len(found)
-        )
-        errors = GaugeMetricFamily(
-            "lockstep_live_snapshot_errors", "Errors in a row of one.", labels=["id", "table"]
-        )
-        for each in found:
-            errors.add_metric([each.id, each.name], each.errors)
-        yield errors
-        rows = GaugeMetricFamily(
-            "lockstep_live_snapshot_rows", "Rows published of one.", labels=["id", "table"]
-        )
-        for each in found:
-            rows.add_metric([each.id, each.name], each.rows)
-        yield rows
+    def _collect_incremental_snapshots(self) -> Iterator[Metric]:
+        found = self.incremental_snapshots()
+        about = "Incremental snapshots that run or are paused."
+        yield _gauge("incremental_snapshots", about, len(found))
+        for name, meaning in _INCREMENTAL_SNAPSHOT.items():
+            values = (((each.id, each.name), getattr(each, name)) for each in found)
+            yield _gauges(f"incremental_snapshot_{name}", meaning, ["id", "table"], values)
 
     def _collect_followers(self) -> Iterator[Metric]:
         """Yield how far each follower is; what it has not reported is absent."""
         found = self.followers()
-        state = GaugeMetricFamily(
-            "lockstep_follower_state", "1 for what it is doing.", labels=["follower", "state"]
-        )
-        for each in found:
-            for name in STATES:
-                state.add_metric([each.name, name], float(each.state == name))
-        yield state
+        states = (((each.name, name), each.state == name) for each in found for name in STATES)
+        about = "1 for what it is doing."
+        yield _gauges("follower_state", about, ["follower", "state"], states)
         for name, meaning in (_FOLLOWER | _REPORTED).items():
-            gauge = GaugeMetricFamily(f"lockstep_follower_{name}", meaning, labels=["follower"])
-            for each in found:
-                value = getattr(each if name in _FOLLOWER else each.record, name, None)
-                if value is not None:
-                    gauge.add_metric([each.name], value)
-            yield gauge
+            values = [
+                (each.name, value)
+                for each in found
+                if (value := getattr(each if name in _FOLLOWER else each.record, name, None))
+                is not None
+            ]
+            yield _gauges(f"follower_{name}", meaning, ["follower"], values)
         for name, meaning in _COUNTED.items():
-            counter = CounterMetricFamily(f"lockstep_follower_{name}", meaning, labels=["follower"])
-            for each in found:
-                if each.record is not None:
-                    counter.add_metric([each.name], getattr(each.record, name))
-            yield counter
+            counts = ((each.name, getattr(each.record, name)) for each in found if each.record)
+            yield _counters(f"follower_{name}", meaning, ["follower"], counts)
 
-    def _collect_look(self) -> Iterator[Metric]:
-        if self._looked is None:
+    def _collect_source(self) -> Iterator[Metric]:
+        if self._source is None:
             return
-        at, values, wal_status = self._looked
-        for name, meaning in _LOOKED.items():
+        at, values, wal_status = self._source
+        for name, meaning in _SOURCE.items():
             if (value := values.get(name)) is not None:
-                yield GaugeMetricFamily(f"lockstep_{name}", meaning, value=value)
+                yield _gauge(name, meaning, value)
         if wal_status is not None:
-            status = GaugeMetricFamily(
-                "lockstep_slot_wal_status", "1 for the slot's wal_status.", labels=["wal_status"]
-            )
-            for each in _WAL_STATUS:
-                status.add_metric([each], float(each == wal_status))
-            yield status
+            states = ((each, each == wal_status) for each in _WAL_STATUS)
+            yield _gauges("slot_wal_status", "1 for the slot's wal_status.", ["wal_status"], states)
         age = max(0.0, self._now() - at)
-        yield GaugeMetricFamily(
-            "lockstep_look_age_seconds", "Time since the last look at the source.", value=age
-        )
+        yield _gauge("source_check_age_seconds", "Time since the source was last checked.", age)
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"lockstep_{name}", meaning, value=value)
+
+
+# One value for each label's value, or for each tuple of several labels' values.
+_Samples = Iterable[tuple[str | tuple[str, ...], float]]
+
+
+def _gauges(name: str, meaning: str, labels: list[str], samples: _Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"lockstep_{name}", meaning, labels=labels), samples)
+
+
+def _counters(name: str, meaning: str, labels: list[str], samples: _Samples) -> Metric:
+    return _filled(CounterMetricFamily(f"lockstep_{name}", meaning, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: _Samples) -> Metric:
+    for label, value in samples:
+        family.add_metric([label] if isinstance(label, str) else label, float(value))
+    return family

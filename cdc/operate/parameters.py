@@ -20,8 +20,3 @@ def change(able: Abilities, name: str, value: str, *, restart: bool = False) -> 
         plain = value.strip("'")
         return f"set {name} = {plain} in {able.managed}" + ", then restart it" * restart
     return f"as a superuser: {statement}"
-
-
-def waits(able: Abilities, name: str) -> bool:
-    """Return whether the parameter was changed and needs a restart to take effect."""
-    return name in able.pending

@@ -1,54 +1,26 @@
-"""The verdict from inside the daemon: what `/healthz`, `/readyz` and `/metrics` show.
-
-Queries no server: everything was read by the loop, the watch of the source and the watch of the
-followers, each of which runs every few seconds.
-"""
+"""Sizes, durations and lists of names in readable form, for findings, steps and errors."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
 
-from cdc.operate.health import State
-from cdc.operate.verdict import Facts, Initial, Reader, verdict
-
-if TYPE_CHECKING:
-    from cdc.config import Config
-    from cdc.operate.health import Health, Report
-    from cdc.operate.metrics import Metrics
-    from cdc.operate.verdict import Verdict
+def size(count: float) -> str:
+    """Return a number of bytes in readable form: `1.5 GiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:  # noqa: PLR2004 - the step between the units
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
-def reader(report: Report) -> Reader:
-    """Return the daemon's own part of the facts."""
-    return Reader(
-        state=report.state.value,
-        ready=report.ready,
-        reason=report.reason,
-        since_seconds=report.since_seconds,
-        failures=report.failures,
-        failing_seconds=report.failing_seconds,
-        error=report.error,
-        warnings=report.warnings,
-    )
+def listed(names: list[str], limit: int = 8) -> str:
+    """Return `names` separated by commas, at most `limit` of them."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
-def judge_inside(config: Config, health: Health, metrics: Metrics) -> Verdict:
-    """Return the verdict on the pipeline of this process."""
-    report = health.report()
-    initial = Initial(metrics.initial_stage, wanted=config.snapshot.mode == "initial")
-    if report.state is not State.STREAMING:
-        # It has not read the log yet, or is copying: its state and reason are all that is known.
-        copying = report.state is State.SNAPSHOTTING
-        initial = Initial("running" if copying else "done", wanted=True, described=report.reason)
-    return verdict(
-        config,
-        Facts(
-            inside=True,
-            daemon=reader(report),
-            initial=initial,
-            live=tuple(metrics.live_known()),
-            followers=tuple(metrics.followers()),
-            now_us=time.time_ns() // 1_000,
-        ),
-    )
+def duration(seconds: float) -> str:
+    """Return a duration in words, in one unit: `3 h`."""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
-from cdc.operate.findings import Finding, error, size, warning
+from cdc.operate.findings import Finding, error, warning
+from cdc.operate.readable import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.source.server import Holder, Server, Slot, StandbySlot
+    from cdc.source.server import OpenTransaction, Server
+    from cdc.source.slots import Slot, StandbySlot
 
+
+START_OVER: Final = "cdc teardown --topics, then cdc setup, which starts a new log"
 # The rate is smoothed over this time: a bulk load shows, a single burst does not alarm.
 _SMOOTHING_SECONDS: Final = 60.0
 # The restart LSN moves in steps of about 15 s: the interval at which the server logs running
 # transactions.
-_STANDS_STILL_SECONDS: Final = 60.0
+_STALLED_SECONDS: Final = 60.0
 # Enough time for a person to act.
 _SOON_SECONDS: Final = 3_600.0
 # Where no rate was measured, less room than this is too little.
@@ -38,7 +42,7 @@ class Retention(NamedTuple):
 
     slot: Slot
     wal_bytes_per_second: float | None = None  # None until it was measured
-    still_seconds: float = 0.0  # since the restart LSN moved, while WAL was written
+    stalled_seconds: float = 0.0  # since the restart LSN moved, while WAL was written
 
     @property
     def lost_in_seconds(self) -> float | None:
@@ -58,7 +62,6 @@ class Gauge:
         self._moved_at = 0.0
 
     def observe(self, at: float, wal_lsn: int, slot: Slot) -> Retention:
-        """Record one look."""
         if self._seen and at > self._seen[0] and wal_lsn >= self._seen[1]:
             seconds = at - self._seen[0]
             rate = (wal_lsn - self._seen[1]) / seconds
@@ -70,16 +73,25 @@ class Gauge:
         return Retention(slot, self._rate, at - self._moved_at)
 
 
+def judge(
+    server: Server | None, retention: Retention | None, holders: list[OpenTransaction]
+) -> Iterator[Finding]:
+    """Yield what threatens the slot: what it keeps, that nothing reads it, what holds it back."""
+    if retention is not None:
+        yield from judge_slot(retention)
+        if server is not None:
+            yield from judge_idle(server, retention.slot)
+    yield from judge_holders(holders)
+
+
 def judge_slot(retention: Retention) -> Iterator[Finding]:
     """Yield what threatens the slot, or that it is lost."""
     slot = retention.slot
-    if slot.wal_status == "lost" or slot.invalidation_reason:
-        why = slot.invalidation_reason or "the WAL it needs was removed"
-        anew = "cdc teardown --topics, cdc setup: the log starts anew"
-        yield error("slot", f"{slot.name} is lost: {why}", anew)
+    if slot.loss:
+        yield error("slot", f"{slot.name} is lost: {slot.loss}", START_OVER)
         return
     retained = size(slot.retained_bytes or 0)
-    if slot.wal_status == "unreserved":
+    if slot.is_nearly_lost:
         yield error(
             "slot",
             f"{slot.name} is about to be lost: it keeps {retained}, more than it may",
@@ -87,14 +99,14 @@ def judge_slot(retention: Retention) -> Iterator[Finding]:
         )
         return
     seconds, safe = retention.lost_in_seconds, slot.safe_wal_bytes
-    still = slot.active_pid is None or retention.still_seconds >= _STANDS_STILL_SECONDS
+    stalled = slot.active_pid is None or retention.stalled_seconds >= _STALLED_SECONDS
     if seconds is not None:
-        near = still and seconds < _SOON_SECONDS
+        near = stalled and seconds < _SOON_SECONDS
     else:
-        near = still and safe is not None and safe < _LITTLE_BYTES
+        near = stalled and safe is not None and safe < _LITTLE_BYTES
     if near:
         room = size(max(0, safe or 0))
-        when = f", in about {spell(seconds)} at the present rate" if seconds is not None else ""
+        when = f", in about {duration(seconds)} at the present rate" if seconds is not None else ""
         yield warning(
             "slot",
             f"{slot.name} keeps {retained} and is lost after {room} more of WAL{when}",
@@ -110,18 +122,18 @@ def judge_idle(server: Server, slot: Slot) -> Iterator[Finding]:
         left = max(0.0, limit - slot.inactive_seconds)
         yield warning(
             "idle_slot",
-            f"{slot.name} is read by nobody and is invalidated in {spell(left)}, at the next"
+            f"{slot.name} has no reader and is invalidated in {duration(left)}, at the next"
             " checkpoint after that",
             "cdc run, or set idle_replication_slot_timeout to 0 on the server",
         )
 
 
-def judge_holders(holders: list[Holder]) -> Iterator[Finding]:
+def judge_holders(holders: list[OpenTransaction]) -> Iterator[Finding]:
     """Yield the transactions that have held the slot back for a long time."""
     for each in holders:
         if (each.age_seconds or 0) < LONG_TRANSACTION_SECONDS:
             continue
-        age = spell(each.age_seconds)
+        age = duration(each.age_seconds)
         if each.prepared is not None:
             gid = sql.Literal(each.prepared).as_string()
             what = f"the prepared transaction {gid} is {age} old and keeps WAL"
@@ -142,14 +154,6 @@ def judge_standbys(standbys: list[StandbySlot]) -> Iterator[Finding]:
                 "standby",
                 f"synchronized_standby_slots names {each.name}, which {state}: no change is sent"
                 " before it has it",
-                "bring that standby back, or take its slot out of synchronized_standby_slots; "
+                "bring that standby back, or remove its slot from synchronized_standby_slots; "
                 "SELECT pg_reload_conf();",
             )
-
-
-def spell(seconds: float) -> str:
-    """Return a duration in words, in one unit: `3 h`."""
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -1,63 +1,73 @@
-"""Gather what the requirements check: for `cdc doctor` and `cdc setup`, by the same queries.
+"""What the daemon checks at its start, without the daemon: for doctor, status and setup.
 
-Changes nothing: what is tried is refused or rolled back (`cdc.source.abilities`).
+The same code on the same facts (`cdc.publication.continuity`), so that none of them accepts what
+the daemon refuses, nor the other way round. May run while a daemon runs: the slot is read before
+the log and everything else after it, since each may advance in between.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cdc.operate.commands import setup_publication
-from cdc.operate.doctor import snapshot as doctor_snapshot
-from cdc.operate.doctor.requirements import Facts
-from cdc.operate.doctor.source import SourceFacts
-from cdc.publication.plan import plan
-from cdc.source import abilities, membership
-from cdc.source import server as inspection
-from cdc.source.columns import columns
+from cdc.errors import FencedError
+from cdc.log import topics
+from cdc.log.topic_monitor import TopicMonitor
+from cdc.publication import continuity, diff
+from cdc.source import catalog
+from cdc.source.connection import connect
+from cdc.source.stream import identify
 
 if TYPE_CHECKING:
-    import psycopg
-
     from cdc.config import Config
-    from cdc.source.abilities import Refusal
-    from cdc.source.server import Server, Table
+    from cdc.log.resume import Resume
+    from cdc.source.catalog import SourceState
+    from cdc.source.slots import Slot
+    from cdc.source.timelines import System
 
 
-def gather(connection: psycopg.Connection, config: Config, *, set_up: bool) -> SourceFacts:
-    """Return the source's facts, including abilities."""
-    server = inspection.server(connection)
-    tables = inspection.tables(connection, config.selection)
-    able = abilities.abilities(connection, config, server)
-    if not server.in_recovery:
-        refused = _publication(connection, config, server, tables)
-        able = able._replace(publication=refused)
-    return SourceFacts(
-        server=server,
-        slot=inspection.slot(connection, config.slot),
-        publication=inspection.publication(connection, config.publication),
-        tables=tables,
-        holders=inspection.holders(connection),
-        set_up=set_up,
-        able=able,
-    )
+def source_at_start(
+    config: Config, slot: Slot | None, resume: Resume
+) -> tuple[System, SourceState]:
+    """Return the source as the daemon would find it at its start."""
+    with connect(config, replication=True) as connection:
+        system = identify(connection)
+    with connect(config) as connection:
+        source = catalog.read_state(connection, config, resume[0].publication.tables)
+    return system, source._replace(slot=slot)
 
 
-def with_snapshot(config: Config, source: SourceFacts) -> Facts:
-    """Return the facts with those of an initial snapshot, where one is due."""
-    snapshot = doctor_snapshot.gather(
-        config, source.server, source.slot, source.tables, source.able
-    )
-    return Facts(source, snapshot)
+def verify_start(config: Config, slot: Slot | None, resume: Resume) -> None:
+    """Raise the error with which the daemon would halt at its start."""
+    verify_source(config, resume, *source_at_start(config, slot, resume))
+    verify_log(config, resume)
 
 
-def _publication(
-    connection: psycopg.Connection, config: Config, server: Server, tables: list[Table]
-) -> Refusal | None:
-    """Return how the publication is refused; None where other checks report why it is not tried."""
-    some = [each for each in tables if each.publishable]
-    wanted = plan(config, server, some, columns(connection, [each.oid for each in some]))
-    if not wanted.members or wanted.problems:
-        return None
-    state = membership.state(connection, config.publication)
-    return setup_publication.refusal(connection, config, wanted, state)
+def verify_log(config: Config, resume: Resume) -> None:
+    """Raise where the log contradicts its own records, as the daemon does at its start."""
+    with suppress(FencedError):  # a daemon runs, and has checked this
+        TopicMonitor(config, topics.admin(config)).start(*resume)
+
+
+def refuse_gaps(config: Config, slot: Slot | None, resume: Resume) -> None:
+    """Raise where the daemon would halt at a gap that `cdc setup` must not hide.
+
+    Tables that left the publication are no such gap: setup continues without them.
+    """
+    system, source = source_at_start(config, slot, resume)
+    identity, position = resume
+    continuity.require_same_writer(config, identity)
+    continuity.require_same_stream(config, identity, position, system, source)
+    if source.publication is not None:
+        found = diff.gaps(identity.publication, source.publication, source.tables)
+        since = f"after {position.end_lsn}, where the log ends"
+        if broken := diff.combined_error([gap for gap in found if not gap.is_removal], since):
+            raise broken
+    verify_log(config, resume)
+
+
+def verify_source(config: Config, resume: Resume, system: System, source: SourceState) -> None:
+    """Raise where the source does not continue the log, as the daemon does."""
+    identity, position = resume
+    continuity.require_same_writer(config, identity)
+    continuity.require_same_source(config, identity, position, system, source)

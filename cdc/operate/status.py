@@ -7,6 +7,7 @@ daemon that hangs, has stopped or was never started appears in the same report.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,20 +17,22 @@ from cdc.errors import CDCError
 from cdc.log import reader
 from cdc.log.client import reach
 from cdc.log.inspection import newest_frontier
-from cdc.operate.doctor import continuity as doctor_meeting
-from cdc.operate.followers import Look
-from cdc.operate.retention import Retention, judge_holders, judge_idle, judge_slot
-from cdc.operate.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
-from cdc.snapshot.incremental import topic as live_topic
+from cdc.operate import start_checks
+from cdc.operate.findings import Cause, Level
+from cdc.operate.followers import FollowersReader, FollowerStatus
+from cdc.operate.retention import Retention, judge
+from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+from cdc.snapshot.incremental import topic as incremental_topic
 from cdc.snapshot.initial import due, topic
-from cdc.source import server as inspection
 from cdc.source.connection import connect
+from cdc.source.server import OpenTransaction, Server, open_transactions, read_server
+from cdc.source.slots import Slot, read_slot
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.records import FrontierRecord, ResumeIdentity, ResumePosition
-    from cdc.operate.followers import Standing
-    from cdc.snapshot.incremental.records import LiveRecord
+    from cdc.log.records import FrontierRecord
+    from cdc.log.resume import Resume
+    from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.snapshot.initial.records import SnapshotState
 
 _HTTP_TIMEOUT_SECONDS = 2.0
@@ -41,14 +44,14 @@ class Status(NamedTuple):
     """The current state; None is unknown, and then a problem gives the reason."""
 
     pipeline: str
-    resume: tuple[ResumeIdentity, ResumePosition] | None
+    resume: Resume | None
     frontier: FrontierRecord | None
-    server: inspection.Server | None
-    slot: inspection.Slot | None
+    server: Server | None
+    slot: Slot | None
     daemon: dict[str, Any] | None  # the body of /readyz
     snapshot: SnapshotState | None
-    followers: list[Standing]
-    live: list[LiveRecord]
+    followers: list[FollowerStatus]
+    incremental_snapshots: list[IncrementalRecord]
     verdict: Verdict = Verdict(Level.OK, "")
 
     @property
@@ -75,22 +78,7 @@ class Status(NamedTuple):
             return None
         return max(0, self.server.wal_lsn - self.resume[1].end_lsn)
 
-    @property
-    def exit_code(self) -> int:
-        return self.verdict.exit_code
-
-    @property
-    def problems(self) -> list[Cause]:
-        """What has failed."""
-        return self.verdict.of(Level.FAILED)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What lags, or will fail some day."""
-        return [each.what for each in self.verdict.of(Level.DEGRADED)]
-
     def fields(self) -> dict[str, Any]:
-        """Return the status as JSON-ready values."""
         now_us = time.time_ns() // 1_000
         fields: dict[str, Any] = {
             "pipeline": self.pipeline,
@@ -105,12 +93,14 @@ class Status(NamedTuple):
             "snapshot": None,
             "daemon": self.daemon,
             "followers": [each.fields() for each in self.followers],
-            "live_snapshots": [each.told for each in self.live if each.active],
+            "incremental_snapshots": [
+                each.summary for each in self.incremental_snapshots if each.active
+            ],
             "problems": [
                 {"what": each.what, "hint": each.remedy, "exit_code": each.exit_code}
-                for each in self.problems
+                for each in self.verdict.of(Level.FAILED)
             ],
-            "warnings": self.warnings,
+            "warnings": [each.what for each in self.verdict.of(Level.DEGRADED)],
         }
         if retention := self.retention:
             fields["slot"] = {
@@ -129,15 +119,12 @@ class Status(NamedTuple):
                 "owner": position.owner,
             }
         if self.snapshot:
-            told = ("stage", "generation", "rows", "bytes", "seconds", "owner")
+            names = ("stage", "generation", "rows", "bytes", "seconds", "owner")
             at_work = (self.daemon or {}).get("snapshot") or {}
-            fields["snapshot"] = {name: getattr(self.snapshot, name) for name in told} | at_work
+            fields["snapshot"] = {name: getattr(self.snapshot, name) for name in names} | at_work
         if self.frontier:
-            fields["frontier"] = {
-                "lsn": self.frontier.lsn,
-                "seq": self.frontier.seq,
-                "committed_at_us": self.frontier.committed_at_us,
-            }
+            keep = ("lsn", "seq", "committed_at_us")
+            fields["frontier"] = {name: getattr(self.frontier, name) for name in keep}
         if self.server:
             fields["source"] = {
                 "database": self.server.database,
@@ -150,115 +137,73 @@ class Status(NamedTuple):
 
 def read_status(config: Config) -> Status:
     """Return the current state. Servers that do not answer are causes, not exceptions."""
-    unanswered: list[Cause] = []
+    unanswered = _Unanswered()
+    server = slot = resume = frontier = snapshot = None
+    holders: list[OpenTransaction] = []
+    snapshots: list[IncrementalRecord] = []
+    followers: list[FollowerStatus] = []
     # The slot first: what it confirms is in the log already, so the log, read later, must hold it.
-    server, slot, holders = _source(config, unanswered)
-    resume, frontier, snapshot, live = _log(config, unanswered)
-    daemon = _daemon(config.http.listen)
-    if not unanswered and (refused := _refused(config, resume, slot, daemon)):
-        unanswered.append(refused)
-    followers = _followers(config, server, unanswered) if resume else []
+    with unanswered, connect(config) as connection:
+        server, slot, holders = (
+            read_server(connection),
+            read_slot(connection, config.slot),
+            open_transactions(connection),
+        )
+    with unanswered:
+        reach(config)
+        found = reader.read_resume(config)
+        newest = newest_frontier(config) if found else None
+        taken = incremental_topic.read(config) if found else []
+        state = topic.read_state(config)
+        resume, frontier, snapshots = found, newest, taken
+        snapshot = state and due.corrected(state, resume)
+    daemon = daemon_report(config.http.listen)
+    at_work = daemon is not None and daemon.get("ready")
+    if resume and slot and slot.active_pid is None and not at_work and not unanswered:
+        try:
+            start_checks.verify_start(config, slot, resume)
+        except CDCError as error:  # a daemon would halt at its start: starting it is no fix
+            unanswered.append(_failed("slot", error))
+    if resume and config.followers:
+        with unanswered, closing(FollowersReader(config)) as following:
+            followers = following.read(server.wal_lsn if server else None)
     status = Status(
-        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, live
+        config.pipeline, resume, frontier, server, slot, daemon, snapshot, followers, snapshots
     )
-    findings = list(judge_slot(status.retention)) if status.retention else []
-    findings += judge_holders(holders)
-    if server and slot:
-        findings += judge_idle(server, slot)
-    facts = Facts(
+    facts = PipelineFacts(
         unanswered=tuple(unanswered),
         resume_lsn=resume[1].end_lsn if resume else None,
         resume_age_seconds=max(0.0, time.time() - resume[1].at_us / 1e6) if resume else None,
         lag_bytes=status.lag_bytes,
         slot=slot,
-        daemon=_reader(daemon),
-        initial=_initial(config, snapshot, daemon),
-        live=tuple(live),
+        daemon=DaemonReport.of(daemon) if daemon else None,
+        initial_stage=snapshot.stage if snapshot else None,
+        incremental_snapshots=tuple(snapshots),
         followers=tuple(followers),
-        findings=tuple(findings),
+        findings=tuple(judge(server, status.retention, holders)),
         now_us=time.time_ns() // 1_000,
     )
     return status._replace(verdict=verdict(config, facts))
 
 
-def _reader(body: dict[str, Any] | None) -> Reader | None:
-    """Return the fields in the body of /readyz; an older daemon's has fewer."""
-    if body is None:
-        return None
-    return Reader(
-        state=str(body.get("state")),
-        ready=bool(body.get("ready")),
-        reason=str(body.get("reason")),
-        since_seconds=float(body.get("since_seconds") or 0.0),
-        failures=int(body.get("failures") or 0),
-        failing_seconds=body.get("failing_seconds"),
-        error=str(body.get("error") or ""),
-        warnings=tuple(body.get("warnings") or ()),
-    )
+class _Unanswered(list[Cause]):
+    """The servers that did not answer in a `with` block, which ends there, as causes."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, CDCError):
+            self.append(_failed("server", error))
+        return isinstance(error, CDCError)
 
 
-def _initial(config: Config, state: SnapshotState | None, daemon: dict[str, Any] | None) -> Initial:
-    described = str((daemon or {}).get("reason") or "")
-    wanted = config.snapshot.mode == "initial"
-    return Initial(state.stage if state else None, wanted=wanted, described=described)
+def _failed(about: str, error: CDCError) -> Cause:
+    return Cause(Level.FAILED, about, error.what, error.hint, exit_code=error.exit_code)
 
 
-def _followers(
-    config: Config, server: inspection.Server | None, unanswered: list[Cause]
-) -> list[Standing]:
-    if not config.followers:
-        return []
-    look = Look(config)
-    try:
-        return look.take(server.wal_lsn if server else None)
-    except CDCError as error:
-        unanswered.append(_unanswered(error))
-        return []
-    finally:
-        look.close()
-
-
-def _log(
-    config: Config, unanswered: list[Cause]
-) -> tuple[
-    tuple[ResumeIdentity, ResumePosition] | None,
-    FrontierRecord | None,
-    SnapshotState | None,
-    list[LiveRecord],
-]:
-    try:
-        reach(config)
-        resume = reader.read_resume(config)
-        newest = newest_frontier(config) if resume else None
-        live = live_topic.read(config) if resume else []
-        state = topic.read_state(config)
-        return resume, newest, state and due.outranked(state, resume), live
-    except CDCError as error:
-        unanswered.append(_unanswered(error))
-        return None, None, None, []
-
-
-def _unanswered(error: CDCError) -> Cause:
-    return Cause(Level.FAILED, "server", error.what, error.hint, exit_code=error.exit_code)
-
-
-def _source(
-    config: Config, unanswered: list[Cause]
-) -> tuple[inspection.Server | None, inspection.Slot | None, list[inspection.Holder]]:
-    try:
-        with connect(config) as connection:
-            return (
-                inspection.server(connection),
-                inspection.slot(connection, config.slot),
-                inspection.holders(connection),
-            )
-    except CDCError as error:
-        unanswered.append(_unanswered(error))
-        return None, None, []
-
-
-def _daemon(listen: str) -> dict[str, Any] | None:
-    """Return the daemon's own report, or None where no daemon answers."""
+def daemon_report(listen: str) -> dict[str, Any] | None:
+    """Return the body of its /readyz; None where no daemon answers within two seconds."""
     host, _, port = listen.rpartition(":")
     if not listen or port == "0":
         return None
@@ -273,19 +218,3 @@ def _daemon(listen: str) -> dict[str, Any] | None:
     finally:
         connection.close()
     return body if isinstance(body, dict) and "state" in body else None
-
-
-def _refused(
-    config: Config,
-    resume: tuple[ResumeIdentity, ResumePosition] | None,
-    slot: inspection.Slot | None,
-    daemon: dict[str, Any] | None,
-) -> Cause | None:
-    """Return why a daemon would halt at its start, where none reads: starting it is no fix."""
-    at_work = daemon is not None and daemon.get("ready")
-    if resume is None or slot is None or slot.active_pid is not None or at_work:
-        return None
-    found = doctor_meeting.refusal(config, slot, resume)
-    if found is None:
-        return None
-    return Cause(Level.FAILED, "slot", found.what, found.hint, exit_code=found.exit_code)

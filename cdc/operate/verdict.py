@@ -9,63 +9,31 @@ needs a person.
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdc.errors import Exit
-from cdc.operate.findings import Severity, size
-from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, judge
-from cdc.operate.retention import spell
+from cdc.operate.findings import Cause, Finding, Level, Severity
+from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus, judge
+from cdc.operate.readable import duration, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cdc.config import Config
     from cdc.events import LSN
-    from cdc.operate.findings import Finding
-    from cdc.operate.followers import Standing
-    from cdc.snapshot.incremental.records import LiveRecord
-    from cdc.source.server import Slot
+    from cdc.snapshot.incremental.records import IncrementalRecord
+    from cdc.source.slots import Slot
 
 # A running daemon updates its resume record every ten seconds, also when idle.
 STALE_SECONDS: Final = 60.0
 # An incremental snapshot waits for transactions to end, and reads a chunk again that was changed
 # meanwhile: a wait that is shorter than this is normal.
 _WAITS_SECONDS: Final = 10.0
-_AGAIN: Final = "`cdc doctor` says what can be done"
-_RUN: Final = (
-    "cdc run; a daemon that ended by itself says why in its log, and again when it is started"
-)
-
-
-class Level(Enum):
-    """The severity of a cause, or of the verdict."""
-
-    OK = "ok"
-    DEGRADED = "degraded"  # it advances, or may recover by itself
-    FAILED = "failed"  # it does not advance, or needs a person
-
-
-class Cause(NamedTuple):
-    """Why the verdict is not `ok`."""
-
-    level: Level
-    about: str  # server, setup, slot, daemon, snapshot, live_snapshot, follower
-    what: str
-    remedy: str
-    since_seconds: float | None = None  # None: unknown
-    exit_code: int = Exit.FAILED  # where the level is FAILED
-    subject: str = ""  # which follower, or which snapshot
-
-    def fields(self) -> dict[str, Any]:
-        """Return it as JSON-ready values."""
-        since = None if self.since_seconds is None else round(self.since_seconds, 1)
-        return {**self._asdict(), "level": self.level.value, "since_seconds": since}
+_SEE_DOCTOR: Final = "`cdc doctor` shows what can be done"
+_RUN: Final = "cdc run; a daemon that ended by itself logs why, and again when it is started"
 
 
 class Verdict(NamedTuple):
-    """The answer."""
-
     level: Level
     sentence: str
     causes: tuple[Cause, ...] = ()  # the worst first
@@ -77,17 +45,15 @@ class Verdict(NamedTuple):
         return max(failed, default=Exit.OK)
 
     def of(self, level: Level) -> list[Cause]:
-        """Return the causes of a level."""
         return [each for each in self.causes if each.level is level]
 
     def fields(self) -> dict[str, Any]:
-        """Return it as JSON-ready values."""
         causes = [each.fields() for each in self.causes]
         return {"level": self.level.value, "sentence": self.sentence, "causes": causes}
 
 
-class Reader(NamedTuple):
-    """The daemon, as its own loop reports it."""
+class DaemonReport(NamedTuple):
+    """What the daemon reports of itself."""
 
     state: str
     ready: bool
@@ -98,16 +64,22 @@ class Reader(NamedTuple):
     error: str = ""  # of the last
     warnings: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Return the fields in the body of /readyz; an older daemon's has fewer."""
+        return cls(
+            state=str(body.get("state")),
+            ready=bool(body.get("ready")),
+            reason=str(body.get("reason")),
+            since_seconds=float(body.get("since_seconds") or 0.0),
+            failures=int(body.get("failures") or 0),
+            failing_seconds=body.get("failing_seconds"),
+            error=str(body.get("error") or ""),
+            warnings=tuple(body.get("warnings") or ()),
+        )
 
-class Initial(NamedTuple):
-    """The initial snapshot, according to the log."""
 
-    stage: str | None  # None: the log has no record of one
-    wanted: bool  # the configuration enables one
-    described: str = ""  # its progress, where the daemon reports it
-
-
-class Facts(NamedTuple):
+class PipelineFacts(NamedTuple):
     """What was found of a pipeline at one moment."""
 
     unanswered: tuple[Cause, ...] = ()  # servers that were asked and did not answer
@@ -115,33 +87,27 @@ class Facts(NamedTuple):
     resume_age_seconds: float | None = None
     lag_bytes: int | None = None
     slot: Slot | None = None
-    inside: bool = False  # the daemon itself judges: it has the slot, and knows its own state
-    daemon: Reader | None = None  # None: it does not answer
-    initial: Initial = Initial("done", wanted=True)
-    live: tuple[LiveRecord, ...] = ()
-    followers: tuple[Standing, ...] = ()
+    by_daemon: bool = False  # the daemon itself judges: it has the slot, and knows its own state
+    daemon: DaemonReport | None = None  # None: it does not answer
+    initial_stage: str | None = "done"  # None: the log has no record of an initial snapshot
+    incremental_snapshots: tuple[IncrementalRecord, ...] = ()
+    followers: tuple[FollowerStatus, ...] = ()
     findings: tuple[Finding, ...] = ()  # of the slot's retention and open transactions
     now_us: int = 0
 
 
-def verdict(config: Config, facts: Facts) -> Verdict:
-    """Return the verdict with its causes."""
+def verdict(config: Config, facts: PipelineFacts) -> Verdict:
     causes = list(facts.unanswered)
     if not causes:
         causes += _setup(config, facts)
     # What is missing or lost explains everything else.
     if not causes:
-        causes += [*_reading(facts), *_initial(facts)]
-    causes += _live(facts)
+        causes += [*_reading(facts), *_initial(config, facts)]
+    causes += _incremental_snapshots(facts)
     for each in facts.findings:
         if each.severity is Severity.WARNING:
             causes.append(Cause(Level.DEGRADED, each.check, each.what, each.fix))
-    for complaint in judge(config, list(facts.followers)):
-        level = Level.FAILED if complaint.exit_code else Level.DEGRADED
-        code = complaint.exit_code or Exit.FAILED
-        since = complaint.since_seconds
-        what, remedy, name = complaint.what, complaint.hint, complaint.follower
-        causes.append(Cause(level, "follower", what, remedy, since, code, name))
+    causes += judge(config, list(facts.followers))
     order = list(Level)
     distinct = {each.what: each for each in causes}
     causes = sorted(distinct.values(), key=lambda each: order.index(each.level), reverse=True)
@@ -158,35 +124,35 @@ def _failed(
     return Cause(Level.FAILED, about, what, remedy, since, code)
 
 
-def _setup(config: Config, facts: Facts) -> Iterator[Cause]:
+def _setup(config: Config, facts: PipelineFacts) -> Iterator[Cause]:
     """Yield what is missing or lost of slot and log."""
     slot, lsn = facts.slot, facts.resume_lsn
-    if facts.inside:
+    if facts.by_daemon:
         return
     if lsn is None and slot is None:
         what = f"the pipeline {config.pipeline} is not set up"
         yield _failed("setup", what, "cdc setup", code=Exit.CONFIG)
     elif lsn is None:
         what = "the slot exists, but the log has no resume record"
-        yield _failed("setup", what, _AGAIN, code=Exit.CONFIG)
+        yield _failed("setup", what, _SEE_DOCTOR, code=Exit.CONFIG)
     elif slot is None:
         what = f"the slot {config.slot} is missing, and the changes since the log's end with it"
-        yield _failed("slot", what, _AGAIN, code=Exit.CONFIG)
-    elif slot.wal_status == "lost" or slot.invalidation_reason:
-        yield _failed("slot", f"the slot {slot.name} is lost", _AGAIN, code=Exit.CONFIG)
+        yield _failed("slot", what, _SEE_DOCTOR, code=Exit.CONFIG)
+    elif slot.loss:
+        yield _failed("slot", f"the slot {slot.name} is lost", _SEE_DOCTOR, code=Exit.CONFIG)
     elif slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > lsn:
-        what = f"a gap: the slot begins at {slot.confirmed_flush_lsn}, the log ends before"
-        yield _failed("slot", what, _AGAIN, code=Exit.CONFIG)
+        what = f"a gap: the slot starts at {slot.confirmed_flush_lsn}, the log ends before"
+        yield _failed("slot", what, _SEE_DOCTOR, code=Exit.CONFIG)
 
 
-def _reading(facts: Facts) -> Iterator[Cause]:
+def _reading(facts: PipelineFacts) -> Iterator[Cause]:
     """Yield why the log does not advance, or may stop advancing."""
     slot, daemon = facts.slot, facts.daemon
-    if slot is not None and slot.wal_status == "unreserved":
+    if slot is not None and slot.is_nearly_lost:
         yield _failed("slot", f"the slot {slot.name} is about to be lost", "cdc run, at once")
-    copying = facts.initial.stage not in {"done", None}
+    copying = facts.initial_stage not in {"done", None}
     taken = copying and daemon is not None and daemon.ready
-    if slot is not None and slot.active_pid is None and not facts.inside and not taken:
+    if slot is not None and slot.active_pid is None and not facts.by_daemon and not taken:
         kept = size(slot.retained_bytes or 0)
         what = f"no daemon reads from the slot, which keeps {kept} of WAL"
         yield _failed("daemon", what, _RUN, slot.inactive_seconds)
@@ -199,7 +165,7 @@ def _reading(facts: Facts) -> Iterator[Cause]:
         yield _failed("daemon", what, "see its log, and /readyz where it serves http", age)
 
 
-def _daemon(daemon: Reader) -> Iterator[Cause]:
+def _daemon(daemon: DaemonReport) -> Iterator[Cause]:
     if not daemon.ready:
         what = f"the daemon is {daemon.state}: {daemon.reason}"
         yield _failed("daemon", what, "see its log; /readyz has the details", daemon.since_seconds)
@@ -208,7 +174,7 @@ def _daemon(daemon: Reader) -> Iterator[Cause]:
         since = daemon.failing_seconds or 0.0
         level = Level.FAILED if since > LATE_SECONDS else Level.DEGRADED
         what = (
-            f"the daemon has started over {daemon.failures} times in {spell(since)} without"
+            f"the daemon has started over {daemon.failures} times in {duration(since)} without"
             f" publishing anything: {daemon.error}"
         )
         yield Cause(level, "daemon", what, "see its log for the first of these errors", since)
@@ -216,40 +182,43 @@ def _daemon(daemon: Reader) -> Iterator[Cause]:
         yield Cause(Level.DEGRADED, "source", warning, "`cdc doctor` names the remedy")
 
 
-def _initial(facts: Facts) -> Iterator[Cause]:
+def _initial(config: Config, facts: PipelineFacts) -> Iterator[Cause]:
     """Yield that the rows from before the log's start are not in the log."""
-    stage, daemon = facts.initial.stage, facts.daemon
-    at_work = daemon is not None and daemon.state == "snapshotting"
-    if stage is None and facts.initial.wanted:
+    stage, daemon = facts.initial_stage, facts.daemon
+    if stage is None and config.snapshot.mode == "initial":
         yield _failed(
             "snapshot",
             "snapshot.mode is initial, but the log has no record of an initial snapshot: it was"
             " skipped",
             "`cdc snapshot '*'` reads every table while the daemon streams; snapshot.mode: never"
-            " where the log is to begin without the rows",
+            " where the log is to start without the rows",
         )
     elif stage in {"done", None}:
         return
-    elif at_work:
-        how = facts.initial.described
-        what = "the initial snapshot is being taken" + (f": {how}" if how else "")
-        yield Cause(Level.DEGRADED, "snapshot", what, "it goes on by itself; see that it moves")
+    elif daemon is not None and daemon.state == "snapshotting":
+        what = "the initial snapshot is being taken"
+        what += f": {daemon.reason}" if daemon.reason else ""
+        yield Cause(
+            Level.DEGRADED, "snapshot", what, "it continues by itself; check that it advances"
+        )
     else:
-        what = f"the initial snapshot is {stage}, and no daemon takes it"
+        what = f"the initial snapshot is {stage}, and no daemon continues it"
         if daemon is not None and daemon.state == "streaming":
             what = f"the daemon streams, but the initial snapshot is {stage}: it was skipped"
-        yield _failed("snapshot", what, "cdc run takes it; `cdc snapshot --initial` takes only it")
+        yield _failed(
+            "snapshot", what, "cdc run continues it; `cdc snapshot --initial` does only that"
+        )
 
 
-def _live(facts: Facts) -> Iterator[Cause]:
+def _incremental_snapshots(facts: PipelineFacts) -> Iterator[Cause]:
     """Yield the incremental snapshots that fail, or have failed and were not acknowledged."""
-    for each in facts.live:
+    for each in facts.incremental_snapshots:
         name, why = f"the snapshot {each.id} of {each.name}", each.why or "the log has no reason"
-        if each.state == "failed" and not _read_since(each, facts.live):
+        if each.state == "failed" and not _read_since(each, facts.incremental_snapshots):
             since = max(0.0, (facts.now_us - each.at_us) / 1e6)
             remedy = f"`cdc snapshot {each.name}` reads it again; `cdc snapshot stop {each.id}`"
             what = f"{name} has failed: {why}"
-            yield _failed("live_snapshot", what, f"{remedy} acknowledges it", since)
+            yield _failed("incremental_snapshot", what, f"{remedy} acknowledges it", since)
         elif each.state == "running" and each.failing_since_us is not None:
             since = max(0.0, (facts.now_us - each.failing_since_us) / 1e6)
             if not each.errors and since < _WAITS_SECONDS:
@@ -257,12 +226,12 @@ def _live(facts: Facts) -> Iterator[Cause]:
             late = STALLED_SECONDS if not each.errors else LATE_SECONDS
             level = Level.FAILED if since > late else Level.DEGRADED
             times = f" ({each.errors} errors in a row)" if each.errors else ""
-            what = f"{name} has read nothing for {spell(since)}{times}: {why}"
+            what = f"{name} has read nothing for {duration(since)}{times}: {why}"
             remedy = f"it tries again by itself; `cdc snapshot stop {each.id}` ends it"
-            yield Cause(level, "live_snapshot", what, remedy, since)
+            yield Cause(level, "incremental_snapshot", what, remedy, since)
 
 
-def _read_since(failed: LiveRecord, live: tuple[LiveRecord, ...]) -> bool:
+def _read_since(failed: IncrementalRecord, live: tuple[IncrementalRecord, ...]) -> bool:
     """Whether the complete table was read by a later snapshot."""
     return any(
         each.state == "done"

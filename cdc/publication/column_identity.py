@@ -3,14 +3,14 @@
 A relation message has the columns' names but not their numbers (attnum). A name can move to another
 column: by a rename, or by DROP, RENAME and ADD, after which the message looks the same as before. A
 number is never used twice, so a column that the configuration hides by name is tracked by number
-(`hidden`).
+(`hidden_columns`).
 
 Three things are known about a message at some LSN: the columns' numbers as the catalog had them at
 an earlier LSN (`before`), as it has them later (`today`), and the message's order, which is that of
 the numbers. A column whose catalog row is the same in both had this name in between too. Any other
 column lies between two such columns; its distance from them is bounded by the number of columns
-that existed all the time and of those that may have existed. `places` returns every possible
-position and never guesses between them.
+that existed all the time and of those that may have existed. `possible_positions` returns every
+possible position and never guesses between them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from cdc.log.records import ColumnNumbers, NumberedColumn
 
 # The positions in a relation message where a column may be, by the column's number.
-Places: TypeAlias = dict[int, frozenset[int]]
+ColumnPositions: TypeAlias = dict[int, frozenset[int]]
 
 
-class Shown(NamedTuple):
+class ExposedColumn(NamedTuple):
     """A hidden column that a relation message would show."""
 
     attnum: int
@@ -39,12 +39,12 @@ class Shown(NamedTuple):
     certain: bool
 
 
-def places(
+def possible_positions(
     columns: Sequence[Column],
     before: ColumnNumbers | None,
     today: ColumnNumbers,
     alike: Sequence[ColumnNumbers] = (),
-) -> Places:
+) -> ColumnPositions:
     """Return where each column may be in a message that came after `before`, and before `today`.
 
     Without `before`, the table was not known at an earlier time: then the message is matched with
@@ -62,10 +62,10 @@ def places(
             sent = [c for c in numbers.columns if c.sent and not c.dropped]
             if [(c.name, c.type_id, c.type_modifier) for c in sent] == listed:
                 return {c.attnum: frozenset({at}) for at, c in enumerate(sent)}
-    return _Placing(columns, before, today).places()
+    return _PositionFinder(columns, before, today).find()
 
 
-class _Placing:
+class _PositionFinder:
     """Computes the possible positions of one message's columns."""
 
     def __init__(
@@ -83,7 +83,7 @@ class _Placing:
         self._steady = {c.attnum for c in self._today if self._always(c)}
         self._possible = {c.attnum for c in self._today if self._ever(c)}
 
-    def places(self) -> Places:
+    def find(self) -> ColumnPositions:
         fixed = [at for _, at in sorted(self._fixed.items()) if at is not None]
         found = {attnum: self._of(attnum) for attnum in sorted(self._possible)}
         lost = [a for a in self._steady if self._before is not None and not found[a]]
@@ -140,7 +140,7 @@ class _Placing:
         return sum(a in self._steady for a in open_), len(open_)
 
 
-def attnums(columns: Sequence[Column], found: Places) -> tuple[int | None, ...]:
+def attnums(columns: Sequence[Column], found: ColumnPositions) -> tuple[int | None, ...]:
     """Return each column's number; None if more than one is possible."""
     possible: list[list[int]] = [[] for _ in columns]
     for attnum, positions in found.items():
@@ -159,12 +159,13 @@ def hides_something(selection: TableSelection) -> bool:
     return bool(selection.included is not None or selection.excluded or selection.masks)
 
 
-def hidden(
+def hidden_columns(
     selection: TableSelection, so_far: dict[int, str], numbers: ColumnNumbers
 ) -> dict[int, str]:
     """Return the hidden columns by number, with the name that each was hidden by.
 
-    Adds to `so_far` the columns that the configuration hides by their names in `numbers`. Removes a
+    Adds to `so_far` the columns that the configuration hides by their names in `numbers`, and those
+    that are computed from a hidden one and sent, unless `keep` is configured for them. Removes a
     column if `keep` is configured for the name it was hidden by, but not if it was dropped: the
     stream may be from before the drop.
     """
@@ -176,14 +177,27 @@ def hidden(
             found[column.attnum] = column.name
         elif found.get(column.attnum) == column.name and _kept(selection, column.name):
             del found[column.attnum]
+    for column in numbers.columns:
+        computed = found.keys() & set(column.computed_from)
+        if computed and column.sent and not column.dropped and not _kept(selection, column.name):
+            found.setdefault(column.attnum, column.name)
     return found
 
 
-def shown(
-    selection: TableSelection, columns: Sequence[Column], found: Places, hidden: dict[int, str]
-) -> list[Shown]:
+def computed_from_hidden(numbers: ColumnNumbers, hidden: dict[int, str], attnum: int) -> list[str]:
+    """Return the names of the hidden columns that a column is computed from."""
+    column = next((each for each in numbers.columns if each.attnum == attnum), None)
+    return [hidden[each] for each in (column.computed_from if column else ()) if each in hidden]
+
+
+def exposed_columns(
+    selection: TableSelection,
+    columns: Sequence[Column],
+    found: ColumnPositions,
+    hidden: dict[int, str],
+) -> list[ExposedColumn]:
     """Return each hidden column that has, or may have, a name that is not hidden."""
-    bare = []
+    exposed = []
     for attnum, was in sorted(hidden.items()):
         positions = found.get(attnum, frozenset())
         for at in sorted(positions):
@@ -191,8 +205,8 @@ def shown(
             # `keep` applies to a name: to the hidden column only if that is still its name.
             if hides(selection, name) or (name == was and _kept(selection, name)):
                 continue
-            bare.append(Shown(attnum, was, name, len(positions) == 1))
-    return bare
+            exposed.append(ExposedColumn(attnum, was, name, len(positions) == 1))
+    return exposed
 
 
 def _kept(selection: TableSelection, name: str) -> bool:

@@ -4,8 +4,8 @@ Pure. A publication decides which changes Postgres sends, and Postgres keeps no 
 the log pins what shows that it was altered, even if the change was reverted since: the version of
 its catalog row (`xmin`, which each ALTER PUBLICATION … SET replaces), and the oids of the rows by
 which tables and schemas belong to it, which ADD and DROP replace. Our own commands note their
-changes in the publication's comment (`cdc.source.membership`): a version or an oid that continues
-a known one is treated as that one.
+changes in the publication's comment (`cdc.source.publication_note`): a version or an oid that
+continues a known one is treated as that one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc.errors import GapError
 from cdc.log.records import OPERATIONS
 
 if TYPE_CHECKING:
-    from cdc.log.records import Publication, Sends
+    from cdc.log.records import PinnedPublication, PublicationOptions
 
 _NAMED: Final = 8  # tables in one sentence
 _QUOTED: Final = re.compile(r'("(?:[^"]|"")*"|[^.]*)\.(.*)', re.DOTALL)
@@ -31,10 +31,10 @@ class Gap(NamedTuple):
     what: str
     tables: tuple[str, ...]  # quoted as the log has them
     hint: str
-    left: bool = False  # tables that are missing, which `cdc setup` may accept
+    is_removal: bool = False  # tables that are missing, which `cdc setup` may accept
 
 
-def gaps(old: Publication, new: Publication, existing: frozenset[str]) -> list[Gap]:
+def gaps(old: PinnedPublication, new: PinnedPublication, existing: frozenset[str]) -> list[Gap]:
     """Return every way in which `new` has lost changes since `old`; `old` is the log's.
 
     A table that `cdc table remove` took out is no gap. One that was dropped (not in `existing`) or
@@ -47,21 +47,21 @@ def gaps(old: Publication, new: Publication, existing: frozenset[str]) -> list[G
                 f'publication "{name}" was dropped and created again',
                 tuple(sorted(new.tables)),
                 "changes made in between were not streamed; `cdc teardown --topics`, then `cdc"
-                " setup` and a snapshot, begin anew",
+                " setup` and a snapshot, start over",
             )
         ]
     return [*_altered(old, new), *_schemas(old, new), *_members(old, new, existing)]
 
 
-def follow(
-    old: Publication, new: Publication, existing: frozenset[str], since: str = ""
-) -> Publication:
+def continue_with(
+    old: PinnedPublication, new: PinnedPublication, existing: frozenset[str], since: str = ""
+) -> PinnedPublication:
     """Return the publication to continue with after `old`, the log's: `new` and dropped tables.
 
     A dropped table stays known, so that a table created under its name later is found to be
     missing. Raises GapError with every gap between the two; `since` describes from when on.
     """
-    if error := joined(gaps(old, new, existing), since):
+    if error := combined_error(gaps(old, new, existing), since):
         raise error
     members = set(new.tables.values())
     dropped = {
@@ -73,7 +73,7 @@ def follow(
     return replace(new, tables=new.tables | dropped) if dropped else new
 
 
-def joined(found: list[Gap], since: str = "") -> GapError | None:
+def combined_error(found: list[Gap], since: str = "") -> GapError | None:
     """Return one error that names every gap; None if there is none."""
     if not found:
         return None
@@ -82,34 +82,33 @@ def joined(found: list[Gap], since: str = "") -> GapError | None:
     return GapError("; ".join(gap.what for gap in found) + when, hint="; ".join(hints))
 
 
-def lacking(sends: Sends) -> list[str]:
+def unpublished_operations(options: PublicationOptions) -> list[str]:
     """Return the operations that the publication does not publish."""
-    return [each for each in OPERATIONS if each not in sends.operations]
+    return [each for each in OPERATIONS if each not in options.operations]
 
 
-def complete(name: str) -> str:
+def publish_all_sql(name: str) -> str:
     """Return the SQL that has the publication publish every operation."""
     return f"ALTER PUBLICATION \"{name}\" SET (publish = '{', '.join(OPERATIONS)}')"
 
 
-def acknowledging(tables: tuple[str, ...]) -> str:
+def _acknowledge_hint(tables: tuple[str, ...]) -> str:
     """Return the remedy that accepts the publication and reads `tables` again."""
     return (
-        f"`cdc publication acknowledge` accepts the publication as it is and has {_some(tables)}"
-        " read again, as `cdc snapshot … --anew` does; then `cdc run`"
+        f"`cdc publication acknowledge` accepts the publication as it is and has {_listed(tables)}"
+        " read again, as `cdc snapshot … --replace` does; then `cdc run`"
     )
 
 
-def _altered(old: Publication, new: Publication) -> list[Gap]:
-    before, now = old.sends, new.sends
+def _altered(old: PinnedPublication, new: PinnedPublication) -> list[Gap]:
+    before, now = old.options, new.options
     if now is None:
         return []
     tables = tuple(sorted(new.tables))
-    unsent = lacking(now)
-    if before is not None and before.version == now.version and not unsent:
+    unsent = unpublished_operations(now)
+    # None in a record from before the log pinned this.
+    if not unsent and (before is None or before.version == now.version):
         return []
-    if before is None and not unsent:
-        return []  # a record from before the log pinned this
     changes = _differences(before, now) if before is not None else []
     if unsent and not changes:
         changes = [f"it does not publish {', '.join(unsent)}"]
@@ -120,39 +119,38 @@ def _altered(old: Publication, new: Publication) -> list[Gap]:
         )
     else:
         what = f'publication "{new.name}" was altered: {", ".join(changes)}'
-    hint = acknowledging(tables)
+    hint = _acknowledge_hint(tables)
     if unsent:
-        hint = f"{complete(new.name)}; {hint}"
+        hint = f"{publish_all_sql(new.name)}; {hint}"
     elif [each for each in changes if not each.startswith("its owner")] == []:
         hint += "; where only its owner was changed: `cdc publication acknowledge --no-snapshot`"
     return [Gap(what, tables, hint)]
 
 
-def _differences(before: Sends, now: Sends) -> list[str]:
-    found = []
-    if before.operations != now.operations:
-        was, its = ", ".join(before.operations) or "nothing", ", ".join(now.operations) or "nothing"
-        found.append(f"it publishes {its}, before {was}")
-    if before.via_root != now.via_root:
-        found.append(
-            f"publish_via_partition_root is {str(now.via_root).lower()},"
-            f" before {str(before.via_root).lower()}"
-        )
-    if before.generated != now.generated:
-        found.append(f"publish_generated_columns is {now.generated}, before {before.generated}")
-    if before.owner != now.owner:
-        found.append(f"its owner is {now.owner}, before {before.owner}")
-    return found
+def _differences(before: PublicationOptions, now: PublicationOptions) -> list[str]:
+    """Return each option that differs, with both values."""
+    values = zip(_values(before), _values(now), strict=True)
+    return [f"{name} {new}, before {old}" for (name, old), (_, new) in values if new != old]
 
 
-def _schemas(old: Publication, new: Publication) -> list[Gap]:
+def _values(options: PublicationOptions) -> list[tuple[str, str]]:
+    return [
+        ("it publishes", ", ".join(options.operations) or "nothing"),
+        ("publish_via_partition_root is", str(options.via_root).lower()),
+        ("publish_generated_columns is", options.generated),
+        ("FOR ALL TABLES is", str(options.all_tables).lower()),
+        ("its owner is", options.owner),
+    ]
+
+
+def _schemas(old: PinnedPublication, new: PinnedPublication) -> list[Gap]:
     """Return a gap for each schema that left the publication, even if it came back."""
-    if old.sends is None or new.sends is None:
+    if old.options is None or new.options is None:
         return []
-    there = set(new.sends.schemas.values())
+    there = set(new.options.schemas.values())
     left = {
         schema
-        for schema, member in old.sends.schemas.items()
+        for schema, member in old.options.schemas.items()
         if member not in there and member not in new.removed
     }
     found = []
@@ -163,60 +161,60 @@ def _schemas(old: Publication, new: Publication) -> list[Gap]:
             sorted(
                 table
                 for table, member in old.tables.items()
-                if not member and new.tables.get(table) == 0 and parts(table)[0] == schema
+                if not member and new.tables.get(table) == 0 and split_name(table)[0] == schema
             )
         )
         if tables:
             found.append(
                 Gap(
                     f'schema {schema} left the publication "{new.name}" and came back, with'
-                    f" {_some(tables)}",
+                    f" {_listed(tables)}",
                     tables,
-                    f"changes made in between are in no stream; {acknowledging(tables)}",
+                    f"changes made in between are in no stream; {_acknowledge_hint(tables)}",
                 )
             )
     return found
 
 
-def _members(old: Publication, new: Publication, existing: frozenset[str]) -> list[Gap]:
+def _members(old: PinnedPublication, new: PinnedPublication, existing: frozenset[str]) -> list[Gap]:
     known = {table: member for table, member in old.tables.items() if member not in new.removed}
     found = []
-    back = tuple(sorted(t for t, its in known.items() if new.tables.get(t, its) != its))
-    if back:
-        narrowed = [f"{t} sends {change}" for t in back if (change := _narrowed(old, new, t))]
+    returned = tuple(sorted(t for t, its in known.items() if new.tables.get(t, its) != its))
+    if returned:
+        narrowed = [f"{t} sends {change}" for t in returned if (change := _narrowed(old, new, t))]
         found.append(
             Gap(
-                f'{_some(back)} left the publication "{new.name}" and came back'
+                f'{_listed(returned)} left the publication "{new.name}" and came back'
                 + "".join(f"; {each}" for each in narrowed),
-                back,
-                f"changes made in between are in no stream; {acknowledging(back)}; or take it out"
-                f' again (ALTER PUBLICATION "{new.name}" DROP TABLE …) and put it back with `cdc'
-                " table add`, which reads it again",
+                returned,
+                f"changes made in between are in no stream; {_acknowledge_hint(returned)}; or take"
+                f' it out again (ALTER PUBLICATION "{new.name}" DROP TABLE …) and put it back with'
+                " `cdc table add`, which reads it again",
             )
         )
     members = set(new.tables.values()) - {0}
-    gone = tuple(
+    missing = tuple(
         sorted(
             table
             for table, member in known.items()
             if table not in new.tables and member not in members and table in existing
         )
     )
-    if gone:
+    if missing:
         found.append(
             Gap(
-                f'publication "{new.name}" no longer has {_some(gone)}',
-                gone,
+                f'publication "{new.name}" no longer has {_listed(missing)}',
+                missing,
                 "changes of a table are lost while it is out; put it back with `cdc"
                 " table add`, which reads it again, or accept that it is no longer captured:"
                 " `cdc setup`; `cdc table remove` takes one out without a gap",
-                left=True,
+                is_removal=True,
             )
         )
     return found
 
 
-def _narrowed(old: Publication, new: Publication, table: str) -> str:
+def _narrowed(old: PinnedPublication, new: PinnedPublication, table: str) -> str:
     """Return how a table's column list and row filter differ; empty if they do not."""
     before, now = old.narrowed.get(table), new.narrowed.get(table)
     if before == now:
@@ -230,7 +228,7 @@ def _sent(its: tuple[tuple[int, ...] | None, str | None] | None) -> str:
     return text if where is None else f"{text} where {where}"
 
 
-def parts(table: str) -> tuple[str, str]:
+def split_name(table: str) -> tuple[str, str]:
     """Return schema and name of a table that is quoted as the catalog's format(%I.%I) does."""
     schema, name = _QUOTED.fullmatch(table).groups()  # type: ignore[union-attr] # always matches
     return _plain(schema), _plain(name)
@@ -240,6 +238,6 @@ def _plain(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _some(tables: tuple[str, ...]) -> str:
+def _listed(tables: tuple[str, ...]) -> str:
     more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
     return ", ".join(tables[:_NAMED]) + more

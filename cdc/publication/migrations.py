@@ -17,6 +17,7 @@ from psycopg import sql
 
 from cdc.errors import ConfigError
 from cdc.source.connection import connect, translate, translated
+from cdc.source.slots import read_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ NAMES: Final = ("signal_table", "heartbeat_table", "ddl_audit")
 SCHEMA: Final = "lockstep"
 _VERSIONS: Final = f"{SCHEMA}.alembic_version"
 # Not to_regclass, which asks for rights on the schema.
-_THERE: Final = b"""
+_VERSION_TABLE: Final = b"""
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = 'alembic_version'
 """
@@ -58,7 +59,7 @@ FROM pg_event_trigger
 WHERE evtname IN ('lockstep_ddl', 'lockstep_ddl_drop') AND evtenabled IN ('O', 'A')
 """
 # As env.py comments the schema that it creates: a schema that a user created stays.
-_MARK: Final = "made by cdc setup"
+_SCHEMA_COMMENT: Final = "made by cdc setup"
 _PARENTS: Final = Path(__file__).parents
 
 
@@ -71,7 +72,7 @@ def folder() -> Path:
 def applied(connection: psycopg.Connection) -> dict[str, str]:
     """Return the revision of each migration that is applied, by its name."""
     with translated(f"reading {_VERSIONS}"):
-        if connection.execute(_THERE).fetchone() is None:
+        if connection.execute(_VERSION_TABLE).fetchone() is None:
             return {}
         rows = connection.execute(_READ).fetchall()
     return {name: row[0] for name in NAMES for row in rows if row[0].rpartition("_")[0] == name}
@@ -97,13 +98,14 @@ def newest() -> dict[str, str]:
 
 def other_slots(connection: psycopg.Connection, slot: str) -> list[str]:
     """Return this database's slots, except `slot`, that another Lockstep pipeline may have."""
-    with translated("reading the slots"):
-        rows = connection.execute(
-            "SELECT slot_name::text FROM pg_replication_slots WHERE plugin = 'pgoutput'"
-            " AND database = current_database() AND NOT temporary AND slot_name <> %s ORDER BY 1",
-            (slot,),
-        ).fetchall()
-    return [row[0] for row in rows]
+    with translated("reading the database's name"):
+        row = connection.execute("SELECT current_database()::text").fetchone()
+    assert row is not None, "a SELECT without FROM gives a row"
+    return [
+        each.name
+        for each in read_slots(connection)
+        if not (each.is_foreign(row[0]) or each.temporary or each.name == slot)
+    ]
 
 
 def upgrade(config: Config, name: str) -> None:
@@ -175,7 +177,7 @@ def _clear(connection: psycopg.Connection) -> None:
             "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s",
             (SCHEMA,),
         ).fetchone()
-        if row is None or row[0] != _MARK:
+        if row is None or row[0] != _SCHEMA_COMMENT:
             return
         try:
             connection.execute(f"DROP SCHEMA {SCHEMA}".encode())
@@ -216,7 +218,7 @@ def _loaded() -> tuple[ModuleType, AlembicConfig]:
     except ImportError as error:
         raise ConfigError(
             "the configuration asks for migrations, and Alembic is not installed",
-            hint="pip install 'lockstep-cdc[migrations]', or set what stands below `migrations` to"
+            hint="pip install 'lockstep-cdc[migrations]', or set the options below `migrations` to"
             " false: the pipeline needs none of it",
         ) from error
     settings = config.Config()

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
     from cdc.config import Config, TableSelection
     from cdc.config.patterns import NamePattern
-    from cdc.config.selection import Rule
-    from cdc.source.columns import Column, Partition
-    from cdc.source.server import Server, Table
+    from cdc.config.selection import PatternRule
+    from cdc.source.connection import Connection
+    from cdc.source.server import Server
+    from cdc.source.tables import Partition, Table, TableColumn
 
 COLUMN_LISTS = 15  # the major that has them, and row filters, and TABLES IN SCHEMA
 ORIGIN = 16
 GENERATED = 18
 
 
-class Member(NamedTuple):
+class PlannedTable(NamedTuple):
     """A table as the publication should hold it."""
 
     table: Table
@@ -53,9 +54,9 @@ class Problem(NamedTuple):
 class Plan(NamedTuple):
     """The publication as the configuration describes it."""
 
-    members: list[Member]
+    members: list[PlannedTable]
     schemas: frozenset[str]  # published as schemas, with the tables that they get later
-    listed: dict[str, str]  # schemas that should be published as such and can't, and why
+    refused_schemas: dict[str, str]  # to be published as such, and why they can't
     via_root: bool
     generated: bool
     nulled: dict[str, list[str]]  # by table, columns left out that Postgres sends nevertheless
@@ -63,7 +64,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[Column]]
+    config: Config, server: Server, tables: Iterable[Table], columns: dict[int, list[TableColumn]]
 ) -> Plan:
     """Return how `tables`, those that `source.tables` matches, should be published."""
     chosen = config.selection
@@ -79,16 +80,16 @@ def plan(
         names = [c.name for c in known if selection.captures(c.name) and _sent(config, server, c)]
         identity = tuple(c.name for c in known if c.in_identity)
         list_ = tuple(names) if pushed else None
-        members.append(Member(table, list_, selection.where, selection, identity))
+        members.append(PlannedTable(table, list_, selection.where, selection, identity))
         if left_out and not pushed:
             nulled[str(table)] = [c.name for c in left_out if _sent(config, server, c)]
         problems += _table_problems(config, server, members[-1], known)
     problems += _rule_problems(config, members, columns)
-    whole, listed = _schemas(config, server, members)
+    schemas, refused = _schemas(config, server, members)
     return Plan(
         members,
-        whole,
-        listed,
+        schemas,
+        refused,
         config.source.partitions == "root",
         config.source.generated_columns == "stored" and server.major >= GENERATED,
         nulled,
@@ -107,34 +108,34 @@ def _can_list(config: Config, server: Server, table: Table) -> bool:
     return server.major >= COLUMN_LISTS and table.replica_identity != "f" and not by_leaf
 
 
-def _sent(config: Config, server: Server, column: Column) -> bool:
+def _sent(config: Config, server: Server, column: TableColumn) -> bool:
     """Return whether Postgres can send the column at all."""
     stored = config.source.generated_columns == "stored" and server.major >= GENERATED
     return not column.generated or (column.generated == "s" and stored)
 
 
 def _schemas(
-    config: Config, server: Server, members: list[Member]
+    config: Config, server: Server, members: list[PlannedTable]
 ) -> tuple[frozenset[str], dict[str, str]]:
     """Return the schemas to publish as such, and those that can't be, with the reason."""
     chosen = config.selection
-    wanted = {name for p in chosen.patterns if (name := p.whole_schema) is not None}
+    wanted = {name for p in chosen.patterns if (name := p.complete_schema) is not None}
     if config.source.new_tables == "setup":
         return frozenset(), {}
-    listed = {}
+    refused = {}
     for schema in wanted:
         here = [each for each in members if each.table.schema == schema]
         if server.major < COLUMN_LISTS:
-            listed[schema] = f"Postgres {server.major} knows no TABLES IN SCHEMA"
+            refused[schema] = f"Postgres {server.major} has no TABLES IN SCHEMA"
         elif not server.superuser:
-            listed[schema] = f"{server.role} is no superuser"
+            refused[schema] = f"{server.role} is no superuser"
         elif any(each.columns is not None for each in members):
-            listed[schema] = "a publication of a whole schema takes no column list"
+            refused[schema] = "a publication of a complete schema takes no column list"
         elif any(each.where is not None for each in here):
-            listed[schema] = "row filters do not count in a schema that is published whole"
+            refused[schema] = "row filters do not count in a schema that is published completely"
         elif any(p.schema.matches(schema) for p in chosen.excluded):
-            listed[schema] = "source.exclude leaves tables out of it"
-    return frozenset(wanted - listed.keys()), listed
+            refused[schema] = "source.exclude leaves tables out of it"
+    return frozenset(wanted - refused.keys()), refused
 
 
 # --- problems ---
@@ -150,7 +151,7 @@ def _origin(config: Config, server: Server) -> Iterator[Problem]:
 
 
 def _table_problems(
-    config: Config, server: Server, member: Member, columns: list[Column]
+    config: Config, server: Server, member: PlannedTable, columns: list[TableColumn]
 ) -> Iterator[Problem]:
     table, selection = member.table, member.selection
     missing = [name for name in member.identity if not selection.captures(name)]
@@ -185,7 +186,7 @@ def _table_problems(
         )
 
 
-def _key_problems(member: Member, columns: list[Column]) -> Iterator[Problem]:
+def _key_problems(member: PlannedTable, columns: list[TableColumn]) -> Iterator[Problem]:
     table, selection = member.table, member.selection
     names, identity = {c.name for c in columns}, member.identity
     key = selection.key or tuple(c.name for c in columns if c.in_primary_key)
@@ -219,7 +220,7 @@ def _key_problems(member: Member, columns: list[Column]) -> Iterator[Problem]:
 
 
 def _rule_problems(
-    config: Config, members: list[Member], columns: dict[int, list[Column]]
+    config: Config, members: list[PlannedTable], columns: dict[int, list[TableColumn]]
 ) -> Iterator[Problem]:
     """Find rules that name nothing: a mask with a misspelled name hides nothing.
 
@@ -241,11 +242,11 @@ def _rule_problems(
                 yield Problem(
                     "tables_rule",
                     f"{section}.{setting} names {name.text}, which {_many(tables)} not have",
-                    "correct it: its case counts; a renamed column is to be named anew",
+                    "correct it: its case counts; name a renamed column by its present name",
                 )
 
 
-def _named(rule: Rule) -> Iterator[tuple[str, NamePattern]]:
+def _named(rule: PatternRule) -> Iterator[tuple[str, NamePattern]]:
     for setting, names in rule.columns().items():
         if setting != "key":  # reported per table
             for name in names:
@@ -268,7 +269,7 @@ def partition_problems(config: Config, found: list[Partition]) -> Iterator[Probl
             )
 
 
-def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Problem]:
+def filter_problems(connection: Connection, wanted: Plan) -> Iterator[Problem]:
     """Have Postgres check the row filters: each must use columns of the replica identity only."""
     for member in wanted.members:
         if member.where is None:
@@ -286,7 +287,7 @@ def filter_problems(connection: psycopg.Connection, wanted: Plan) -> Iterator[Pr
             )
 
 
-def _refusal(connection: psycopg.Connection, member: Member, only: tuple[str, ...]) -> str | None:
+def _refusal(connection: Connection, member: PlannedTable, only: tuple[str, ...]) -> str | None:
     """Return why Postgres refuses the filter on the table, or on only these columns of it."""
     table = member.table
     assert member.where is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Worker:
+class BackgroundThread:
     """One thread, a queue of calls, and `wake_fd`, readable after a call has ended."""
 
     def __init__(self, wake_fd: int | None = None) -> None:
@@ -30,7 +30,6 @@ class Worker:
         threading.Thread(target=self._run, name="cdc-worker", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Return the future of `call`'s result."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -29,7 +29,7 @@ _PLAIN: Final = re.compile(
     r"|ConnectException|ClassNotFoundException|NoClassDefFoundError|OutOfMemoryError"
     r"|UnsupportedClassVersionError)\b.*"
 )
-_LEFT_OUT: Final = "what else it said is left out, since it may hold rows' values"
+_LEFT_OUT: Final = "the rest of its output is left out, since it may hold rows' values"
 
 
 def where(error: BaseException | None) -> str:
@@ -43,10 +43,10 @@ def where(error: BaseException | None) -> str:
     return "".join(lines)
 
 
-def places(said: str) -> str:
+def places(output: str) -> str:
     """Return the lines of another process's output that show where it failed, and the types."""
     kept, left_out = [], False
-    for line in said.splitlines():
+    for line in output.splitlines():
         if place := _PLACE.match(line):
             kept.append(place[0].rstrip())
         elif plain := _PLAIN.search(line):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from cdc.decode import messages, pgoutput
-from cdc.decode.frames import COPY_DATA, HEADER_SIZE, PADDING, PAYLOAD, XLOG_DATA, whole
+from cdc.decode.frames import COPY_DATA, HEADER_SIZE, PADDING, PAYLOAD, XLOG_DATA, content_end
 from cdc.errors import ProtocolError, RereadError
 from cdc.sequence.state import Pause
 
@@ -50,18 +50,18 @@ class _Open:
         self.described: dict[int, messages.Relation] = {}
         self.outdated = False
 
-    def turn_to(self, writer: int, size: int) -> None:
+    def written_by(self, writer: int, size: int) -> None:
         """Note who writes from `size` on."""
         self.writer = writer
         if writer != self.xid and self.parts_at < 0:
             self.parts_at = size
 
-    def cut(self, size: int) -> None:
+    def truncated_to(self, size: int) -> None:
         """Note that everything from `size` on was dropped."""
         if self.parts_at >= size:
             self.parts_at = -1
 
-    def hear(self, relation: messages.Relation) -> None:
+    def described_outside(self, relation: messages.Relation) -> None:
         """Note how a table is described outside the transaction's own blocks."""
         if self.described.get(relation.relation_id, relation) != relation:
             self.outdated = True
@@ -101,7 +101,7 @@ class InProgress:
 
         Raises SpoolError if they can't be written to the disk.
         """
-        end, begun = whole(chunk), at
+        end, begun = content_end(chunk), at
         transaction = self._open[self._xid]
         while at + HEADER_SIZE <= end:
             kind, length, inner, _, tag, xid = _head(chunk, at)
@@ -114,7 +114,7 @@ class InProgress:
             if tag in _CHANGES:
                 if xid != transaction.writer:
                     self._append(chunk, begun, at)
-                    transaction.turn_to(xid, self._spool.size(self._xid))
+                    transaction.written_by(xid, self._spool.size(self._xid))
                     begun = at
                 if tag == _RELATION:
                     relation = _plain(
@@ -139,12 +139,12 @@ class InProgress:
         if message.subxid == message.xid:
             self._open.pop(message.xid, None)
         elif message.xid in self._open:
-            self._open[message.xid].cut(self._spool.size(message.xid))
+            self._open[message.xid].truncated_to(self._spool.size(message.xid))
 
-    def hear(self, relation: messages.Relation) -> None:
+    def note_description(self, relation: messages.Relation) -> None:
         """Note a description outside the open transactions' own blocks."""
         for transaction in self._open.values():
-            transaction.hear(_plain(relation))
+            transaction.described_outside(_plain(relation))
 
     def commit(self, message: messages.StreamCommit) -> Committed:
         """Return the transaction's frames, in chunks of complete ones.
@@ -154,7 +154,7 @@ class InProgress:
         if self._open.pop(message.xid, _Open(message.xid)).in_doubt:
             raise RereadError(
                 f"transaction {message.xid}, streamed before its commit at {message.commit_lsn},"
-                " has subtransactions or logical messages, of which its stream does not always tell"
+                " has subtransactions or logical messages, of which its stream does not always show"
                 " that they were rolled back, or tables that have changed since it described them"
             )
         return self._spool.commit(message.xid, PADDING)

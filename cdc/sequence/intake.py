@@ -19,7 +19,7 @@ from cdc.log import names
 from cdc.sequence.in_progress import InProgress
 from cdc.sequence.lookahead import Upcoming
 from cdc.sequence.sequencer import Sequencer
-from cdc.sequence.spool import Spool, home
+from cdc.sequence.spool import Spool, spool_directory
 from cdc.sequence.state import Pause, Wanted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdc.sequence.replay import Replay
     from cdc.sequence.spool import Committed
     from cdc.sequence.state import Step
-    from cdc.sequence.table_versions import Tables
+    from cdc.sequence.table_versions import TableVersions
     from cdc.source.stream import Stream
 
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 LONG_BYTES: Final = 8 << 20
 
 
-class Aside(Protocol):
+class RunBlocking(Protocol):
     """Runs a call in the background, and answers Postgres until it has ended."""
 
     def __call__(self, call: Callable[[], T], /) -> T: ...
@@ -53,12 +53,12 @@ class Intake:
         self,
         config: Config,
         stream: Stream,
-        tables: Tables,
+        tables: TableVersions,
         identity: ResumeIdentity,
         position: ResumePosition,
         describe: Callable[[messages.Relation], None],
         full: Callable[[], None],
-        aside: Aside,
+        run_blocking: RunBlocking,
         replay: Replay | None = None,
     ) -> None:
         """`describe` makes a relation's rows encodable; `full` publishes a batch of full size."""
@@ -66,7 +66,7 @@ class Intake:
         self._spool: Spool | None = None
         self._in_progress: InProgress | None = None
         if stream.streaming != "off":
-            self._spool = Spool(home(config.source.spool_dir, config.pipeline))
+            self._spool = Spool(spool_directory(config.source.spool_dir, config.pipeline))
             self._in_progress = InProgress(self._spool)
         logical = LogicalMessages(
             MessageEncoder(identity.database, config.prefix),
@@ -84,7 +84,7 @@ class Intake:
         )
         self._describe = describe
         self._full = full
-        self._aside = aside
+        self._run_blocking = run_blocking
         # A committed transaction that is read back: its rows come before what the stream sends.
         self._commit: messages.StreamCommit | None = None
         self._chunks: Committed | None = None
@@ -128,7 +128,7 @@ class Intake:
         chunks = self._chunks
         assert chunks is not None, "its commit gave them"
         if chunks.next_bytes > LONG_BYTES:
-            return self._aside(lambda: next(chunks))
+            return self._run_blocking(lambda: next(chunks))
         return next(chunks, b"")
 
     def _walk(self, chunk: bytes, *, streamed: bool = False) -> int:
@@ -142,7 +142,7 @@ class Intake:
                 walk = partial(self._in_progress.walk, chunk, at)
             else:
                 walk = partial(self.sequencer.feed, chunk, at, streamed=streamed)
-            at, step = self._aside(walk) if len(chunk) - at > LONG_BYTES else walk()
+            at, step = self._run_blocking(walk) if len(chunk) - at > LONG_BYTES else walk()
             if step is Pause.OTHER:
                 at = self._stream.other(chunk, at)
             elif step is Pause.FULL and not self._ending:
@@ -157,7 +157,7 @@ class Intake:
         match step:
             case messages.Relation():
                 if self._in_progress:
-                    self._in_progress.hear(step)
+                    self._in_progress.note_description(step)
                 self._describe(step)
             case Wanted():
                 step.go_on()

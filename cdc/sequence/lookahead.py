@@ -33,7 +33,7 @@ class Upcoming:
         A frame that can't be read ends the list: the sequencer will raise its error.
         """
         chunk, at, found = self._chunk, self.at, dict[int, messages.Relation]()
-        end = frames.whole(chunk)
+        end = frames.content_end(chunk)
         while at + HEADER_SIZE <= end and len(found) < _MOST:
             _, length, inner, _ = frames.head(chunk, at)
             stop = at + 1 + length

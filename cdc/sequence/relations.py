@@ -5,8 +5,9 @@ catalog knows, and with the key and masks of the configuration. The same descrip
 same version: the walsender repeats it in each session and after each invalidation.
 
 The configuration names columns, and a name can move to another column. So a hidden column is
-tracked by its number (`cdc.publication.column_identity`), and a relation that shows it, or may, is refused.
-Without numbers from the catalog, names are compared with the previous version (`_nothing_bared`).
+tracked by its number (`cdc.publication.column_identity`), and a relation that shows it, or may, is
+refused. Without numbers from the catalog, names are compared with the previous version
+(`_nothing_revealed`).
 """
 
 from __future__ import annotations
@@ -29,29 +30,23 @@ if TYPE_CHECKING:
     from cdc.config.value_options import Values
     from cdc.decode.messages import Relation
     from cdc.events import LSN
-    from cdc.publication.column_identity import Places, Shown
-    from cdc.source.catalog import TableFacts
-    from cdc.source.publications import Published
+    from cdc.publication.column_identity import ColumnPositions, ExposedColumn
+    from cdc.source.lookups import SentTable, TableFacts
 
 # The identities under which the stream marks the key's columns.
 _MARKING = (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
 
 
-class Asked(NamedTuple):
+class RelationRequest(NamedTuple):
     """A relation to be described, and what is known of it besides the stream."""
 
     relation: Relation
-    facts: TableFacts
-    published: Published | None
-    selection: TableSelection
+    facts: TableFacts  # of the catalog at or after `from_lsn`
     types: dict[int, str]
-    values: Values | None
     from_lsn: LSN
-
-    @property
-    def today(self) -> ColumnNumbers | None:
-        """The columns' numbers as the catalog has them, if it was queried."""
-        return self.facts.numbers
+    published: SentTable | None = None
+    selection: TableSelection = ALL
+    values: Values | None = None
 
     @property
     def name(self) -> str:
@@ -67,12 +62,12 @@ class Asked(NamedTuple):
         return tuple(column.name for column in self.relation.columns if column.key)
 
     @property
-    def catalog_speaks(self) -> bool:
+    def catalog_matches(self) -> bool:
         """Whether today's catalog describes the columns as the stream does."""
         if self.published is None:
             return True
-        told = tuple((c.name, c.type_id, c.type_modifier) for c in self.relation.columns)
-        return told == self.published.columns
+        stream = tuple((c.name, c.type_id, c.type_modifier) for c in self.relation.columns)
+        return stream == self.published.columns
 
 
 class Relations:
@@ -94,24 +89,11 @@ class Relations:
         self._by_relation: dict[int, list[SchemaRecord]] = {}
         self._by_topic: dict[str, list[SchemaRecord]] = {}
         for record in known:
-            self._know(record)
+            self._add(record)
         self.schema_id = schema_id
 
-    def version(
-        self,
-        relation: Relation,
-        facts: TableFacts,
-        types: dict[int, str],
-        from_lsn: LSN,
-        *,
-        replaying: bool,
-        values: Values | None = None,
-        published: Published | None = None,
-        selection: TableSelection = ALL,
-    ) -> tuple[SchemaRecord, bool]:
+    def version(self, request: RelationRequest, *, replaying: bool) -> tuple[SchemaRecord, bool]:
         """Return the relation's version, and whether it is a new one.
-
-        `facts` are of the catalog at or after `from_lsn`.
 
         While `replaying` what the log holds, the relation may be an older version than the newest,
         and today's catalog does not describe that time: the result is the newest version with the
@@ -119,21 +101,20 @@ class Relations:
 
         Raises ConfigError if the configuration's key or masks don't fit the relation.
         """
-        asked = Asked(relation, facts, published, selection, types, values, from_lsn)
-        versions = self._by_relation.get(relation.relation_id, [])
-        found = self._placed(asked, versions)
-        record = self._record(asked, _key(asked, versions), found)
-        custom = asked.selection.key is not None
+        versions = self._by_relation.get(request.relation.relation_id, [])
+        found = self._column_places(request, versions)
+        record = self._record(request, _key(request, versions), found)
+        custom = request.selection.key is not None
         for candidate in reversed(versions if replaying else versions[-1:]):
             if _same(candidate, record, replaying=replaying, custom=custom):
                 return candidate, False
-        _key_holds(asked, record)
-        _nothing_bared(asked, record, versions[-1] if versions else None, numbered=bool(found))
+        _key_holds(request, record)
+        _nothing_revealed(request, record, versions[-1] if versions else None, numbered=bool(found))
         self.schema_id = record.schema_id
-        self._know(record)
+        self._add(record)
         return record, True
 
-    def _know(self, record: SchemaRecord) -> None:
+    def _add(self, record: SchemaRecord) -> None:
         self._by_relation.setdefault(record.relation_id, []).append(record)
         self._by_topic.setdefault(record.topic, []).append(record)
 
@@ -145,6 +126,17 @@ class Relations:
             if known.schema_id < record.schema_id
         ]
         return bool(before) and before[-1] != record.relation_id
+
+    def earlier_name(self, record: SchemaRecord) -> str | None:
+        """Return the name that the table had until this version, if it was another."""
+        before = [
+            known
+            for known in self._by_relation.get(record.relation_id, ())
+            if known.schema_id < record.schema_id
+        ]
+        if not before or before[-1].topic == record.topic:
+            return None
+        return f"{before[-1].schema}.{before[-1].table}"
 
     def learn(self, numbers: Iterable[ColumnNumbers]) -> None:
         """Add column numbers that the log has."""
@@ -168,52 +160,62 @@ class Relations:
         taken, self._noted = self._noted, []
         return taken
 
-    def _placed(self, asked: Asked, versions: list[SchemaRecord]) -> Places:
+    def _column_places(
+        self, request: RelationRequest, versions: list[SchemaRecord]
+    ) -> ColumnPositions:
         """Return where each column is; raise ConfigError if a hidden one is shown, or may be."""
-        columns, selection, today = asked.relation.columns, asked.selection, asked.today
+        columns, selection = request.relation.columns, request.selection
+        today = request.facts.numbers  # as the catalog has them, if it was queried
         exact = bool(columns) and all(column.attnum for column in columns)
         if today is None:
             if not exact:
-                return _listed(asked)
-            today = ColumnNumbers(relation_id=asked.relation.relation_id, lsn=asked.from_lsn)
+                return _places_in_catalog(request)
+            today = ColumnNumbers(relation_id=request.relation.relation_id, lsn=request.from_lsn)
         known = self._numbers.get(today.relation_id, [])
-        before = next((each for each in reversed(known) if each.lsn <= asked.from_lsn), None)
+        before = next((each for each in reversed(known) if each.lsn <= request.from_lsn), None)
         # A log of an older version hid columns by name: which columns they were is not known.
         unnumbered = not known and any(c.mask for v in versions for c in v.columns)
         alike = () if unnumbered else (today, *known)
-        found = column_identity.places(columns, before, today, alike)
+        found = column_identity.possible_positions(columns, before, today, alike)
         so_far = known[-1].hidden if known else {}
-        hidden = column_identity.hidden(selection, so_far, today) if today.columns else so_far
-        if bare := column_identity.shown(selection, columns, found, so_far | hidden):
-            raise _shown(asked, bare, dropped=not today.columns, unnumbered=unnumbered)
-        _named_columns_exist(asked, versions, known)
+        hidden = (
+            column_identity.hidden_columns(selection, so_far, today) if today.columns else so_far
+        )
+        if revealed := column_identity.exposed_columns(selection, columns, found, so_far | hidden):
+            raise _computed(request, revealed, today, so_far | hidden) or _shown(
+                request, revealed, dropped=not today.columns, unnumbered=unnumbered
+            )
+        _named_columns_exist(request, versions, known)
         now = ColumnNumbers(
             relation_id=today.relation_id,
-            schema=asked.relation.namespace,
-            table=asked.relation.name,
+            schema=request.relation.namespace,
+            table=request.relation.name,
             lsn=today.lsn,
             membership=today.membership,
             columns=today.columns,
             hidden=hidden,
         )
-        if today.columns and hidden and not (known and _says_the_same(known[-1], now)):
+        last = known and (known[-1].columns, known[-1].membership, known[-1].hidden)
+        if today.columns and hidden and last != (now.columns, now.membership, now.hidden):
             self.learn([now])
             self._noted.append(now)
         return found
 
-    def _record(self, asked: Asked, key: tuple[str, ...], found: Places) -> SchemaRecord:
-        relation, types = asked.relation, asked.types
+    def _record(
+        self, request: RelationRequest, key: tuple[str, ...], found: ColumnPositions
+    ) -> SchemaRecord:
+        relation, types = request.relation, request.types
         columns = []
         attnums = column_identity.attnums(relation.columns, found)
         for column, attnum in zip(relation.columns, attnums, strict=True):
-            mask = column_mask(asked.selection, column.name)
+            mask = column_mask(request.selection, column.name)
             columns.append(
                 SchemaColumn(
                     name=column.name,
                     type_id=column.type_id,
                     type=type_name(column.type_id) or types.get(column.type_id, "unknown"),
                     type_modifier=column.type_modifier,
-                    nullable=asked.facts.nullable.get(column.name),
+                    nullable=request.facts.nullable.get(column.name),
                     mask=mask.label if mask else None,
                     attnum=attnum,
                 )
@@ -225,23 +227,23 @@ class Relations:
             table=relation.name,
             topic=names.data_topic(self._prefix, relation.namespace, relation.name),
             replica_identity=relation.replica_identity.value,
-            from_lsn=asked.from_lsn,
+            from_lsn=request.from_lsn,
             key=key,
             columns=tuple(columns),
-            values=asked.values,
-            where=asked.published.where if asked.published else None,
+            values=request.values,
+            where=request.published.where if request.published else None,
         )
 
 
-def _listed(asked: Asked) -> Places:
+def _places_in_catalog(request: RelationRequest) -> ColumnPositions:
     """Return the columns' positions in a table that hides none: as today's catalog lists them."""
-    told = asked.published
-    if told is None or not told.attnums or not asked.catalog_speaks:
+    published = request.published
+    if published is None or not published.attnums or not request.catalog_matches:
         return {}
-    return {attnum: frozenset({at}) for at, attnum in enumerate(told.attnums)}
+    return {attnum: frozenset({at}) for at, attnum in enumerate(published.attnums)}
 
 
-def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
+def _key(request: RelationRequest, versions: list[SchemaRecord]) -> tuple[str, ...]:
     """Return the key's columns: the configuration's, or the primary key's in the key's order.
 
     The stream marks them for DEFAULT and USING INDEX; only their order comes from elsewhere. Under
@@ -250,17 +252,17 @@ def _key(asked: Asked, versions: list[SchemaRecord]) -> tuple[str, ...]:
     change of the table, the key is that of the newest version with these columns, or else of the
     newest version.
     """
-    if asked.selection.key is not None:
-        return asked.selection.key
-    primary, columns, newest_first = asked.facts.primary_key, set(asked.columns), versions[::-1]
-    if asked.relation.replica_identity in _MARKING:
-        marked = asked.marked
+    if request.selection.key is not None:
+        return request.selection.key
+    primary, columns, newest_first = request.facts.primary_key, set(request.columns), versions[::-1]
+    if request.relation.replica_identity in _MARKING:
+        marked = request.marked
         ordered = [primary, *(version.key for version in newest_first)]
         return next((key for key in ordered if set(key) == set(marked)), marked)
     today = primary if set(primary) <= columns else ()
-    if asked.catalog_speaks or not versions:
+    if request.catalog_matches or not versions:
         return today
-    alike = [v for v in newest_first if tuple(c.name for c in v.columns) == asked.columns]
+    alike = [v for v in newest_first if tuple(c.name for c in v.columns) == request.columns]
     then = (alike or newest_first)[0].key
     return then if set(then) <= columns else today
 
@@ -274,8 +276,10 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
     """
     if _described(known) != _described(seen):
         return False
-    if any(_are_others(*pair) for pair in zip(known.columns, seen.columns, strict=True)):
-        return False
+    # Columns of one name that are known to be different columns.
+    for old, new in zip(known.columns, seen.columns, strict=True):
+        if None not in (old.attnum, new.attnum) and old.attnum != new.attnum:
+            return False
     if custom and known.key != seen.key:
         return False
     if not replaying and known.where != seen.where:
@@ -284,117 +288,133 @@ def _same(known: SchemaRecord, seen: SchemaRecord, *, replaying: bool, custom: b
     return set(known.key) == set(seen.key) or not (marked or not replaying)
 
 
-def _are_others(known: SchemaColumn, seen: SchemaColumn) -> bool:
-    """Return whether two columns of one name are known to be different columns."""
-    return None not in (known.attnum, seen.attnum) and known.attnum != seen.attnum
-
-
-def _says_the_same(known: ColumnNumbers, now: ColumnNumbers) -> bool:
-    return (known.columns, known.membership, known.hidden) == (
-        now.columns,
-        now.membership,
-        now.hidden,
-    )
-
-
 def _described(record: SchemaRecord) -> tuple[object, ...]:
     columns = tuple((c.name, c.type_id, c.type_modifier, c.mask) for c in record.columns)
     named = (record.schema, record.table, record.topic, record.replica_identity)
     return (*named, columns, record.values)
 
 
-def _key_holds(asked: Asked, record: SchemaRecord) -> None:
+def _key_holds(request: RelationRequest, record: SchemaRecord) -> None:
     """Raise ConfigError if the key would not distinguish this relation's rows, or be unknown."""
     labels = {column.name: column.mask for column in record.columns}
     missing = [name for name in record.key if name not in labels]
     if missing:
         raise ConfigError(
-            f"the key of {asked.name} is to be {', '.join(record.key)}, but at {asked.from_lsn} the"
-            f" table has no column {', '.join(missing)}",
-            hint=f'correct tables."{asked.name}".key; a column that was added later can be in the'
+            f"the key of {request.name} is to be {', '.join(record.key)}, but at {request.from_lsn}"
+            f" the table has no column {', '.join(missing)}",
+            hint=f'correct tables."{request.name}".key; a column that was added later can be in the'
             " key of a new log only",
         )
     # Without a marked column Postgres refuses updates and deletes: inserts carry every column.
-    unsent = [name for name in record.key if asked.marked and name not in asked.marked]
+    unsent = [name for name in record.key if request.marked and name not in request.marked]
     if unsent:
         raise ConfigError(
-            f"the key of {asked.name} has {', '.join(unsent)}, which Postgres does not send with"
-            f" updates and deletes: its replica identity is {', '.join(asked.marked)}",
+            f"the key of {request.name} has {', '.join(unsent)}, which Postgres does not send with"
+            f" updates and deletes: its replica identity is {', '.join(request.marked)}",
             hint="ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX of a unique index that has"
-            f' the key\'s columns; or take another tables."{asked.name}".key',
+            f' the key\'s columns; or take another tables."{request.name}".key',
         )
     masks = {name: labels[name] for name in record.key}
     alike = [name for name, mask in masks.items() if mask and not mask.startswith("hmac:")]
     if alike:
         raise ConfigError(
-            f"{', '.join(alike)} is in the key of {asked.name}, and its mask"
+            f"{', '.join(alike)} is in the key of {request.name}, and its mask"
             f" {masks[alike[0]]} would make rows alike",
             hint="a key's column takes the mask hmac, or none",
         )
 
 
-def _nothing_bared(
-    asked: Asked, record: SchemaRecord, before: SchemaRecord | None, *, numbered: bool
+def _nothing_revealed(
+    request: RelationRequest, record: SchemaRecord, before: SchemaRecord | None, *, numbered: bool
 ) -> None:
     """Raise ConfigError if what was hidden so far would be shown under another name."""
-    selection, columns = asked.selection, set(asked.columns)
+    selection, columns = request.selection, set(request.columns)
     if before is None:
         # The catalog may be newer than the stream: a column that either of them has is valid.
-        gone = sorted(selection.hidden - columns - asked.facts.nullable.keys())
-        if gone:
-            raise _bared(asked, gone, "but the table has none of that name")
+        missing = sorted(selection.hidden - columns - request.facts.nullable.keys())
+        if missing:
+            raise _revealed(request, missing, "but the table has none of that name")
         return
     hidden = {column.name for column in before.columns if column.mask is not None}
     known = {column.name for column in before.columns}
     shown = {c.name for c in record.columns if c.mask is None and selection.mask(c.name) is None}
     if hidden & shown:
-        raise _bared(asked, sorted(hidden & shown), "and is silent now")
-    gone = sorted(hidden - columns)
+        raise _revealed(request, sorted(hidden & shown), "and no longer names them")
+    missing = sorted(hidden - columns)
     by_number = numbered and all(c.attnum for c in before.columns if c.mask is not None)
-    if gone and shown - known and not by_number:
+    if missing and shown - known and not by_number:
         new = ", ".join(sorted(shown - known))
-        raise _bared(asked, gone, f"but that is gone, and {new} is new and may be the same")
+        raise _revealed(
+            request, missing, f"but that column is missing, and {new} is new and may be the same"
+        )
 
 
 def _named_columns_exist(
-    asked: Asked, versions: list[SchemaRecord], known: list[ColumnNumbers]
+    request: RelationRequest, versions: list[SchemaRecord], known: list[ColumnNumbers]
 ) -> None:
     """Raise ConfigError if the table's configuration hides a column that never existed."""
-    ever = {*asked.columns, *asked.facts.nullable}
+    ever = {*request.columns, *request.facts.nullable}
     ever |= {column.name for version in versions for column in version.columns}
     ever |= {column.name for numbers in known for column in numbers.columns}
     ever |= {name for numbers in known for name in numbers.hidden.values()}
-    if never := sorted(asked.selection.hidden - ever):
-        raise _bared(asked, never, "but the table has none of that name")
+    if never := sorted(request.selection.hidden - ever):
+        raise _revealed(request, never, "but the table has none of that name")
 
 
-def _shown(asked: Asked, bare: list[Shown], *, dropped: bool, unnumbered: bool) -> ConfigError:
+def _computed(
+    request: RelationRequest,
+    revealed: list[ExposedColumn],
+    today: ColumnNumbers,
+    hidden: dict[int, str],
+) -> ConfigError | None:
+    """Return the error for columns that are computed from hidden ones; None if none of them is."""
+    found = {
+        each.name: column_identity.computed_from_hidden(today, hidden, each.attnum)
+        for each in revealed
+        if each.name == each.hidden_as
+    }
+    shown = {name: origins for name, origins in found.items() if origins}
+    if not shown:
+        return None
+    columns = "; ".join(f"{name} is computed from {', '.join(of)}" for name, of in shown.items())
+    return ConfigError(
+        f"{request.name} at {request.from_lsn} would show values of a hidden column: {columns}",
+        hint=f'hide {", ".join(shown)} too: tables."{request.name}".mask, or exclude; `keep` there'
+        " shows what may be shown; source.generated_columns: none captures no generated column",
+    )
+
+
+def _shown(
+    request: RelationRequest, revealed: list[ExposedColumn], *, dropped: bool, unnumbered: bool
+) -> ConfigError:
     """Return the error for hidden columns that have, or may have, names that are shown."""
-    same = sorted({each.name for each in bare if each.certain and each.name == each.hidden_as})
+    same = sorted({each.name for each in revealed if each.certain and each.name == each.hidden_as})
     if same:
-        return _bared(asked, same, "and is silent now")
-    said = [
+        how = "and no longer names them, or hides what they are generated from"
+        return _revealed(request, same, how)
+    columns = [
         f"{each.hidden_as} (column {each.attnum}) {'is' if each.certain else 'may be'} {each.name}"
-        for each in bare
+        for each in revealed
     ]
-    names = sorted({each.name for each in bare})
+    names = sorted({each.name for each in revealed})
     if dropped:
-        why = "the table was dropped since, and with it what says which column is which"
-    elif all(each.certain for each in bare):
+        why = "the table was dropped since, and with it what shows which column is which"
+    elif all(each.certain for each in revealed):
         why = "the name has passed to another column"
     else:
-        why = "columns were dropped and added since, so its name does not say which it is"
+        why = "columns were dropped and added since, so its name does not show which it is"
     first = "run `cdc setup`, which records each hidden column's number; or " if unnumbered else ""
     return ConfigError(
-        f"{asked.name} at {asked.from_lsn} would show a hidden column: {', '.join(said)}; {why}",
-        hint=f'{first}hide {", ".join(names)} too: tables."{asked.name}".mask. Once `cdc run` has'
+        f"{request.name} at {request.from_lsn} would show a hidden column: {', '.join(columns)};"
+        f" {why}",
+        hint=f'{first}hide {", ".join(names)} too: tables."{request.name}".mask. Once `cdc run` has'
         " passed this change, `keep` there shows what may be shown",
     )
 
 
-def _bared(asked: Asked, columns: list[str], how: str) -> ConfigError:
+def _revealed(request: RelationRequest, columns: list[str], how: str) -> ConfigError:
     return ConfigError(
-        f"{asked.name}: the configuration hid {', '.join(columns)} so far, {how}",
-        hint=f'name table and column as they are called now: tables."{asked.name}".mask; there'
-        " `keep` says that a column may be shown from here on",
+        f"{request.name}: the configuration hid {', '.join(columns)} so far, {how}",
+        hint=f'name table and column as they are called now: tables."{request.name}".mask; there'
+        " `keep` names the columns that may be shown from here on",
     )

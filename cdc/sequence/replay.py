@@ -3,7 +3,8 @@
 A server whose files were restored from a backup sends other transactions than those that the log
 holds, at LSNs that the log has passed: skipped as known, they would be lost. Its slot was restored
 with its files, so it starts before the log's end. What it sends from there to that end is compared:
-the log's last transaction must come, with its xid and commit time, and none may come after it.
+the log's last transaction must come, with its xid and commit time, and none may come after it. The
+same holds for a message outside any transaction, such as a canary, by its LSN.
 
 Nothing is confirmed to Postgres until that is done: the slot's old position is the evidence. Pure.
 """
@@ -44,7 +45,10 @@ class Replay:
         self.end_lsn: int = resume.commit_lsn + 1 if resume.open else resume.end_lsn
         self._open = resume.open
         self._xid, self._us = resume.xid, resume.committed_at_us
-        self._awaited = bool(resume.xid) and begins_at <= resume.commit_lsn
+        # A transaction is sent where its commit record starts at the slot's position or after it.
+        # A message's LSN is its record's end.
+        first = begins_at if resume.xid else begins_at + 1
+        self._awaited = resume.xid is not None and first <= resume.commit_lsn
         self.proven = resume.xid is None or resume.origin != origin
 
     def transaction(self, commit_lsn: int, us: int, xid: int | None) -> None:
@@ -65,12 +69,16 @@ class Replay:
                 " does not hold"
             )
 
+    def message(self, lsn: int) -> None:
+        """Note a message outside any transaction."""
+        if lsn == self._commit_lsn and self._xid == NO_TRANSACTION:
+            self._awaited = False
+
     def reached(self) -> None:
         """Note that all up to the end of the log was sent. Raises HistoryError if it was not."""
         if self._awaited:
-            raise self._apart(
-                f"the log's last transaction, {self._xid}, is not in what Postgres sends"
-            )
+            last = f"transaction, {self._xid}," if self._xid else "change, a message,"
+            raise self._apart(f"the log's last {last} is not in what Postgres sends")
         self.proven = True
 
     def _apart(self, what: str) -> HistoryError:

@@ -7,8 +7,8 @@ so a replay gives every event the seq it had.
 
 `feed` stops, and returns where and why, at what other modules must handle: a relation message (its
 table's schema, topic and encoder are I/O that the pipeline does), a block or the end of a
-transaction that Postgres streams before its commit (`cdc.sequence.in_progress`), a message that is not a
-frame, and a commit once the batch has reached its size.
+transaction that Postgres streams before its commit (`cdc.sequence.in_progress`), a message that is
+not a frame, and a commit once the batch has reached its size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orjson import dumps
 
 from cdc.decode import frames, messages, pgoutput
+from cdc.decode.cursor import POSTGRES_EPOCH_US
 from cdc.decode.frames import PAYLOAD, ROW_END, XID_SIZE
 from cdc.encode.encoder import TIMES, TX
 from cdc.encode.logical_messages import OURS, PUBLISHED_OURS
@@ -27,16 +28,16 @@ from cdc.encode.unreadable import unreadable_message
 from cdc.errors import CDCError, ProtocolError
 from cdc.events import LSN
 from cdc.sequence.replay import NO_TRANSACTION
-from cdc.sequence.state import Pause, Place, Row, Step, apart, located, type_name
+from cdc.sequence.state import LastChange, Pause, Row, Step, history_gap, located, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdc.encode.routes import LogicalMessages, Sent, Table, Watch
+    from cdc.encode.routes import LogicalMessages, Sent, Table
     from cdc.log.batch import Batch
     from cdc.log.records import ResumePosition
+    from cdc.sequence.observer import TransactionObserver
     from cdc.sequence.replay import Replay
-    from cdc.sequence.state import Admit, Hear
 
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _NEW = b"BCIUDN"
 _CHANGES: Final = frozenset(b"IUD")
@@ -45,9 +46,8 @@ _CREATED, _UPDATED, _NULL = b"c", b"u", b"null"
 
 _begin, _BEGIN_SIZE = struct.Struct(">QqI").unpack_from, 20
 _commit, _COMMIT_SIZE = struct.Struct(">BQQq").unpack_from, 25
-_POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 
-_WHOLE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
+_COMPLETE: Final = 1 << 63  # more changes than any transaction has: the log holds all of it
 # Outside a transaction no row is allowed, so the look-up finds none.
 _NO_ROWS: Final[dict[bytes, Row]] = {}
 
@@ -74,7 +74,7 @@ class Sequencer:
         self.committed_at_us = resume.committed_at_us
         self.ordinal = 0  # of the newest change in the transaction being read
         self.seq = resume.seq
-        self.cut_seq = resume.seq  # where the batch began
+        self._batch_seq = resume.seq  # where the batch began
         self.in_transaction = False
         self.xid: int | None = None  # of the transaction being read
         self.transaction_us = 0  # when it committed, by the server's clock
@@ -82,19 +82,16 @@ class Sequencer:
         # LSNs are plain integers in the path of every transaction, and `LSN` where they are shown.
         self._end_lsn: int = resume.end_lsn
         # Open until the transaction that the resume record splits has been read to its end.
-        self._place: tuple[int, int, bool] = (resume.commit_lsn, resume.ordinal, resume.open)
-        self._place_xid = resume.xid
+        split = (resume.commit_lsn, resume.ordinal, resume.open, resume.xid)
+        self._last_change: tuple[int, int, bool, int | None] = split
         self._replay = replay
         self._epoch = epoch
         self._resume = resume
         self._batch, self.max_events = batch, max_events
         self._logical = logical
         self._parallel = parallel
-        self.decoded: dict[int, int] | None = None  # commit LSNs by xid; None: not recorded
-        self.hear: Hear | None = None  # receives messages whose prefix starts with `OURS`
-        self.admit: Admit | None = None  # verifies those that start with `PUBLISHED_OURS`
-        self.owed: Callable[[], None] | None = None  # publishes more when the transaction commits
-        self._watches: dict[bytes, Watch | None] = {}
+        self.observer: TransactionObserver | None = None
+        self._observed: dict[bytes, bool] = {}  # relations; whether also their plain new rows
         self._tables: dict[bytes, Table] = {}
         self._rows: dict[bytes, Row] = {}  # what the row path needs, by a new row's first bytes
         self._rows_of: dict[bytes, list[bytes]] = {}  # the keys of `_rows` by relation
@@ -103,19 +100,13 @@ class Sequencer:
         self._tx = self._tx_at_home = self._times = b""
 
     @property
-    def place(self) -> Place:
+    def last_change(self) -> LastChange:
         """Where the records sequenced so far end, for the resume record written with them."""
         if self.in_transaction and self.ordinal > self._skip:
-            return Place(LSN(self._commit_lsn), self.ordinal, open=True)
-        commit_lsn, ordinal, is_open = self._place
-        return Place(LSN(commit_lsn), ordinal, is_open)
-
-    @property
-    def place_xid(self) -> int | None:
-        """The xid of the transaction that `place` is in; None if that is not known."""
-        if self.in_transaction and self.ordinal > self._skip:
-            return NO_TRANSACTION if self.xid is None else self.xid
-        return self._place_xid
+            xid = NO_TRANSACTION if self.xid is None else self.xid
+            return LastChange(LSN(self._commit_lsn), self.ordinal, open=True, xid=xid)
+        commit_lsn, ordinal, is_open, last_xid = self._last_change
+        return LastChange(LSN(commit_lsn), ordinal, is_open, last_xid)
 
     @property
     def end_lsn(self) -> LSN:
@@ -140,19 +131,18 @@ class Sequencer:
     @property
     def events(self) -> int:
         """How many events the batch holds."""
-        return self.seq - self.cut_seq
+        return self.seq - self._batch_seq
 
-    def cut(self) -> None:
-        """Start the next batch here."""
-        self.cut_seq = self.seq
+    def start_batch(self) -> None:
+        self._batch_seq = self.seq
 
     def describe(self, relation_id: int, table: Table) -> None:
         """Use `table` for the relation's row messages from here on."""
         relation = relation_id.to_bytes(4, "big")
-        self._tables[relation] = table._replace(watch=self._watches.get(relation))
+        self._tables[relation] = table._replace(observed=relation in self._observed)
         for known in self._rows_of.pop(relation, ()):
             del self._rows[known]
-        if (watch := self._watches.get(relation)) and watch.all_rows:
+        if self._observed.get(relation):
             return  # none of its rows takes the fast path
         columns = len(table.encoder.schema.columns).to_bytes(2, "big")
         appends = table.partitions[0].appends
@@ -166,9 +156,20 @@ class Sequencer:
         """Return the relation as it was last described in this session."""
         return self._tables.get(relation_id.to_bytes(4, "big"))
 
-    def watch(self, relation_id: int, watch: Watch | None) -> None:
-        """Have `watch` see the relation's changes before they are published; None ends it."""
-        self._watches[relation_id.to_bytes(4, "big")] = watch
+    def observe(self, relation_id: int, *, all_rows: bool) -> None:
+        """Show the relation's changes to the observer before they are published.
+
+        Plain new rows only with `all_rows`, else those with an old row and truncates.
+        """
+        self._observed[relation_id.to_bytes(4, "big")] = all_rows
+        self._describe_again(relation_id)
+
+    def observe_no_more(self, relation_id: int) -> None:
+        """Stop showing the relation's changes to the observer."""
+        self._observed.pop(relation_id.to_bytes(4, "big"), None)
+        self._describe_again(relation_id)
+
+    def _describe_again(self, relation_id: int) -> None:
         if table := self.table(relation_id):
             self.describe(relation_id, table)
 
@@ -193,11 +194,11 @@ class Sequencer:
         Raises ProtocolError, with the LSN, on bytes that do not match the grammar or the order of
         messages; nothing of the frame it names was sequenced.
         """
-        end, lsn = frames.whole(chunk), self.received_lsn
+        end, lsn = frames.content_end(chunk), self.received_lsn
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         xid = XID_SIZE if streamed else 0
         tag_at, columns_at, last = PAYLOAD, ROW_END + xid, end - frames.HEADER_SIZE
-        known, tx, times, skip = self._known(plain=plain), self._tx, self._times, self._skip
+        find_row, tx, times, skip = self._plain_rows(plain=plain), self._tx, self._times, self._skip
         # The next event's seq and the next change's ordinal.
         seq, ordinal, size = self.seq + 1, self.ordinal + 1, 0
         frame, data, head = frames.COPY_DATA, frames.XLOG_DATA, frames.head
@@ -212,15 +213,15 @@ class Sequencer:
                 if inner != data or kind != frame:
                     return at, Pause.OTHER
                 columns = at + columns_at
-                row = known(
-                    frames.row_behind_xid(chunk, at) if xid else chunk[at + tag_at : columns]
+                row = find_row(
+                    frames.row_head_without_xid(chunk, at) if xid else chunk[at + tag_at : columns]
                 )
                 if row is None:
                     self.seq, self.ordinal = seq - 1, ordinal - 1
                     tag = chunk[at + tag_at]
                     message = self._other(chunk, at, stop, lsn, tag, xid)
                     seq, ordinal, skip = self.seq + 1, self.ordinal + 1, self._skip
-                    known, tx, times = self._known(plain=plain), self._tx, self._times
+                    find_row, tx, times = self._plain_rows(plain=plain), self._tx, self._times
                     if message or (tag == _COMMIT and self.events >= self.max_events):
                         return stop, message or Pause.FULL
                 elif ordinal <= skip:
@@ -257,7 +258,7 @@ class Sequencer:
             named = unreadable_message(table.encoder, payload, error, in_stream=xid > 0)
         return named or ProtocolError(f"malformed message ({type(error).__name__})")
 
-    def _known(self, *, plain: bool) -> Callable[[bytes], Row | None]:
+    def _plain_rows(self, *, plain: bool) -> Callable[[bytes], Row | None]:
         """Return the look-up of rows that `feed` may encode itself."""
         return (self._rows if self.in_transaction and plain else _NO_ROWS).get
 
@@ -269,11 +270,11 @@ class Sequencer:
         body = at + PAYLOAD + 1
         if tag == _BEGIN and stop - body == _BEGIN_SIZE:
             commit_lsn, us, number = _begin(chunk, body)
-            self.begin(commit_lsn, us + _POSTGRES_EPOCH_US, number)
+            self.begin(commit_lsn, us + POSTGRES_EPOCH_US, number)
             return None
         if tag == _COMMIT and stop - body == _COMMIT_SIZE and not chunk[body]:
             _, commit_lsn, end_lsn, us = _commit(chunk, body)
-            self.commit(commit_lsn, end_lsn, us + _POSTGRES_EPOCH_US)
+            self.commit(commit_lsn, end_lsn, us + POSTGRES_EPOCH_US)
             return None
         message = pgoutput.decode(
             chunk[at + PAYLOAD : stop], in_stream=xid > 0, parallel=self._parallel
@@ -308,19 +309,19 @@ class Sequencer:
         if resume.open and commit_lsn == resume.commit_lsn:
             self._skip = resume.ordinal
         elif commit_lsn < resume.end_lsn:
-            self._skip = _WHOLE
-        elif self._place[2]:
-            raise apart(
+            self._skip = _COMPLETE
+        elif self._last_change[2]:
+            raise history_gap(
                 f"transaction {LSN(commit_lsn)} begins, though the log holds only the first"
-                f" {self.place.ordinal} changes of {self.place.commit_lsn}"
+                f" {self.last_change.ordinal} changes of {self.last_change.commit_lsn}"
             )
         else:
             self._skip = 0
         self.ordinal = 0
         self._commit_lsn = commit_lsn
         self.xid, self.transaction_us = xid, us
-        if self.decoded is not None and xid is not None:
-            self.decoded[xid] = commit_lsn
+        if self.observer is not None:
+            self.observer.on_begin(commit_lsn, xid)
         self._times = times = TIMES % (us // 1000, us, us * 1000)
         number = _NULL if xid is None else b"%d" % xid
         high, low = commit_lsn >> 32, commit_lsn & 0xFFFFFFFF
@@ -332,21 +333,20 @@ class Sequencer:
         if not self.in_transaction or commit_lsn != self._commit_lsn:
             raise ProtocolError(f"commit {LSN(commit_lsn)} ends no transaction that began")
         self.in_transaction = False
-        if self._skip == _WHOLE:
+        if self._skip == _COMPLETE:
             return
         if self.ordinal < self._skip:
-            raise apart(
+            raise history_gap(
                 f"transaction {LSN(commit_lsn)} ends after {self.ordinal} changes, the log holds"
                 f" {self._skip} of it"
             )
         if end_lsn < self._end_lsn:
             raise ProtocolError(f"commit end {LSN(end_lsn)} comes after {self.end_lsn}")
-        if self.owed is not None:
-            pay, self.owed = self.owed, None
-            pay()
+        if self.observer is not None:
+            self.observer.on_commit()
         self._end_lsn = end_lsn
-        self._place = (commit_lsn, self.ordinal, False)
-        self._place_xid = NO_TRANSACTION if self.xid is None else self.xid
+        xid = NO_TRANSACTION if self.xid is None else self.xid
+        self._last_change = (commit_lsn, self.ordinal, False, xid)
         self.committed_at_us = us
 
     def _change(self, b: bytes, at: int, stop: int, lsn: int, tag: int) -> None:
@@ -355,79 +355,85 @@ class Sequencer:
         self.ordinal += 1
         if self.ordinal <= self._skip:
             return
-        if table.watch is not None:
-            table.watch.change(bytes([tag]) + b[at:stop])
+        if table.observed and self.observer is not None:
+            relation_id = int.from_bytes(b[at : at + 4], "big")
+            self.observer.on_change(relation_id, bytes([tag]) + b[at:stop])
         q, before, olds = at + 4, _NULL, table.encoder.no_olds
         if b[q] != _NEW and tag != _INSERT:
             q, before, olds = table.encoder.old(b, q, stop)
-        place = (self.ordinal, self._tx, self._times)
+        position = (self.ordinal, self._tx, self._times)
         if tag == _DELETE:
             if q != stop:
                 raise ProtocolError(f"{stop - q} bytes after a delete's old row")
-            self._removed(table, lsn, before, table.encoder.key(olds))
+            self._publish_delete(table, lsn, before, table.encoder.key(olds))
             return
         op = _CREATED if tag == _INSERT else _UPDATED
-        key, value = table.encoder.after(b, q, stop, before, olds, lsn, op, self.seq + 1, *place)
+        key, value = table.encoder.after(b, q, stop, before, olds, lsn, op, self.seq + 1, *position)
         if before is not _NULL and key != (old_key := table.encoder.key(olds)):
             # A changed key is a delete of the old one and a create of the new one.
-            self._removed(table, lsn, before, old_key)
+            self._publish_delete(table, lsn, before, old_key)
             key, value = table.encoder.after(
-                b, q, stop, _NULL, olds, lsn, _CREATED, self.seq + 1, *place
+                b, q, stop, _NULL, olds, lsn, _CREATED, self.seq + 1, *position
             )
         self._send(table, key, value)
 
-    def _removed(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
+    def _publish_delete(self, table: Table, lsn: int, before: bytes, key: bytes | None) -> None:
         """Publish a delete and, if there is a key, its tombstone, in one partition."""
-        place = (self.seq + 1, self.ordinal, self._tx, self._times)
-        partition, key = self._send(table, key, table.encoder.delete(before, lsn, *place))
+        position = (self.seq + 1, self.ordinal, self._tx, self._times)
+        partition, key = self._send(table, key, table.encoder.delete(before, lsn, *position))
         if key is not None:
             partition.append({"key": key, "value": None})
             partition.others += 1
 
     def _truncate(self, truncate: messages.Truncate, lsn: int) -> None:
-        tables = [self._table(each.to_bytes(4, "big")) for each in truncate.relation_ids]
-        for table in tables:
+        tables = [(each, self._table(each.to_bytes(4, "big"))) for each in truncate.relation_ids]
+        for relation_id, table in tables:
             self.ordinal += 1
             if self.ordinal > self._skip:
-                if table.watch is not None:
-                    table.watch.truncate()
-                place = (self.seq + 1, self.ordinal, self._tx, self._times)
-                self._send(table, None, table.encoder.truncate(lsn, *place))
+                if table.observed and self.observer is not None:
+                    self.observer.on_truncate(relation_id)
+                position = (self.seq + 1, self.ordinal, self._tx, self._times)
+                self._send(table, None, table.encoder.truncate(lsn, *position))
 
     def _message(self, message: messages.LogicalMessage, lsn: int) -> Step | None:
         """Publish a logical message; outside any transaction it is a transaction of its own.
 
-        A message of ours takes no ordinal: it is only passed to `hear`, and not while replaying. A
-        message that claims to be ours and is published is verified first.
+        A message of ours takes no ordinal: it is only passed to the observer, and not while
+        replaying. A message that claims to be ours and is published is verified first.
         """
         if message.transactional:
             if not self.in_transaction:
                 raise ProtocolError("a transactional message outside any transaction")
             if message.prefix.startswith(OURS):
-                return self.hear(message, lsn) if self.hear and not self.replaying else None
+                if self.observer is None or self.replaying:
+                    return None
+                return self.observer.on_message(message, lsn)
             self.ordinal += 1
-            if self.ordinal > self._skip and (admitted := self._admitted(message)):
-                self._say(admitted, lsn)
-        elif self.in_transaction:
-            raise ProtocolError("a non-transactional message inside a transaction")
-        elif message.prefix.startswith(OURS):
+            if self.ordinal > self._skip and (verified := self._verified(message)):
+                self._publish_message(verified, lsn)
             return None
-        elif message.lsn > self._resume.end_lsn and (admitted := self._admitted(message)):
+        if self.in_transaction:
+            raise ProtocolError("a non-transactional message inside a transaction")
+        if self._replay is not None:
+            self._replay.message(message.lsn)
+        if message.prefix.startswith(OURS):
+            return None
+        if message.lsn > self._resume.end_lsn and (verified := self._verified(message)):
             # It has no time of its own, and the server's clock differs at each replay. Ordinal 0:
             # the next transaction's commit record may start where the message ends.
             self.begin(message.lsn, self.committed_at_us, None)
-            self._say(admitted, lsn)
+            self._publish_message(verified, lsn)
             self.commit(message.lsn, message.lsn, self.committed_at_us)
         return None
 
-    def _admitted(self, message: messages.LogicalMessage) -> messages.LogicalMessage | None:
+    def _verified(self, message: messages.LogicalMessage) -> messages.LogicalMessage | None:
         if not message.prefix.startswith(PUBLISHED_OURS):
             return message
-        return self.admit(message) if self.admit else None
+        return self.observer.verified(message) if self.observer else None
 
-    def _say(self, message: messages.LogicalMessage, lsn: int) -> None:
-        place = (self.seq + 1, self.ordinal, self._tx, self._times)
-        self._send(self._logical, *self._logical.encoder.event(message, lsn, *place))
+    def _publish_message(self, message: messages.LogicalMessage, lsn: int) -> None:
+        position = (self.seq + 1, self.ordinal, self._tx, self._times)
+        self._send(self._logical, *self._logical.encoder.event(message, lsn, *position))
 
     def _send(self, table: Table | LogicalMessages, key: bytes | None, value: bytes) -> Sent:
         """Number an event and put it into the batch."""

@@ -145,31 +145,26 @@ class Committed:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-            self._spool.disk_bytes -= self._written
 
     def __del__(self) -> None:
         self.close()
 
 
 class Spool:
-    """Every transaction that is streamed and neither committed nor aborted.
-
-    For metrics: `disk_bytes` and `memory_bytes` held now, `transactions` open.
-    """
+    """Every transaction that is streamed and neither committed nor aborted."""
 
     def __init__(self, directory: Path, *, memory_bytes: int = MEMORY_BYTES) -> None:
         """Take a private directory inside `directory`, which is created if it is missing.
 
         Raises ConfigError if `directory` can't be used or is open to other users.
         """
-        self.disk_bytes = 0
-        self.memory_bytes = 0
+        self.memory_bytes = 0  # held now
         self._limit = memory_bytes
         self._open: dict[int, _Transaction] = {}
         self._lock = -1
         self._directory = directory
         try:
-            self._place = self._take()
+            self._private = self._take()
         except OSError as error:
             if error.errno in _PASSING:
                 raise self._error(os.strerror(error.errno)) from error
@@ -178,10 +173,6 @@ class Spool:
                 hint="name another in source.spool_dir, on a disk with room for the largest"
                 " transactions",
             ) from error
-
-    @property
-    def transactions(self) -> int:
-        return len(self._open)
 
     def size(self, xid: int) -> int:
         """Return how many bytes of the transaction there are."""
@@ -205,7 +196,7 @@ class Spool:
             transaction.buffer += data
             self.memory_bytes += len(data)
             if self.memory_bytes > self._limit:
-                self._relieve()
+                self._flush_largest()
         transaction.mark()
 
     def abort(self, xid: int, subxid: int) -> None:
@@ -238,18 +229,16 @@ class Spool:
 
     def close(self) -> None:
         """Remove every file. What could not be removed is left to the next spool."""
-        # What is being read is already unlinked, and its reader frees it.
-        self.disk_bytes -= sum(transaction.written for transaction in self._open.values())
         self.memory_bytes = 0
         self._open.clear()
         if self._lock >= 0:
-            shutil.rmtree(self._place, ignore_errors=True)
+            shutil.rmtree(self._private, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
 
     # -- memory and disk ---------------------------------------------------------------------------
 
-    def _relieve(self) -> None:
+    def _flush_largest(self) -> None:
         """Write the largest buffers out, until half the memory is free."""
         largest = sorted(self._open.items(), key=lambda item: len(item[1].buffer), reverse=True)
         for xid, transaction in largest:
@@ -279,7 +268,6 @@ class Spool:
             finally:
                 os.close(descriptor)
         transaction.written += done
-        self.disk_bytes += done
 
     def read(self, descriptor: int, begin: int, end: int, into: BytesIO) -> None:
         """Append the file's bytes from `begin` to `end`; raise SpoolError if there are fewer."""
@@ -298,13 +286,12 @@ class Spool:
         if size < transaction.written:
             with self._translated():
                 os.truncate(self._path(xid), size)
-            self.disk_bytes -= transaction.written - size
             transaction.written = size
         while transaction.marks and transaction.marks[-1] > size:
             transaction.marks.pop()
 
     def _path(self, xid: int) -> Path:
-        return self._place / str(xid)
+        return self._private / str(xid)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -343,14 +330,14 @@ class Spool:
                     if lock >= 0:
                         shutil.rmtree(left, ignore_errors=True)
                         os.close(lock)
-            place = Path(tempfile.mkdtemp(prefix="spool.", dir=self._directory))
-            self._lock = _lock(place)
-            return place
+            private = Path(tempfile.mkdtemp(prefix="spool.", dir=self._directory))
+            self._lock = _lock(private)
+            return private
         finally:
             os.close(outer)
 
 
-def home(spool_dir: str | None, pipeline: str) -> Path:
+def spool_directory(spool_dir: str | None, pipeline: str) -> Path:
     """Return the directory of a pipeline's spools: in `spool_dir`, else in the system's temp."""
     return Path(spool_dir or tempfile.gettempdir()) / f"lockstep-{pipeline}-{os.geteuid()}"
 

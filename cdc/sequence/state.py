@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from cdc.log.batch import Appends
 
 
-class Place(NamedTuple):
-    """The last change sequenced; `open` if its transaction continues after it."""
+class LastChange(NamedTuple):
+    """The last change sequenced; `open` if its transaction continues after it.
+
+    The xid is `replay.NO_TRANSACTION` for a message alone; None if it is not known.
+    """
 
     commit_lsn: LSN
     ordinal: int
     open: bool
+    xid: int | None
 
 
 class Pause(Enum):
@@ -46,21 +50,16 @@ Step: TypeAlias = (
     messages.Relation | messages.StreamStart | messages.StreamCommit | messages.StreamAbort | Wanted
 )
 
-# Called with a message of ours and its WAL address; may ask for a table to be described first.
-Hear: TypeAlias = "Callable[[messages.LogicalMessage, int], messages.Relation | Wanted | None]"
-# Returns what is published of a message that claims to be ours; None if that is not proven.
-Admit: TypeAlias = "Callable[[messages.LogicalMessage], messages.LogicalMessage | None]"
-
 # What the row path needs: new rows' encoder, the op, the partitions' appends, their number.
 Row: TypeAlias = "tuple[New, bytes, Appends, int]"
 
 
-def apart(what: str) -> GapError:
+def history_gap(what: str) -> GapError:
     """Return the error of a stream that does not continue the log."""
     return GapError(
         what,
-        hint="slot and log are of different pasts: `cdc teardown --topics`, then `cdc setup` and a"
-        " snapshot, begin anew",
+        hint="slot and log have different histories: `cdc teardown --topics`, then `cdc setup` and"
+        " a snapshot start over",
     )
 
 

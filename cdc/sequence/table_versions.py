@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from orjson import dumps
 
+from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.oversize import DeadLetters
@@ -22,12 +23,15 @@ from cdc.encode.values import undescribed
 from cdc.errors import UnavailableError
 from cdc.log import column_numbers, names, reader, records, resume, topics
 from cdc.log.limits import limits, ours
+from cdc.publication.check import PublicationCheck
 from cdc.publication.column_identity import hides_something
-from cdc.publication_look import PublicationLook
-from cdc.snapshot.incremental.visibility import Snapshot
-from cdc.source import catalog
-from cdc.source.kinds import defined_by_users
-from cdc.source.lookups import look_up
+from cdc.sequence.relations import RelationRequest
+from cdc.source.lookups import (
+    current_snapshot,
+    defined_by_users,
+    look_up,
+    look_up_column_numbers,
+)
 
 if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from cdc.log.batch import Batch
     from cdc.sequence.lookahead import Upcoming
     from cdc.sequence.relations import Relations
+    from cdc.source.connection import Connection
     from cdc.source.lookups import Lookup
 
 log = logging.getLogger("cdc.sequence.table_versions")
@@ -47,13 +52,13 @@ _VISIBLE_SECONDS: Final = 30.0
 _VISIBLE_POLL_SECONDS: Final = 0.02
 
 
-class Tables:
+class TableVersions:
     """Every table version the pipeline meets, and where its rows go."""
 
     def __init__(
         self,
         config: Config,
-        sql: catalog.Connection,
+        sql: Connection,
         admin: topics.Admin,
         batch: Batch,
         relations: Relations,
@@ -71,10 +76,14 @@ class Tables:
         self._identity = identity
         self._records: list[Record] = []
         self._unknown_types: dict[int, int] = {}  # columns, by relation id
-        self._publication = PublicationLook(config.publication, members=False)
+        self._publication = PublicationCheck(config.publication, members=False)
         self._identified = False  # whether the identity is to be written
         self._upcoming: Upcoming | None = None  # whose relations are looked up
         self._lookups: dict[int, Lookup] = {}
+        rules = config.selection.rules
+        self._hides_by_ancestor = config.source.partitions == "leaf" and any(
+            each.rule.mask or each.rule.exclude or each.rule.columns for each in rules
+        )
 
     @property
     def unknown_type_columns(self) -> int:
@@ -115,22 +124,21 @@ class Tables:
         publication makes the walsender describe every table again, so this check comes before the
         next row of any table.
         """
-        facts, told = self._prepared(relation, upcoming)
-        names = ((relation.namespace, relation.name), *told.ancestors)
+        if xid is not None and self._hides_by_ancestor:
+            # A partition that was attached just now hides what the table that it is of hides.
+            self._wait_until_visible(relation, xid)
+            upcoming = None
+        facts, published = self._lookup_of(relation, upcoming)
+        names = ((relation.namespace, relation.name), *published.ancestors)
         selection = self._config.selection.of(*names)
         # After the transaction is visible: what is read here is of its time, or a later one.
         facts = facts._replace(numbers=self._numbers(relation, selection, xid))
-        version, new = self._relations.version(
-            relation,
-            facts,
-            types,
-            from_lsn,
-            replaying=replaying,
-            values=self._config.values,
-            published=told,
-            selection=selection,
+        request = RelationRequest(
+            relation, facts, types, from_lsn, published, selection, self._config.values
         )
-        self._note_numbers()
+        version, new = self._relations.version(request, replaying=replaying)
+        for numbers in self._relations.take_numbers():
+            self._records.append(column_numbers.record(self._config, numbers))
         self._count_unknown_types(version, new=new)
         if new:
             self._publish(version)
@@ -139,11 +147,6 @@ class Tables:
         masks = [column_mask(selection, column.name) for column in version.columns]
         encoder = Encoder(version, self._identity.database, self._config.prefix, partitions, masks)
         return Table(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)
-
-    @property
-    def publication(self) -> records.Publication:
-        """The publication as the log knows it."""
-        return self._identity.publication
 
     @property
     def identity(self) -> records.ResumeIdentity:
@@ -158,27 +161,27 @@ class Tables:
         if identity != self._identity:
             self._identify(identity)
 
-    def note(self, publication: records.Publication) -> None:
+    def pin_publication(self, publication: records.PinnedPublication) -> None:
         """Pin a publication that has lost nothing."""
         self._identify(replace(self._identity, publication=publication))
 
-    def look(self) -> None:
+    def check_publication(self) -> None:
         """Compare the publication with what the log knows; raise GapError if it lost changes.
 
         Blocks.
         """
         known = self._identity.publication
-        if (now := self._publication.look(self._sql, known)) != known:
-            self.note(now)
+        if (now := self._publication.continue_with(self._sql, known)) != known:
+            self.pin_publication(now)
 
-    def _prepared(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
+    def _lookup_of(self, relation: Relation, upcoming: Upcoming | None) -> Lookup:
         """Return the catalog's description of the relation, read after its message arrived."""
         if upcoming is None or upcoming is not self._upcoming:
             self._lookups.clear()
         if relation.relation_id not in self._lookups:
             others = upcoming.relations() if upcoming else []
             relations = {each.relation_id: each for each in (*others, relation)}
-            self.look()
+            self.check_publication()
             self._lookups = look_up(self._sql, self._config.publication, relations.keys())
             self._upcoming = upcoming
             named = {
@@ -197,16 +200,26 @@ class Tables:
         """Return the columns' numbers as the catalog has them once it shows the transaction.
 
         None if no column is hidden.
-
-        A commit is decoded before other sessions see it, long before if it waits for a synchronous
-        standby: what it renamed has its old name until then.
         """
         table, name = relation.relation_id, self._config.publication
         if not (hides_something(selection) or self._relations.has_hidden(table)):
             return None
+        if xid is not None:
+            self._wait_until_visible(relation, xid)
+        found = look_up_column_numbers(self._sql, name, [table])[table]
+        if not self._relations.knows_numbers(table):
+            # `cdc setup` may have written them since the session began.
+            self._relations.learn(reader.read_column_numbers(self._config))
+        return found
+
+    def _wait_until_visible(self, relation: Relation, xid: int) -> None:
+        """Wait until lookups see the transaction; raise UnavailableError if they don't in time.
+
+        A commit is decoded before other sessions see it, long before if it waits for a synchronous
+        standby: what it renamed has its old name until then.
+        """
         deadline = time.monotonic() + _VISIBLE_SECONDS
-        found = catalog.column_numbers(self._sql, name, table)
-        while xid is not None and not Snapshot.parse(found.snapshot).sees(xid):
+        while not PgSnapshot.parse(current_snapshot(self._sql)).sees(xid):
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"transaction {xid} is in the stream, and after {_VISIBLE_SECONDS:.0f} s no"
@@ -216,15 +229,6 @@ class Tables:
                     " daemon tries again",
                 )
             time.sleep(_VISIBLE_POLL_SECONDS)
-            found = catalog.column_numbers(self._sql, name, table)
-        if not self._relations.knows_numbers(table):
-            # `cdc setup` may have written them since the session began.
-            self._relations.learn(reader.read_column_numbers(self._config))
-        return found.numbers
-
-    def _note_numbers(self) -> None:
-        for numbers in self._relations.take_numbers():
-            self._records.append(column_numbers.record(self._config, numbers))
 
     def _ensure(self, wanted: list[str], named: dict[str, tuple[str, str]]) -> None:
         """Create and pin the topics that are new, and learn how large a record each accepts."""
@@ -260,10 +264,7 @@ class Tables:
         named = {c.name: kind for c in version.columns if (kind := undescribed(c.type))}
         ours = defined_by_users(self._sql, named.values()) if named else frozenset()
         unknown = {column: kind for column, kind in named.items() if kind not in ours}
-        if unknown:
-            self._unknown_types[version.relation_id] = len(unknown)
-        else:
-            self._unknown_types.pop(version.relation_id, None)
+        self._unknown_types[version.relation_id] = len(unknown)
         if unknown and new:
             table = f"{version.schema}.{version.table}"
             log.warning(
@@ -281,10 +282,16 @@ class Tables:
             "topic": version.topic,
         }
         log.info("table version", extra={"fields": fields})
+        remedy = f"cdc snapshot {version.schema}.{version.table} --replace"
         if self._relations.is_another(version):
             # Dropped and created again, or renamed into its place: the stream reports neither.
-            remedy = f"cdc snapshot {version.schema}.{version.table} --anew"
             log.warning(
                 "another table has this name now, and rows of the one before are still in the log",
                 extra={"fields": {**fields, "hint": remedy}},
+            )
+        if earlier := self._relations.earlier_name(version):
+            # Each name has a topic, and a rename is in no stream.
+            log.warning(
+                "the table had another name: what changed until now is in the topic of that one",
+                extra={"fields": {**fields, "earlier": earlier, "hint": remedy}},
             )

@@ -4,7 +4,7 @@ Managed servers grant by roles of their own (`rds_replication`, `cloudsqlsuperus
 `azure_pg_admin`), which no catalog column shows. So each ability is tried in a way that cannot
 succeed or is rolled back: a slot under a name that Postgres refuses after it has checked the
 privilege, a replication connection that only identifies the system, a publication in a transaction
-that is rolled back.
+that is rolled back (`cdc.publication.change`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psycopg
 from psycopg import errors
 
-from cdc.errors import CDCError, ConfigError, PermissionDeniedError
-from cdc.source import membership
+from cdc.errors import CDCError
 from cdc.source.connection import connect, translate, translated
 from cdc.source.stream import identify
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.publication.plan import Plan
+    from cdc.source.connection import Connection
     from cdc.source.server import Server
 
 # No valid slot name: Postgres checks the privilege first, then refuses the name.
 _NO_SLOT_NAME: Final = "cdc doctor: may this role create slots?"
-# An application's DDL may hold a lock on a table; which is unrelated to privileges.
-_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '3s'"
 # Roles that only a managed service has, with how its parameters are changed.
 _MANAGED: Final = {
     "rds_superuser": "the DB parameter group (wal_level: rds.logical_replication = 1)",
@@ -56,8 +53,8 @@ class Abilities(NamedTuple):
     managed: str | None = None  # where a managed service's parameters are changed
 
 
-def abilities(connection: psycopg.Connection, config: Config, server: Server) -> Abilities:
-    """Try everything but the publication, which needs a plan."""
+def read_abilities(connection: Connection, config: Config, server: Server) -> Abilities:
+    """Try everything but the publication, which takes a plan."""
     settable, pending, managed = _parameters(connection, server)
     query = b"SELECT rolname::text FROM pg_roles WHERE rolsuper"
     with translated("reading the superusers"):
@@ -72,7 +69,7 @@ def abilities(connection: psycopg.Connection, config: Config, server: Server) ->
     )
 
 
-def _slot(connection: psycopg.Connection) -> str | None:
+def _slot(connection: Connection) -> str | None:
     """Return how Postgres refuses our role a new slot, or None."""
     try:
         connection.execute(
@@ -80,10 +77,12 @@ def _slot(connection: psycopg.Connection) -> str | None:
         )
     except errors.InsufficientPrivilege as error:
         return error.diag.message_primary or "permission denied"
+    except errors.ObjectNotInPrerequisiteState:
+        return None  # wal_level, which is judged by its setting; checked after the privilege
     except psycopg.OperationalError as error:
         raise translate(error, "trying whether a slot may be created") from error
     except psycopg.Error:
-        return None  # the name is refused, or wal_level: after the privilege was checked
+        return None  # the name is refused: after the privilege was checked
     raise AssertionError("Postgres takes no such name")
 
 
@@ -97,36 +96,6 @@ def _stream(config: Config) -> CDCError | None:
     return None
 
 
-def publication(
-    connection: psycopg.Connection,
-    name: str,
-    wanted: Plan,
-    state: membership.State | None,
-    change: membership.Change | None,
-) -> Refusal | None:
-    """Return how Postgres refuses to create or change the publication, or None. Rolled back."""
-    if state is not None and not change:
-        return None
-    try:
-        with connection.transaction(force_rollback=True):
-            connection.execute(_LOCK_TIMEOUT)
-            if state is None:
-                membership.create(connection, name, wanted)
-            else:
-                assert change is not None
-                membership.alter(connection, name, change, wanted, state)
-    except (PermissionDeniedError, ConfigError) as error:
-        locked = isinstance(error.__cause__, errors.LockNotAvailable)
-        if locked:
-            return None
-        statements = [membership.creation(name, wanted)]
-        if state is not None:
-            assert change is not None
-            statements = list(membership.alterations(name, change))
-        return Refusal(error, " ".join(f"{each.as_string(connection)};" for each in statements))
-    return None
-
-
 _GRANTS_SINCE: Final = 150_000
 _GRANTED: Final = """
 SELECT name, pending_restart, has_parameter_privilege(name, 'ALTER SYSTEM') FROM pg_settings
@@ -136,14 +105,14 @@ _UNGRANTED: Final = "SELECT name, pending_restart, false FROM pg_settings WHERE 
 
 
 def _parameters(
-    connection: psycopg.Connection, server: Server
+    connection: Connection, server: Server
 ) -> tuple[frozenset[str] | None, frozenset[str], str | None]:
     """Return which parameters we may set, which wait for a restart, and where else they are set."""
     names = list(server.settings)
     since = connection.info.server_version >= _GRANTS_SINCE
     query = _GRANTED if since else _UNGRANTED
     known = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY(%s)"
-    with translated("asking which settings may be changed"):
+    with translated("reading which settings may be changed"):
         rows = connection.execute(query.encode(), (names,)).fetchall()
         roles = connection.execute(known, (list(_MANAGED),)).fetchall()
     pending = frozenset(name for name, waits, _ in rows if waits)

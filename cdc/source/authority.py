@@ -94,7 +94,7 @@ class TriggerKey(NamedTuple):
     outer: bytes
 
 
-class Told(NamedTuple):
+class TriggerMessage(NamedTuple):
     """The content of a trigger's message, once it is proven."""
 
     id: str
@@ -161,9 +161,9 @@ def is_timely(at_us: int, committed_at_us: int) -> bool:
     return -CLOCK_US <= committed_at_us - at_us <= MAX_AGE_US
 
 
-def told_by_trigger(
+def verified_trigger_message(
     keys: dict[str, TriggerKey], purpose: str, content: bytes, *, xid: int, committed_at_us: int
-) -> Told:
+) -> TriggerMessage:
     """Return what a trigger of ours wrote; raise UnprovenError if it can't be verified.
 
     The content is `1 KEY XID MICROSECONDS NONCE MAC`, a line feed, and the body.
@@ -188,7 +188,7 @@ def told_by_trigger(
         raise UnprovenError("of another transaction")
     if not -CLOCK_US <= committed_at_us - int(at_us) <= MAX_OPEN_US:
         raise UnprovenError("too old")
-    return Told(number.decode("ascii"), body)
+    return TriggerMessage(number.decode("ascii"), body)
 
 
 class Refusals:

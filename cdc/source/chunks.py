@@ -6,7 +6,8 @@ an empty one, and a chunk without rows would be taken for the table's end. Every
 under that snapshot, the catalogs too.
 
 The server orders and compares the keys, by the rules of the types and columns. Here a key is the
-text that Postgres wrote, and is sent back unchanged. Watermarks are written by transactions that do
+text that Postgres wrote, and is sent back unchanged. No comparison runs what the owner of a type
+wrote (`cdc.source.column_types`). Watermarks are written by transactions that do
 not wait for a standby, on the same connection.
 """
 
@@ -21,12 +22,15 @@ from psycopg import errors, sql
 
 from cdc.encode.masks import column_mask
 from cdc.errors import ConfigError
-from cdc.source import conditions, described, one_statement, publication_members
+from cdc.source import conditions, described, indexes, one_statement
+from cdc.source.column_types import KeyColumn, read_column_types
 from cdc.source.connection import connect, translated
+from cdc.source.members import members_clause
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.described import Described
+    from cdc.source.column_types import ColumnType
+    from cdc.source.described import DescribedTable
 
 Key = tuple[str, ...]
 
@@ -41,6 +45,9 @@ CONDITION_HINT: Final = (
     "compare columns with literals: =, <, IN, BETWEEN, LIKE, IS NULL, joined by AND, OR, NOT;"
     " docs/OPERATIONS.md has the grammar"
 )
+COMPARED_HINT: Final = "compare other columns, or list the keys of the rows with --keys"
+# The alias of the table that is read: unqualified, a key's column could be a column of the output.
+_ROW: Final = "lockstep_row"
 # A row's columns as text, from the server's point of view; after the header's 19 bytes.
 _HEADER_SIZE: Final = 19
 _TRAILER: Final = b"\xff\xff"
@@ -48,7 +55,7 @@ _TRAILER: Final = b"\xff\xff"
 _MOVED: Final = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
-class Asked(NamedTuple):
+class ChunkRequest(NamedTuple):
     """A chunk: rows after `after` up to `to`, or those that `keys` names."""
 
     relation_id: int
@@ -64,7 +71,7 @@ class Asked(NamedTuple):
 class Chunk(NamedTuple):
     """What was read: rows as a binary COPY writes them, each with its column count."""
 
-    described: Described
+    described: DescribedTable
     key: tuple[str, ...]
     snapshot: str  # pg_current_snapshot()
     rows: list[bytes]
@@ -72,6 +79,14 @@ class Chunk(NamedTuple):
     ended: bool  # there is no row after the last one
     bytes: int
     seconds: float
+
+
+class AbsentError(ConfigError):
+    """A table is not published, as far as `snapshot`, of pg_current_snapshot(), shows."""
+
+    def __init__(self, what: str, snapshot: str, *, hint: str) -> None:
+        super().__init__(what, hint=hint)
+        self.snapshot = snapshot
 
 
 class InProgress(NamedTuple):
@@ -82,15 +97,15 @@ class InProgress(NamedTuple):
     hidden: bool  # whether a commit may be waiting that can't be seen
 
 
-class Reader:
+class ChunkReader:
     """One connection for watermarks and chunks. Every call blocks."""
 
     def __init__(self, config: Config) -> None:
         self._publication = config.publication
         self._config = config
         self._sql = connect(config)
-        self._known: dict[int, tuple[object, Described, bool]] = {}
-        with translated("beginning a session for live snapshots"):
+        self._known: dict[int, tuple[object, DescribedTable, bool]] = {}
+        with translated("starting a session for incremental snapshots"):
             for setting in _SESSION:
                 self._sql.execute(setting.encode())
 
@@ -101,34 +116,35 @@ class Reader:
 
     def _among_members(self, query: str) -> bytes:
         """Return a query on the publication's members that waits for none of their locks."""
-        return (publication_members.members(self._sql.info.server_version) + query).encode()
+        return (members_clause(self._sql.info.server_version) + query).encode()
 
     def close(self) -> None:
-        """End the session."""
         self._sql.close()
 
-    def mark(self, prefix: str, content: bytes) -> None:
+    def write_message(self, prefix: str, content: bytes) -> None:
         """Write a logical message in a transaction of its own."""
-        with translated("writing a mark"):
+        with translated("writing a watermark"):
             self._sql.execute(
                 "SELECT pg_logical_emit_message(true, %s, %s::bytea)", (prefix, content)
             )
 
     def find(self, schema: str, table: str) -> tuple[int, int]:
-        """Return the oid of a published table and an estimate of its rows; ConfigError if none."""
+        """Return the oid of a published table and an estimate of its rows; AbsentError if none."""
         with translated(f"looking up {schema}.{table}"):
             row = self._sql.execute(
                 self._among_members(_FIND),
                 {"schema": schema, "table": table, "publication": self._publication},
             ).fetchone()
-        if row is None or not row[2]:
-            is_there = row is not None
-            raise ConfigError(
-                f"{schema}.{table} {'is not published' if is_there else 'does not exist'}",
-                hint="`cdc table list` tells what is captured; a partitioned table is one table or"
+        assert row is not None
+        snapshot, oid, estimate, is_published = row
+        if not is_published:
+            raise AbsentError(
+                f"{schema}.{table} {'does not exist' if oid is None else 'is not published'}",
+                snapshot,
+                hint="`cdc table list` shows what is captured; a partitioned table is one table or"
                 " its partitions, as source.partitions says; `cdc table add` adds one",
             )
-        return int(row[0]), int(row[1])
+        return int(oid), int(estimate)
 
     def in_progress(self) -> InProgress:
         """Return the open transactions."""
@@ -138,19 +154,19 @@ class Reader:
         snapshot, committing, hidden = row
         return InProgress(snapshot, frozenset(int(xid) for xid in committing or () if xid), hidden)
 
-    def read(self, asked: Asked) -> Chunk:
+    def read(self, request: ChunkRequest) -> Chunk:
         """Return a chunk; ConfigError where the table can't be read that way."""
         began_at = time.monotonic()
         with translated("reading rows for a snapshot"):
             for _ in range(3):
-                row = self._sql.execute(_NAME, (asked.relation_id,)).fetchone()
+                row = self._sql.execute(_NAME, (request.relation_id,)).fetchone()
                 if row is None:
                     break
                 name = sql.Identifier(*row)
                 self._sql.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 try:
                     self._sql.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name))
-                    return self._read(asked, name, row, began_at)
+                    return self._read(request, name, row, began_at)
                 except _MOVED:
                     continue
                 except psycopg.DataError as error:
@@ -164,13 +180,13 @@ class Reader:
                         self._sql.execute("ROLLBACK")
         raise ConfigError(
             "the table was dropped while it was read for a snapshot",
-            hint="nothing is to be done; a table of its name is another table",
+            hint="nothing has to be done; a table of its name is another table",
         )
 
     def _read(
-        self, asked: Asked, name: sql.Identifier, named: tuple[str, str], began_at: float
+        self, request: ChunkRequest, name: sql.Identifier, named: tuple[str, str], began_at: float
     ) -> Chunk:
-        relation_id = asked.relation_id
+        relation_id = request.relation_id
         fingerprint = self._sql.execute(
             self._among_members(_FINGERPRINT),
             {"oid": relation_id, "publication": self._publication},
@@ -180,34 +196,42 @@ class Reader:
         if oid is None:
             raise errors.UndefinedTable  # the name belongs to another table now
         if not published:
-            raise ConfigError(
+            raise AbsentError(
                 f"{'.'.join(named)} has left the publication while it was read for a snapshot",
+                snapshot,
                 hint="put it back with `cdc table add`, which reads it again",
             )
         table = self._describe(relation_id, (*named, identity), fingerprint[2:])
-        key = key_of(table, asked.key)
-        self._check_key(table, key)
-        source = sql.SQL("{}{}").format(sql.SQL("" if kind == "p" else "ONLY "), name)
-        to = asked.to
-        if to is None and not asked.keys and asked.rows:
+        names = key_of(table, request.key)
+        self._check_key(table, names)
+        # Read for each chunk: who owns a type may change it at any time.
+        types = read_column_types(self._sql, relation_id)
+        key = tuple(KeyColumn(each, types[each]) for each in names)
+        _check_order(table, key)
+        source = sql.SQL("{}{} AS {}").format(
+            sql.SQL("" if kind == "p" else "ONLY "), name, sql.Identifier(_ROW)
+        )
+        to = request.to
+        if to is None and not request.keys and request.rows:
             to = self._greatest(table, key, source)
             if to is None:
-                return Chunk(table, key, snapshot, [], None, True, 0, _since(began_at))  # noqa: FBT003 - an empty table
-        query = self._query(table, key, source, asked._replace(to=to))
-        rows, size = self._copy(query, asked.bytes)
-        ended = size < asked.bytes and len(rows) < asked.rows
-        return Chunk(table, key, snapshot, rows, to, ended, size, _since(began_at))
+                return Chunk(table, names, snapshot, [], None, True, 0, _since(began_at))  # noqa: FBT003 - an empty table
+        where = self._condition(table, request.where, types)
+        query = self._query(table, key, source, request._replace(to=to, where=where))
+        rows, size = self._copy(query, request.bytes)
+        ended = size < request.bytes and len(rows) < request.rows
+        return Chunk(table, names, snapshot, rows, to, ended, size, _since(began_at))
 
     def _describe(
         self, relation_id: int, named: tuple[str, str, str], fingerprint: object
-    ) -> Described:
+    ) -> DescribedTable:
         known = self._known.get(relation_id)
         if known is None or known[0] != fingerprint:
-            table = described.table(self._sql, self._publication, relation_id, *named)
+            table = described.describe_table(self._sql, self._publication, relation_id, *named)
             known = self._known[relation_id] = fingerprint, table, False
         return known[1]
 
-    def _check_key(self, table: Described, key: tuple[str, ...]) -> None:
+    def _check_key(self, table: DescribedTable, key: tuple[str, ...]) -> None:
         """Raise ConfigError where the key is not unique."""
         fingerprint, _, good = self._known[table.oid]
         if good:
@@ -225,14 +249,16 @@ class Reader:
             raise ConfigError(
                 f"the key {', '.join(key)} of {table} "
                 + (f"may be null in {', '.join(nullable)}" if nullable else "has no unique index"),
-                hint="rows would be skipped or read for ever: a key for a live snapshot takes a"
-                " unique index over columns that are NOT NULL",
+                hint="rows would be skipped or read for ever: a key for an incremental snapshot"
+                " needs a unique index over columns that are NOT NULL",
             )
         self._known[table.oid] = fingerprint, table, True
 
-    def _greatest(self, table: Described, key: tuple[str, ...], source: sql.Composed) -> Key | None:
-        outputs = [sql.SQL(_output(table, name)) for name in key]
-        order = sql.SQL(", ").join(sql.SQL("{} DESC").format(sql.Identifier(name)) for name in key)
+    def _greatest(
+        self, table: DescribedTable, key: tuple[KeyColumn, ...], source: sql.Composed
+    ) -> Key | None:
+        outputs = [sql.SQL(_output(table, each.name)) for each in key]
+        order = sql.SQL(", ").join(sql.SQL("{} DESC").format(each) for each in _values(key))
         query = sql.SQL("SELECT {} FROM {} ORDER BY {} LIMIT 1").format(
             sql.SQL(", ").join(outputs), source, order
         )
@@ -240,22 +266,26 @@ class Reader:
         return tuple(row) if row else None
 
     def _query(
-        self, table: Described, key: tuple[str, ...], source: sql.Composed, asked: Asked
+        self,
+        table: DescribedTable,
+        key: tuple[KeyColumn, ...],
+        source: sql.Composed,
+        request: ChunkRequest,
     ) -> str:
-        types: dict[str, str] = dict(self._sql.execute(_CASTS, (table.oid, list(key))).fetchall())
-        names = sql.SQL(", ").join(map(sql.Identifier, key))
+        """Return the COPY of a chunk; the request's condition is SQL that we wrote."""
+        values = sql.SQL(", ").join(_values(key))
         wanted: list[sql.Composable] = []
-        if not asked.rows:
+        if not request.rows:
             wanted.append(sql.SQL("false"))
-        if asked.keys:
-            listed = (_row(each, key, types) for each in asked.keys)
-            wanted.append(sql.SQL("({}) IN ({})").format(names, sql.SQL(", ").join(listed)))
-        if asked.after is not None:
-            wanted.append(sql.SQL("({}) > {}").format(names, _row(asked.after, key, types)))
-        if asked.to is not None:
-            wanted.append(sql.SQL("({}) <= {}").format(names, _row(asked.to, key, types)))
-        # The publication's filter in Postgres' own text, and the request's condition in ours.
-        filters = (table.published.where, self._condition(table, asked.where))
+        if request.keys:
+            listed = sql.SQL(", ").join(_row(each, key) for each in request.keys)
+            wanted.append(sql.SQL("({}) IN ({})").format(values, listed))
+        if request.after is not None:
+            wanted.append(sql.SQL("({}) > {}").format(values, _row(request.after, key)))
+        if request.to is not None:
+            wanted.append(sql.SQL("({}) <= {}").format(values, _row(request.to, key)))
+        # The publication's filter in Postgres' own text; it has no types or functions of users.
+        filters = (table.published.where, request.where)
         wanted += [sql.SQL("({})").format(sql.SQL(each)) for each in filters if each]
         return (
             sql.SQL(
@@ -265,13 +295,15 @@ class Reader:
                 sql.SQL(", ").join(map(sql.SQL, table.outputs)),
                 source,
                 sql.SQL(" AND ").join(wanted),
-                names,
-                sql.Literal(asked.rows),
+                values,
+                sql.Literal(request.rows),
             )
             .as_string(self._sql)
         )
 
-    def _condition(self, table: Described, where: str | None) -> str | None:
+    def _condition(
+        self, table: DescribedTable, where: str | None, types: dict[str, ColumnType]
+    ) -> str | None:
         """Return the SQL of a condition; ConfigError where it is not one of captured columns."""
         if where is None:
             return None
@@ -292,7 +324,12 @@ class Reader:
                 " masked",
                 hint="compare captured columns only, as they are spelled in Postgres",
             )
-        return condition.sql
+        try:
+            return conditions.parse(where, types).sql
+        except conditions.ConditionError as error:
+            raise ConfigError(
+                f"the condition can't be used for {table}: {error}", hint=COMPARED_HINT
+            ) from None
 
     def _copy(self, query: str, limit: int) -> tuple[list[bytes], int]:
         rows: list[bytes] = []
@@ -309,7 +346,7 @@ class Reader:
         return rows, size
 
 
-def key_of(table: Described, configured: tuple[str, ...] | None) -> tuple[str, ...]:
+def key_of(table: DescribedTable, configured: tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the key's columns as `cdc.sequence.relations` takes them, of the current table."""
     if configured is not None:
         return configured
@@ -320,22 +357,38 @@ def key_of(table: Described, configured: tuple[str, ...] | None) -> tuple[str, .
     return primary
 
 
-def _output(table: Described, name: str) -> str:
+def _output(table: DescribedTable, name: str) -> str:
     names = [column.name for column in table.columns]
     return table.outputs[names.index(name)]
 
 
-def _row(values: Key, key: tuple[str, ...], types: dict[str, str]) -> sql.Composed:
+def _check_order(table: DescribedTable, key: tuple[KeyColumn, ...]) -> None:
+    """Raise ConfigError where positions in the key's order can't be compared."""
+    for column in key:
+        if not column.can_be_ordered:
+            raise ConfigError(
+                f"the key's column {column.name} of {table} has the type {column.type.name}, whose"
+                " values are not compared, because that may run what the type's owner wrote",
+                hint=f'name another unique key in tables."{table}".key; the initial snapshot of a'
+                " new pipeline reads the table by its pages",
+            )
+
+
+def _values(key: tuple[KeyColumn, ...]) -> list[sql.SQL]:
+    return [sql.SQL(each.value(_ROW)) for each in key]
+
+
+def _row(values: Key, key: tuple[KeyColumn, ...]) -> sql.Composed:
     if len(values) != len(key):
+        names = ", ".join(each.name for each in key)
         raise ConfigError(
             f"a key of {len(values)} values where the table's has {len(key)}",
-            hint=f"the key's columns are {', '.join(key)}: --keys takes a list of lists of them",
+            hint=f"the key's columns are {names}: --keys takes a list of lists of them",
         )
-    casts = (
-        sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(types[name]))
-        for name, value in zip(key, values, strict=True)
+    literals = (
+        sql.SQL(column.literal(_ROW, value)) for value, column in zip(values, key, strict=True)
     )
-    return sql.SQL("({})").format(sql.SQL(", ").join(casts))
+    return sql.SQL("({})").format(sql.SQL(", ").join(literals))
 
 
 def _since(began_at: float) -> float:
@@ -343,10 +396,12 @@ def _since(began_at: float) -> float:
 
 
 _FIND: Final = """
-SELECT c.oid::bigint, greatest(c.reltuples, 0)::bigint, t.relid IS NOT NULL
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN lockstep_members t ON t.relid = c.oid
-WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
+SELECT pg_current_snapshot()::text, found.* FROM (SELECT) AS always LEFT JOIN (
+    SELECT c.oid::bigint, greatest(c.reltuples, 0)::bigint, t.relid IS NOT NULL
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN lockstep_members t ON t.relid = c.oid
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
+) AS found ON true
 """
 _NAME: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_class c
@@ -367,18 +422,12 @@ FROM pg_publication p
 LEFT JOIN pg_class c ON c.oid = %(oid)s LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.pubname = %(publication)s
 """
-_UNIQUE: Final = """
-SELECT FROM pg_index i WHERE i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
-AND (SELECT array_agg(a.attname::text) FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n)
-     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-     WHERE k.n <= i.indnkeyatts) <@ %s::text[]
+_UNIQUE: Final = f"""
+SELECT FROM pg_index i WHERE {indexes.UNIQUE}
+AND (SELECT array_agg(a.attname::text) FROM pg_attribute a
+     WHERE a.attrelid = i.indrelid AND a.attnum = ANY({indexes.COLUMNS})) <@ %s::text[]
 AND i.indrelid = %s LIMIT 1
-"""
-# With their modifiers, since `character` alone is one character.
-_CASTS: Final = """
-SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = %s AND attname = ANY(%s)
-"""
+"""  # noqa: S608 - our own rules
 # Only members of pg_read_all_stats see what other roles' sessions wait for; COMMIT PREPARED has no
 # xid of its own.
 _IN_PROGRESS: Final = """

@@ -3,7 +3,9 @@
 No character of a condition's text reaches Postgres as it was given. `parse` accepts comparisons of
 columns with literals and with each other, and nothing else: no function but `now()`, no subquery,
 no cast of a column, no comment. `Condition.sql` writes the tree that was parsed, each operand in
-parentheses, each column and literal quoted, each type from a list.
+parentheses, each column and literal quoted, each type from a list. With the columns' types it
+writes an operator only where no user's function can run (`cdc.source.column_types`), compares an
+enum by the functions of enums, which have one candidate each, and refuses to compare the rest.
 
     condition:  AND, OR, NOT, parentheses, of
                 a = b, <>, !=, <, <=, >, >=, IS [NOT] DISTINCT FROM b
@@ -19,7 +21,9 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from cdc.source.column_types import ColumnType
 
 # Far more than a person writes; a list of many keys has an option of its own.
 _MOST_CHARACTERS, _MOST_TOKENS, _MOST_DEPTH = 20_000, 5_000, 40
@@ -36,6 +40,10 @@ _TOKEN: Final = re.compile(
 )
 _COMMENT: Final = re.compile(r"--|/\*")
 _COMPARISONS: Final = {"=": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_OF_ENUMS: Final = {
+    "=": "enum_eq", "<>": "enum_ne", "<": "enum_lt", "<=": "enum_le", ">": "enum_gt",
+    ">=": "enum_ge",
+}  # fmt: skip
 _TESTS: Final = {"null", "true", "false", "unknown"}
 _TIMES: Final = {"current_date": "CURRENT_DATE", "current_timestamp": "CURRENT_TIMESTAMP"}
 # As they may be written, and as Postgres names them.
@@ -66,6 +74,10 @@ class ConditionError(ValueError):
     """A text that is no supported condition. Its message has the position and what was expected."""
 
 
+class UncomparableError(ConditionError):
+    """A condition that compares a column whose type does not allow it. Names column and type."""
+
+
 class Condition(NamedTuple):
     """A condition as it was understood."""
 
@@ -79,9 +91,20 @@ class _Token(NamedTuple):
     at: int
 
 
-def parse(text: str) -> Condition:
-    """Return the condition that a text describes; ConfigError where it is none."""
-    return _Parser(_tokens(text)).condition()
+class _Term(NamedTuple):
+    """SQL that was written, and what it may be an operand of."""
+
+    sql: str
+    column: str | None = None  # one that has no operators
+    untyped: bool = False  # a literal
+
+
+def parse(text: str, types: Mapping[str, ColumnType] | None = None) -> Condition:
+    """Return the condition that a text describes; ConditionError where it is none.
+
+    What is sent to Postgres needs the columns' types. Without them every column has operators.
+    """
+    return _Parser(_tokens(text), types or {}).condition()
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -118,17 +141,18 @@ def _wrong(at: int, expected: str) -> ConditionError:
 
 
 class _Parser:
-    """Recursive descent, with Postgres' precedence; each method returns SQL that it has written."""
+    """Recursive descent, with Postgres' precedence; each method returns what it has written."""
 
-    def __init__(self, tokens: list[_Token]) -> None:
+    def __init__(self, tokens: list[_Token], types: Mapping[str, ColumnType]) -> None:
         self._tokens, self._at, self._depth = tokens, 0, 0
+        self._types = types
         self._columns: set[str] = set()
 
     def condition(self) -> Condition:
         written = self._any()
         if self._next.kind != "end":
             raise _wrong(self._next.at, "AND, OR or the end")
-        return Condition(written, frozenset(self._columns))
+        return Condition(self._sql(written), frozenset(self._columns))
 
     # -- tokens ------------------------------------------------------------------------------------
 
@@ -161,90 +185,143 @@ class _Parser:
 
     # -- conditions --------------------------------------------------------------------------------
 
-    def _any(self) -> str:
-        parts = [self._all()]
-        while self._word("or"):
-            parts.append(self._all())
-        return parts[0] if len(parts) == 1 else f"({' OR '.join(parts)})"
+    def _any(self) -> _Term:
+        return self._joined(self._all, "or")
 
-    def _all(self) -> str:
-        parts = [self._not()]
-        while self._word("and"):
-            parts.append(self._not())
-        return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
+    def _all(self) -> _Term:
+        return self._joined(self._not, "and")
 
-    def _not(self) -> str:
+    def _joined(self, part: Callable[[], _Term], word: str) -> _Term:
+        parts = [part()]
+        while self._word(word):
+            parts.append(part())
+        if len(parts) == 1:
+            return parts[0]
+        return _Term(f"({f' {word.upper()} '.join(map(self._sql, parts))})")
+
+    def _not(self) -> _Term:
         if not self._word("not"):
             return self._comparison()
         self._deeper()
-        written = f"(NOT {self._not()})"
+        written = _Term(f"(NOT {self._sql(self._not())})")
         self._depth -= 1
         return written
 
-    def _comparison(self) -> str:
+    def _comparison(self) -> _Term:
         left = self._sum()
         if sign := self._sign(*_COMPARISONS):
-            return f"({left} {_COMPARISONS[sign]} {self._sum()})"
+            return _Term(self._compared(left, _COMPARISONS[sign], self._sum()))
         if self._word("is"):
-            return self._is(left)
+            return _Term(self._is(left))
         at = self._at
         negated = "NOT " if self._word("not") else ""
         if self._word("in"):
-            return self._in(left, negated)
+            return _Term(self._in(left, negated))
         if self._word("between"):
             low = self._sum()
             self._must(self._word("and"), "AND")
-            return f"({left} {negated}BETWEEN {low} AND {self._sum()})"
+            return _Term(self._between(left, negated, low, self._sum()))
         if word := self._word("like", "ilike"):
-            return f"({left} {negated}{word.upper()} {self._sum()})"
+            pattern = self._sum()
+            return _Term(f"({self._sql(left)} {negated}{word.upper()} {self._sql(pattern)})")
         if at != self._at:
             raise _wrong(self._next.at, "IN, BETWEEN, LIKE or ILIKE")
         return left
 
-    def _is(self, left: str) -> str:
+    def _is(self, left: _Term) -> str:
         negated = "NOT " if self._word("not") else ""
         if test := self._word(*_TESTS):
-            return f"({left} IS {negated}{test.upper()})"
+            # A row's columns are tested, and no function is called.
+            tested = left.sql if test == "null" else self._sql(left)
+            return f"({tested} IS {negated}{test.upper()})"
         self._must(self._word("distinct"), "NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM")
         self._must(self._word("from"), "FROM")
-        return f"({left} IS {negated}DISTINCT FROM {self._sum()})"
+        right = self._sum()
+        if not (left.column or right.column):
+            return f"({left.sql} IS {negated}DISTINCT FROM {right.sql})"
+        equal = self._compared(left, "=", right)
+        both = f"(({left.sql} IS NULL) AND ({right.sql} IS NULL))"
+        same = f"(({equal} IS TRUE) OR {both})"
+        return same if negated else f"(NOT {same})"
 
-    def _in(self, left: str, negated: str) -> str:
+    def _in(self, left: _Term, negated: str) -> str:
         self._must(self._sign("("), "(")
         items = [self._sum()]
         while self._sign(","):
             items.append(self._sum())
         self._must(self._sign(")"), ", or )")
-        return f"({left} {negated}IN ({', '.join(items)}))"
+        if not any(each.column for each in (left, *items)):
+            return f"({left.sql} {negated}IN ({', '.join(each.sql for each in items)}))"
+        any_of = " OR ".join(self._compared(left, "=", each) for each in items)
+        return f"({negated}({any_of}))"
+
+    def _between(self, left: _Term, negated: str, low: _Term, high: _Term) -> str:
+        if not any(each.column for each in (left, low, high)):
+            return f"({left.sql} {negated}BETWEEN {low.sql} AND {high.sql})"
+        above, below = self._compared(left, ">=", low), self._compared(left, "<=", high)
+        return f"({negated}({above} AND {below}))"
+
+    # -- types -------------------------------------------------------------------------------------
+
+    def _sql(self, term: _Term) -> str:
+        """Return the SQL of an operand that goes to any operator, or to any test of a boolean."""
+        if term.column is not None:
+            raise self._uncomparable(term.column)
+        return term.sql
+
+    def _compared(self, left: _Term, sign: str, right: _Term) -> str:
+        named = [each.column for each in (left, right) if each.column is not None]
+        if not named:
+            return f"({left.sql} {sign} {right.sql})"
+        types = {self._types[name].base for name in named}
+        enums = all(self._types[name].comparison == "enum" for name in named)
+        alike = all(each.column is not None or each.untyped for each in (left, right))
+        if not enums or not alike or len(types) > 1:
+            raise self._uncomparable(named[0])
+        return f"pg_catalog.{_OF_ENUMS[sign]}({left.sql}, {right.sql})"
+
+    def _uncomparable(self, column: str) -> ConditionError:
+        found = self._types[column]
+        able = (
+            "be compared with its labels and with columns of its type, by =, <, IN or BETWEEN, and"
+            if found.comparison == "enum"
+            else "only"
+        )
+        return UncomparableError(
+            f"the column {column} has the type {found.name}, whose owner may have created casts"
+            f" that a comparison would run: it can {able} be tested by IS NULL"
+        )
 
     # -- operands ----------------------------------------------------------------------------------
 
-    def _sum(self) -> str:
+    def _sum(self) -> _Term:
         return self._chain(self._product, "+", "-")
 
-    def _product(self) -> str:
+    def _product(self) -> _Term:
         return self._chain(self._signed, "*", "/", "%")
 
-    def _chain(self, operand: Callable[[], str], *signs: str) -> str:
+    def _chain(self, operand: Callable[[], _Term], *signs: str) -> _Term:
         depth, left = self._depth, operand()
         while sign := self._sign(*signs):
             self._deeper()
-            left = f"({left} {sign} {operand()})"
+            left = _Term(f"({self._sql(left)} {sign} {self._sql(operand())})")
         self._depth = depth
         return left
 
-    def _signed(self) -> str:
+    def _signed(self) -> _Term:
         if not self._sign("-"):
             return self._operand()
         self._deeper()
-        written = f"(- {self._signed()})"
+        written = _Term(f"(- {self._sql(self._signed())})")
         self._depth -= 1
         return written
 
-    def _operand(self) -> str:
+    def _operand(self) -> _Term:
         token = self._take()
-        if token.kind in ("number", "text"):
-            return self._cast(token.text if token.kind == "number" else quoted(token.text))
+        if token.kind == "number":
+            return _Term(self._cast(token.text))
+        if token.kind == "text":
+            return self._literal(quoted(token.text))
         if token.kind == "quoted":
             return self._column(token.text)
         if token.kind == "word":
@@ -257,20 +334,26 @@ class _Parser:
             return written
         raise _wrong(token.at, "a column or a literal")
 
-    def _named(self, token: _Token) -> str:
+    def _named(self, token: _Token) -> _Term:
         word = token.text
-        if word in ("true", "false", "null"):
-            return self._cast(word.upper())
+        if word in ("true", "false"):
+            return _Term(self._cast(word.upper()))
+        if word == "null":
+            return self._literal("NULL")
         if word in _TIMES:
-            return _TIMES[word]
+            return _Term(_TIMES[word])
         if word == "now" and self._sign("("):
             self._must(self._sign(")"), ")")
-            return "pg_catalog.now()"
+            return _Term("pg_catalog.now()")
         if word in _TYPED and self._next.kind == "text":
-            return f"{quoted(self._take().text)}::pg_catalog.{_TYPES[word]}"
+            return _Term(f"{quoted(self._take().text)}::pg_catalog.{_TYPES[word]}")
         if word in _RESERVED or (self._next.kind, self._next.text) == ("sign", "("):
             raise _wrong(token.at, "a column or a literal (no function; reserved words in quotes)")
         return self._column(word)
+
+    def _literal(self, literal: str) -> _Term:
+        written = self._cast(literal)
+        return _Term(written, untyped=written == literal)
 
     def _cast(self, literal: str) -> str:
         while self._sign("::"):
@@ -280,9 +363,13 @@ class _Parser:
             literal = f"({literal}::pg_catalog.{_TYPES[token.text]})"
         return literal
 
-    def _column(self, name: str) -> str:
+    def _column(self, name: str) -> _Term:
         self._columns.add(name)
-        return '"' + name.replace('"', '""') + '"'
+        written = '"' + name.replace('"', '""') + '"'
+        found = self._types.get(name)
+        if found is None or found.has_operators:
+            return _Term(written)
+        return _Term(found.value(written) if found.comparison == "enum" else written, name)
 
 
 def quoted(text: str) -> str:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
 
+    Connection = psycopg.Connection[TupleRow]
+
 # docs/EVENTS.md states these to users: an event's bytes depend on them.
 SESSION: Final = {
     "client_encoding": "UTF8",
@@ -91,8 +93,8 @@ _REFUSALS: Final = {
 _LOST_CONNECTION: Final = "08006"
 _DENIED: Final = "42501"
 _POLICY: Final = (
-    "what a policy hides would be missing, so nothing is read: ALTER ROLE … BYPASSRLS, or let the"
-    " role own the table; or leave the table out of the snapshot (`snapshot: none`)"
+    "what a policy hides would be missing, so nothing is read: ALTER ROLE … BYPASSRLS, or make"
+    " the role the table's owner; or leave the table out of the snapshot (`snapshot: none`)"
 )
 
 # Data exceptions and violated constraints: their text may quote a value of a row.
@@ -105,11 +107,11 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
         GapError,
         (
             "run `cdc setup` on a new pipeline; an old one has lost what changed since, so"
-            " `cdc teardown --topics`, `cdc setup` and a snapshot begin anew"
+            " `cdc teardown --topics`, `cdc setup` and a snapshot start over"
         ),
     ),
-    (("55000",), GapError, "`cdc slot show` tells the slot's state and what it means"),
-    (("58P01",), GapError, "the WAL the slot needs is gone; `cdc slot show` tells more"),
+    (("55000",), GapError, "`cdc slot show` shows the slot's state"),
+    (("58P01",), GapError, "the WAL that the slot needs was removed; `cdc slot show` shows more"),
     (
         ("3D",),
         GapError,
@@ -178,7 +180,7 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
         ("25006",),
         ConfigError,
         (
-            "the server is read-only, a standby as a rule: let source.dsn name the primary (libpq:"
+            "the server is read-only, usually a standby: name the primary in source.dsn (libpq:"
             " target_session_attrs=read-write)"
         ),
     ),
@@ -208,10 +210,10 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
     (
         ("53",),
         UnavailableError,
-        "the server is out of disk or memory: its log tells more",
+        "the server is out of disk or memory: its log shows more",
     ),
     (("40",), UnavailableError, "it met another transaction; trying again is enough"),
-    (("58", "XX"), UnavailableError, "an error within the server: its log tells more"),
+    (("58", "XX"), UnavailableError, "an error within the server: its log shows more"),
     (
         ("22021",),
         ConfigError,
@@ -225,7 +227,7 @@ _ANSWERS: Final[tuple[tuple[tuple[str, ...], type[CDCError], str], ...]] = (
 )
 
 
-def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[TupleRow]:
+def connect(config: Config, *, replication: bool = False) -> Connection:
     """Return a connection with our session settings; in autocommit mode.
 
     With `replication` it connects to a walsender in the pipeline's database.
@@ -239,7 +241,9 @@ def connect(config: Config, *, replication: bool = False) -> psycopg.Connection[
     settings: dict[str, Any] = {**_NETWORK, **given, **password, **kind}
     settings["options"] = f"{given.get('options') or ''} {options}".strip()
     settings["application_name"] = application
-    place = _place(given)
+    place = (
+        f"{given.get('host', 'local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+    )
     with slow(f"Postgres at {place}"), translated(f"connecting to Postgres ({place})"):
         connection = psycopg.connect(**settings, autocommit=True)
         try:
@@ -265,7 +269,7 @@ def expect_pinned(answer: tuple[str, ...]) -> None:
                 f"the session's {name} is {got!r} right after it was set to {wanted!r}: values"
                 " would be written in another form than the log promises",
                 hint="something between here and Postgres, or a hook in it, changes the settings of"
-                " sessions: let source.dsn lead to Postgres itself, and remove the hook",
+                " sessions: connect to Postgres itself by source.dsn, and remove the hook",
             )
 
 
@@ -300,9 +304,7 @@ def hosts(config: Config) -> dict[str, Config]:
     return found
 
 
-def take_any_text(
-    connection: psycopg.Connection[TupleRow], config: Config, *, local: bool = False
-) -> None:
+def take_any_text(connection: Connection, config: Config, *, local: bool = False) -> None:
     """Allow text that is not UTF-8, where the configuration has a form for it.
 
     Only a database of encoding SQL_ASCII holds any. No text is converted there: the server only
@@ -348,9 +350,3 @@ def _state_of(text: str) -> str:
         return "28P01"
     states = (state for start, state in _REFUSALS.items() if said.startswith(start))
     return next(states, _LOST_CONNECTION)
-
-
-def _place(given: dict[str, Any]) -> str:
-    return (
-        f"{given.get('host', 'local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
-    )

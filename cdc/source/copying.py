@@ -1,15 +1,14 @@
 """The rows of a table by `COPY … TO STDOUT (FORMAT binary)`, in chunks of many rows.
 
 A chunk is what one read of the connection returned: consecutive CopyData messages, a row in each,
-the last perhaps not complete yet, and padding as in `cdc.decode.frames`. The format's header and trailer
-are removed. The consumer of a chunk reports with `taken` where it stopped.
+the last perhaps not complete yet, and padding as in `cdc.decode.frames`. The format's header and
+trailer are removed. The consumer of a chunk reports with `taken` where it stopped.
 
     'd'  length  columns  length  value  length  value …      (-1: NULL)
      1      4       2        4              4
 
-As `cdc.source.wire` does for a stream, this reads the socket itself once libpq has sent what comes
-before, and leaves the connection in the state that libpq knows: it starts and ends between two
-commands. Where the socket is encrypted, libpq reads.
+The bytes are read by `cdc.source.wire`, which leaves the connection in the state that libpq knows:
+it starts and ends between two commands.
 
 Memory is limited to one read, or one row, for any table size. Reads block for as long as Postgres
 needs.
@@ -19,25 +18,20 @@ https://www.postgresql.org/docs/current/sql-copy.html (binary format)
 
 from __future__ import annotations
 
-import os
-import socket
-from contextlib import suppress
 from struct import Struct, pack
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-import psycopg
-from psycopg import errors, pq
-
-from cdc.decode.frames import COPY_DATA, HEADER_SIZE, PADDING, length, whole
+from cdc.decode.frames import COPY_DATA, HEADER_SIZE, content_end, length
 from cdc.errors import ProtocolError
 from cdc.source.connection import translated
-from cdc.source.wire import BUFFER_BYTES, READ_BYTES, fields, raise_error
+from cdc.source.wire import MessageBuffer, raise_error, wire
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
+
 
 # Of a row: its message's type and length, and its column count.
 head = Struct(">BIH").unpack_from
@@ -52,12 +46,6 @@ _HEADER: Final = _SIGNATURE + bytes(8)  # no flags, no extension
 _TRAILER: Final = pack(">cIh", b"d", 6, -1)
 
 
-class _Wire(Protocol):
-    def read(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 class Copying:
     """One COPY's rows. Close it before the connection is used again."""
 
@@ -65,13 +53,12 @@ class Copying:
         """Send `query`, a COPY to STDOUT in binary format."""
         self._doing = "reading rows by COPY"
         self._pgconn = connection.pgconn
-        self._parts: list[bytes] = []
-        self._have, self._need = 0, HEADER_SIZE
+        self._buffer = MessageBuffer()
         self._begun = self._ended = False
         self._error: bytes | None = None
-        encrypted = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
+        self._wire = wire(connection, replication=False)
         with translated(self._doing):
-            self._wire: _Wire = (_Libpq if encrypted else _Socket)(self._pgconn, query.encode())
+            self._wire.start(query.encode())
 
     def __enter__(self) -> Self:
         return self
@@ -90,11 +77,9 @@ class Copying:
         Raises the server's own error where it ended the COPY.
         """
         while not self._ended:
-            while self._have < self._need:
+            while not (chunk := self._buffer.take()):
                 with translated(self._doing):
-                    self._take(self._wire.read())
-            chunk = b"".join((*self._parts, PADDING))
-            self._parts, self._have, self._need = [], 0, HEADER_SIZE
+                    self._buffer.add(self._wire.read())
             if self._begun and chunk[0] == COPY_DATA:
                 return chunk
             self.taken(chunk, 0)
@@ -106,7 +91,7 @@ class Copying:
         Raises ProtocolError at a complete row: the caller stopped there because it could not read
         it.
         """
-        end, stopped_at = whole(chunk), at
+        end, stopped_at = content_end(chunk), at
         while end - at >= HEADER_SIZE:
             stop = at + 1 + length(chunk, at)[0]
             if stop > end:
@@ -117,16 +102,7 @@ class Copying:
                 break
             at = self._other(chunk, at, stop)
         if rest := chunk[at:end]:
-            self._take(rest)
-
-    def _take(self, part: bytes) -> None:
-        # A row may be a gigabyte: its parts are put together once, when all of them have arrived.
-        self._parts.append(part)
-        self._have += len(part)
-        if self._need == HEADER_SIZE <= self._have:
-            if len(self._parts) > 1:
-                self._parts = [b"".join(self._parts)]
-            self._need = 1 + length(self._parts[0])[0]
+            self._buffer.add(rest)
 
     def _other(self, chunk: bytes, at: int, stop: int) -> int:
         """Process a complete message that is no row; return where the next one is."""
@@ -141,7 +117,7 @@ class Copying:
             self._ended = True
             if self._error:
                 with translated(self._doing):
-                    raise_error(fields(self._error))
+                    raise_error(self._error)
         elif kind not in _IGNORED and kind not in (_COPY_OUT, _COPY_DONE, _COMPLETE):
             raise ProtocolError(f"a message of type {bytes([kind])!r} in a COPY")
         return stop
@@ -154,83 +130,7 @@ class Copying:
         self._begun = True
         body += len(_HEADER)
         if body < stop:
-            self._take(pack(">cI", b"d", 4 + stop - body) + chunk[body:stop])
-            self._take(chunk[stop : whole(chunk)])
-            return whole(chunk)
+            self._buffer.add(pack(">cI", b"d", 4 + stop - body) + chunk[body:stop])
+            self._buffer.add(chunk[stop : content_end(chunk)])
+            return content_end(chunk)
         return stop
-
-
-class _Socket:
-    """The connection's own socket, from one command to the end of its answer."""
-
-    def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
-        # A descriptor of its own, since both owners close theirs; libpq keeps the connection.
-        self._socket = socket.socket(fileno=os.dup(pgconn.socket))
-        self._socket.settimeout(None)
-        with suppress(OSError):  # a Unix socket has its own sizes
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        try:
-            self._socket.sendall(_extended(query))
-        except OSError as error:
-            raise _broken(error) from error
-
-    def read(self) -> bytes:
-        try:
-            came = self._socket.recv(READ_BYTES)
-        except OSError as error:
-            raise _broken(error) from error
-        if not came:
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-        return came
-
-    def close(self) -> None:
-        os.set_blocking(self._socket.fileno(), False)  # as libpq had set it
-        self._socket.close()
-
-
-class _Libpq:
-    """libpq's own calls, where only libpq can read the socket's data."""
-
-    def __init__(self, pgconn: pq.abc.PGconn, query: bytes) -> None:
-        self._pgconn = pgconn
-        result = pgconn.exec_params(query, None)
-        if result.status != pq.ExecStatus.COPY_OUT:
-            raise errors.error_from_result(result)
-
-    def read(self) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while size < READ_BYTES:
-            n, data = self._pgconn.get_copy_data(0)
-            if n < 0:
-                parts.append(self._end())
-                break
-            parts += (pack(">cI", b"d", 4 + n), bytes(data))
-            size += n
-        return b"".join(parts)
-
-    def _end(self) -> bytes:
-        """Return ReadyForQuery, which libpq has consumed; raise what ended the COPY."""
-        failed = None
-        while (result := self._pgconn.get_result()) is not None:
-            if result.status != pq.ExecStatus.COMMAND_OK:
-                failed = failed or result
-        if failed:
-            raise errors.error_from_result(failed)
-        return pack(">cIc", b"Z", 5, b"T")
-
-    def close(self) -> None:
-        """Nothing to do: the connection does it."""
-
-
-def _extended(query: bytes) -> bytes:
-    """Return Parse, Bind, Execute and Sync: for one statement, where Query would accept several."""
-    parse = b"\0" + query + b"\0" + pack(">H", 0)
-    bind = b"\0\0" + pack(">HHH", 0, 0, 0)
-    execute = b"\0" + pack(">I", 0)
-    messages = ((b"P", parse), (b"B", bind), (b"E", execute), (b"S", b""))
-    return b"".join(kind + pack(">I", 4 + len(body)) + body for kind, body in messages)
-
-
-def _broken(error: OSError) -> psycopg.OperationalError:
-    return psycopg.OperationalError(f"the connection broke: {error.strerror}")

@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
 
+from cdc.source.column_types import FIRST_OF_USERS, base_value
 from cdc.source.connection import translated
-from cdc.source.lookups import Lookup, look_up, look_up_one
+from cdc.source.lookups import Lookup, look_up
+from cdc.source.members import read_members
+from cdc.source.tables import read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.source.catalog import Connection, TableFacts
-    from cdc.source.publications import Published
+    from cdc.source.connection import Connection
+    from cdc.source.lookups import SentTable, TableFacts
 
 # Postgres sends type messages only for types above the built-in ones (FirstGenbkiObjectId).
-_FIRST_TOLD: Final = 10_000
+_FIRST_SENT: Final = 10_000
 
 
-class Column(NamedTuple):
-    """A column that the stream sends."""
-
+class SentColumn(NamedTuple):
     name: str
     type_id: int
     type_modifier: int
@@ -57,22 +58,19 @@ class Heap(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name as SQL writes it."""
         return sql.Identifier(self.schema, self.name).as_string()
 
 
-class Described(NamedTuple):
-    """A published table."""
-
+class DescribedTable(NamedTuple):
     oid: int
     schema: str
     name: str
     replica_identity: str
-    columns: tuple[Column, ...]
+    columns: tuple[SentColumn, ...]
     types: dict[int, str]  # names of those that are not built in, as the stream sends them
     outputs: tuple[str, ...]  # an expression per column: its text as pgoutput writes it
     facts: TableFacts
-    published: Published
+    published: SentTable
     heaps: tuple[Heap, ...]
 
     def __str__(self) -> str:
@@ -88,7 +86,7 @@ class Moment(NamedTuple):
 
 def moment(connection: Connection) -> Moment:
     """Return it, by the server's own clock, which commit times use too."""
-    with translated("asking the server for the time"):
+    with translated("reading the server's time"):
         row = connection.execute(
             "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,"
             " current_setting('block_size')::int"
@@ -97,12 +95,6 @@ def moment(connection: Connection) -> Moment:
     return Moment(*row)
 
 
-_TABLES: Final = """
-SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text
-FROM pg_get_publication_tables(%s) t
-JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-ORDER BY 2, 3
-"""
 _HEAPS: Final = """
 WITH RECURSIVE tree(oid) AS (
     SELECT %s::oid
@@ -118,23 +110,13 @@ FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.re
 LEFT JOIN pg_am m ON m.oid = c.relam
 WHERE c.relkind <> 'p' ORDER BY 2, 3
 """
-# The index whose columns the stream marks as the key, by the rules of RelationGetIndexList.
-_IDENTITY: Final = """
-SELECT a.attname::text
-FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
-CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n)
-JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = %s AND k.n <= i.indnkeyatts AND i.indimmediate
-  AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND (i.indisvalid OR c.relkind = 'p')
-                          WHEN 'i' THEN i.indisreplident AND i.indisvalid ELSE false END
-"""
 # A domain is described, and written, as its base type, at any depth.
 _TYPES: Final = """
 WITH RECURSIVE base(oid, at) AS (
     SELECT oid, oid FROM pg_type WHERE oid = ANY(%s::oid[])
     UNION ALL
     SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.at WHERE t.typtype = 'd')
-SELECT b.oid::bigint, n.nspname::text, t.typname::text, b.oid <> b.at,
+SELECT b.oid::bigint, t.oid::bigint, n.nspname::text, t.typname::text, b.oid <> b.at,
        f.nspname::text, p.proname::text, s.proname::text
 FROM base b JOIN pg_type t ON t.oid = b.at JOIN pg_namespace n ON n.oid = t.typnamespace
 JOIN pg_proc p ON p.oid = t.typoutput JOIN pg_namespace f ON f.oid = p.pronamespace
@@ -143,12 +125,13 @@ WHERE t.typtype <> 'd'
 """
 
 
-# By their binary send functions: types that are text, and types written as text is.
+# By the binary send functions: types that are text, and types written as text is.
 _TEXT: Final = {"textsend", "varcharsend"}
 _AS_TEXT: Final = {"bpcharsend", "namesend", "json_send"}
 
 
 class _Type(NamedTuple):
+    base: int
     schema: str
     name: str
     is_domain: bool
@@ -157,7 +140,7 @@ class _Type(NamedTuple):
     send: str | None
 
     @property
-    def told(self) -> str:
+    def sent_name(self) -> str:
         """Its name as the stream's type message gives it (`cdc.sequence.sequencer`)."""
         if self.schema == "pg_catalog":
             return self.name
@@ -168,9 +151,12 @@ class _Type(NamedTuple):
         """Return the SQL of a column's text: by the same function that pgoutput calls.
 
         A cast to text differs for some types: booleans, char(n), inet. Where a type is text in
-        binary too, no function is called.
+        binary too, no function is called. No type of a user is named or cast, because its owner may
+        rename it, and create casts: they would run with our rights.
         """
         value = sql.Identifier(column).as_string()
+        if self.base >= FIRST_OF_USERS:
+            return self._text_of_users(base_value(value, is_domain=self.is_domain))
         if self.is_domain:
             value += f"::{sql.Identifier(self.schema, self.name).as_string()}"
         if self.send in _TEXT:
@@ -180,42 +166,52 @@ class _Type(NamedTuple):
         output = sql.Identifier(self.output_schema, self.output).as_string()
         return f"pg_catalog.textin({output}({value}))"
 
+    def _text_of_users(self, value: str) -> str:
+        if self.output_schema == "pg_catalog":  # that of any enum, range, array or row
+            output = sql.Identifier(self.output_schema, self.output).as_string()
+            return f"pg_catalog.textin({output}({value}))"
+        # The function is that of the type's row, whatever has its name meanwhile.
+        is_null = f"{value} IS NOT DISTINCT FROM NULL"
+        return f"CASE WHEN {is_null} THEN NULL ELSE pg_catalog.concat({value}) END"
 
-def described(connection: Connection, publication: str) -> Iterator[Described]:
+
+def describe_tables(connection: Connection, publication: str) -> Iterator[DescribedTable]:
     """Yield every table of the publication, in a transaction that is `pinned`."""
-    with translated(f"reading what the publication {publication} holds"):
-        tables = connection.execute(_TABLES, (publication,)).fetchall()
-    looked = look_up(connection, publication, [oid for oid, *_ in tables])
-    for oid, schema, name, identity in tables:
-        yield table(connection, publication, oid, schema, name, identity, looked[oid])
+    members = read_members(connection, publication)
+    found = look_up(connection, publication, [each.oid for each in members])
+    for oid, schema, name, identity, *_ in members:
+        yield describe_table(connection, publication, oid, schema, name, identity, found[oid])
 
 
-def table(
+def describe_table(
     connection: Connection, publication: str, oid: int, schema: str, name: str, identity: str,
-    looked: Lookup | None = None,
-) -> Described:  # fmt: skip
+    known: Lookup | None = None,
+) -> DescribedTable:  # fmt: skip
     """Return one table of the publication; `identity` is its relreplident."""
-    facts, told = looked or look_up_one(connection, publication, oid)
+    facts, published = known or look_up(connection, publication, [oid])[oid]
     with translated(f"reading the catalog on {schema}.{name}"):
-        marked = {row[0] for row in connection.execute(_IDENTITY, (oid,)).fetchall()}
+        columns = read_columns(connection, [oid]).get(oid, [])
+        marked = {column.name for column in columns if column.in_identity}
         heaps = connection.execute(_HEAPS, (oid,)).fetchall()
-        wanted = [type_id for _, type_id, _ in told.columns]
+        wanted = [type_id for _, type_id, _ in published.columns]
         types = {
             type_id: _Type(*fields)
             for type_id, *fields in connection.execute(_TYPES, (wanted,)).fetchall()
         }
-    return Described(
+    return DescribedTable(
         oid=oid,
         schema=schema,
         name=name,
         replica_identity=identity,
         columns=tuple(
-            Column(column, type_id, modifier, identity == "f" or column in marked, attnum)
-            for (column, type_id, modifier), attnum in zip(told.columns, told.attnums, strict=True)
+            SentColumn(column, type_id, modifier, column in marked, attnum)
+            for (column, type_id, modifier), attnum in zip(
+                published.columns, published.attnums, strict=True
+            )
         ),
-        types={k: t.told for k, t in types.items() if k >= _FIRST_TOLD},
-        outputs=tuple(types[type_id].text_of(column) for column, type_id, _ in told.columns),
+        types={k: t.sent_name for k, t in types.items() if k >= _FIRST_SENT},
+        outputs=tuple(types[type_id].text_of(column) for column, type_id, _ in published.columns),
         facts=facts,
-        published=told,
+        published=published,
         heaps=tuple(Heap(*row) for row in heaps),
     )

@@ -17,7 +17,6 @@ import hashlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import psycopg
 from msgspec.structs import replace
 from psycopg import errors
 
@@ -28,7 +27,7 @@ from cdc.source.stream import identify
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
     from cdc.source.timelines import System
 
 STANDBY_MAJOR: Final = 16  # the first whose standbys create logical slots
@@ -40,15 +39,13 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN (
     'transaction_timeout', 'lock_timeout')
 """
 # A standby has its primary's system identifier; its start time is its own.
-_WHO: Final = """
+_REACHED: Final = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
        pg_postmaster_start_time()::text, pg_is_in_recovery()
 """
 
 
-class Who(NamedTuple):
-    """The server that a connection reached."""
-
+class ReachedServer(NamedTuple):
     system_identifier: str
     started_at: str
     in_recovery: bool
@@ -63,18 +60,17 @@ def slot_name(config: Config) -> str:
     return name
 
 
-def where_read(config: Config) -> Config:
+def config_for_rows(config: Config) -> Config:
     """Return the configuration that connects to the server that rows are read from."""
     dsn = config.snapshot.dsn
     return config if dsn is None else replace(config, source=replace(config.source, dsn=dsn))
 
 
-def who(connection: Connection) -> Who:
-    """Return the server that the connection reached."""
-    with translated("asking the server who it is"):
-        row = connection.execute(_WHO).fetchone()
+def reached_server(connection: Connection) -> ReachedServer:
+    with translated("reading which server this is"):
+        row = connection.execute(_REACHED).fetchone()
     assert row is not None
-    return Who(*row)
+    return ReachedServer(*row)
 
 
 class Export:
@@ -85,13 +81,13 @@ class Export:
         self.slot = slot_name(config)
         self._config = config
         self._connection = self._connect()
-        self.who = who(self._connection)
+        self.who = reached_server(self._connection)
         self.system: System = identify(self._connection)
         self.snapshot = ""
         self.lsn = LSN(0)
 
     def _connect(self) -> Connection:
-        connection = connect(where_read(self._config), replication=True)
+        connection = connect(config_for_rows(self._config), replication=True)
         with translated("setting timeouts"):
             connection.execute(_TIMEOUTS)
         return connection
@@ -113,20 +109,18 @@ class Export:
         """
         # Before 15 the options had no names; the old keywords are still accepted.
         command = f'CREATE_REPLICATION_SLOT "{self.slot}" TEMPORARY LOGICAL pgoutput'
-        try:
-            row = self._connection.execute(f"{command} EXPORT_SNAPSHOT".encode()).fetchone()
-        except errors.DuplicateObject as error:
-            raise _busy(self._config) from error
-        except errors.ConfigurationLimitExceeded as error:
-            raise ConfigError(
-                f"cannot create the temporary slot {self.slot}: {error.diag.message_primary}",
-                hint="the initial snapshot needs one more of max_replication_slots and of"
-                " max_wal_senders, while it lasts: raise them and restart Postgres, or drop a slot"
-                " that nobody uses (`cdc slot show --all`)",
-            ) from error
-        except psycopg.Error as error:
-            with translated(f"creating the temporary slot {self.slot}"):
-                raise error from None
+        with translated(f"creating the temporary slot {self.slot}"):
+            try:
+                row = self._connection.execute(f"{command} EXPORT_SNAPSHOT".encode()).fetchone()
+            except errors.DuplicateObject as error:
+                raise _busy(self._config) from error
+            except errors.ConfigurationLimitExceeded as error:
+                raise ConfigError(
+                    f"cannot create the temporary slot {self.slot}: {error.diag.message_primary}",
+                    hint="the initial snapshot needs one more of max_replication_slots and of"
+                    " max_wal_senders, while it lasts: raise them and restart Postgres, or drop a"
+                    " slot that nobody uses (`cdc slot show --all`)",
+                ) from error
         assert row is not None
         self.lsn, self.snapshot = LSN.parse(row[1]), str(row[2])
 
@@ -136,7 +130,7 @@ class Export:
 
     def check_same_server(self, connection: Connection) -> None:
         """Raise ConfigError where `connection` reached another server than this one did."""
-        other = who(connection)
+        other = reached_server(connection)
         if other[:2] != self.who[:2]:
             key = "snapshot.dsn" if self._config.snapshot.dsn else "source.dsn"
             raise ConfigError(
@@ -160,7 +154,7 @@ class Export:
         self._connection.close()
 
 
-def held(connection: Connection, config: Config) -> bool:
+def is_export_running(connection: Connection, config: Config) -> bool:
     """Return whether some process holds an exported snapshot of this pipeline."""
     with translated("looking for the temporary slot"):
         row = connection.execute(
@@ -174,19 +168,19 @@ def log_standby_snapshot(primary: Connection) -> None:
 
     The primary also does so by itself, every 15 s in which something is written.
     """
-    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+    with suppress(errors.InsufficientPrivilege, errors.UndefinedFunction):
         primary.execute("SELECT pg_log_standby_snapshot()")
 
 
-def raise_if_held(config: Config) -> None:
+def raise_if_export_running(config: Config) -> None:
     """Raise SlotBusyError where another process takes the snapshot. Blocks."""
-    with connect(where_read(config)) as connection:
-        if held(connection, config):
+    with connect(config_for_rows(config)) as connection:
+        if is_export_running(connection, config):
             raise _busy(config)
 
 
 def _busy(config: Config) -> SlotBusyError:
     return SlotBusyError(
         f"another process takes the initial snapshot: the slot {slot_name(config)} exists",
-        hint="it goes on by itself, and this one waits; pg_replication_slots has its pid",
+        hint="it continues by itself, and this one waits; pg_replication_slots has its pid",
     )

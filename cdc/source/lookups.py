@@ -1,28 +1,52 @@
-"""Catalog lookups for many relations at once: one query of each kind for all of them.
+"""What the catalogs know of the relations that the stream describes.
 
 The first transaction over thousands of tables describes each of them, and a query per table would
-cost more than its rows. Each query names its relations by oid and costs only those.
+cost more than its rows: so there is one query of each kind for all of them, which names them by oid
+and costs only those. A relation's columns come from the stream: the catalog may be newer than the
+change that is being read. A comparison with the stream's own description of the table shows whether
+the catalog is about that time at all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.source.catalog import TableFacts
+from cdc.events import LSN
+from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.source.connection import translated
-from cdc.source.publications import Published
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from cdc.source.catalog import Connection
+    from psycopg.rows import TupleRow
+
+    from cdc.source.connection import Connection
+
+
+class TableFacts(NamedTuple):
+    """What only the catalog knows of a table."""
+
+    primary_key: tuple[str, ...]  # in the key's order; empty where there is none
+    nullable: dict[str, bool]  # by column name
+    numbers: ColumnNumbers | None = None  # None: not requested
+
+
+class SentTable(NamedTuple):
+    """What Postgres currently sends of a table, in the terms of a relation message."""
+
+    columns: tuple[tuple[str, int, int], ...]  # name, type and modifier; none: the table is dropped
+    where: str | None  # as Postgres writes the filter
+    ancestors: tuple[tuple[str, str], ...] = ()  # the partitioned tables that it is a part of
+    attnums: tuple[int, ...] = ()  # of the columns
 
 
 class Lookup(NamedTuple):
     """The catalogs' facts about one relation; empty where it is dropped."""
 
     facts: TableFacts
-    published: Published
+    published: SentTable
 
 
 # Catalog rows are read as JSON, so that what a major lacks is simply absent. A column list names
@@ -65,7 +89,6 @@ WHERE one.oid = ANY(%s::oid[]) AND one.relispartition AND c.oid <> one.oid
 def look_up(
     connection: Connection, publication: str, relations: Collection[int]
 ) -> dict[int, Lookup]:
-    """Return the catalogs' facts about each relation."""
     oids = list(relations)
     nullable: dict[int, dict[str, bool]] = {oid: {} for oid in oids}
     sent: dict[int, list[tuple[str, int, int]]] = {oid: [] for oid in oids}
@@ -90,12 +113,103 @@ def look_up(
     return {
         oid: Lookup(
             TableFacts(tuple(keys[oid]), nullable[oid]),
-            Published(tuple(sent[oid]), where.get(oid), tuple(ancestors[oid]), tuple(attnums[oid])),
+            SentTable(tuple(sent[oid]), where.get(oid), tuple(ancestors[oid]), tuple(attnums[oid])),
         )
         for oid in oids
     }
 
 
-def look_up_one(connection: Connection, publication: str, relation: int) -> Lookup:
-    """Return the catalogs' facts about one relation."""
-    return look_up(connection, publication, [relation])[relation]
+# Catalog rows are read as JSON, so that what a major lacks is simply absent. The LSN is read after
+# the snapshot is taken: what the snapshot shows had committed before this LSN. Each partition may
+# compute a column in a way of its own; by the major, column or default depend on the others.
+_NUMBERS: Final = """
+SELECT n.nspname::text, c.relname::text, coalesce(r.oid, 0)::bigint,
+       pg_current_wal_insert_lsn()::text,
+       a.attnum::int, CASE WHEN a.attisdropped THEN '' ELSE a.attname::text END,
+       a.atttypid::bigint, a.atttypmod::int, a.xmin::text::bigint,
+       coalesce(nullif(to_jsonb(r)->'prattrs', 'null') @> to_jsonb(a.attnum::int),
+                a.attgenerated = ''
+                OR coalesce(a.attgenerated = to_jsonb(p)->>'pubgencols', false), true),
+       a.attisdropped,
+       CASE WHEN a.attgenerated <> '' THEN ARRAY(
+           WITH RECURSIVE part(oid) AS (
+               SELECT c.oid
+               UNION ALL
+               SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid
+               JOIN pg_class k ON k.oid = i.inhrelid AND k.relispartition)
+           SELECT DISTINCT origin.attnum::int FROM part
+           JOIN pg_attribute made ON made.attrelid = part.oid AND made.attname = a.attname
+           JOIN pg_depend d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = part.oid
+               AND d.refobjsubid > 0 AND d.refobjsubid <> made.attnum
+           LEFT JOIN pg_attrdef f ON f.adrelid = part.oid AND f.adnum = made.attnum
+           JOIN pg_attribute source
+               ON source.attrelid = part.oid AND source.attnum = d.refobjsubid
+           JOIN pg_attribute origin
+               ON origin.attrelid = c.oid AND origin.attname = source.attname
+           WHERE (d.classid, d.objid) = ('pg_attrdef'::regclass, f.oid)
+           OR (d.classid, d.objid, d.objsubid) = ('pg_class'::regclass, part.oid, made.attnum)
+           ORDER BY 1)
+       ELSE '{}' END,
+       one.oid::bigint
+FROM unnest(%(relations)s::oid[]) AS one(oid)
+LEFT JOIN pg_publication p ON p.pubname = %(publication)s
+LEFT JOIN pg_class c ON c.oid = one.oid
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+ORDER BY one.oid, a.attnum
+"""
+
+
+def current_snapshot(connection: Connection) -> str:
+    """Return what a lookup sees now: pg_current_snapshot()."""
+    with translated("reading which transactions are visible"):
+        row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None, "a SELECT without FROM gives a row"
+    return str(row[0])
+
+
+def look_up_column_numbers(
+    connection: Connection, publication: str, relations: Collection[int]
+) -> dict[int, ColumnNumbers]:
+    """Return every column that each of the tables ever had; none where the table is dropped."""
+    with translated(f"looking up the column numbers of {len(relations)} relations"):
+        rows = connection.execute(
+            _NUMBERS, {"publication": publication, "relations": list(relations)}
+        ).fetchall()
+    return {
+        relation: _numbers(relation, list(its)) for relation, its in groupby(rows, itemgetter(-1))
+    }
+
+
+def _numbers(relation_id: int, rows: list[TupleRow]) -> ColumnNumbers:
+    schema, table, membership, lsn, *_ = rows[0]
+    columns = tuple(
+        NumberedColumn(
+            row[4], row[5], type_id=row[6], type_modifier=row[7], xmin=row[8], sent=row[9],
+            dropped=row[10], computed_from=tuple(row[11]),
+        )
+        for row in rows
+        if row[4] is not None
+    )  # fmt: skip
+    return ColumnNumbers(
+        relation_id=relation_id,
+        schema=schema or "",
+        table=table or "",
+        lsn=LSN.parse(lsn),
+        membership=membership,
+        columns=columns,
+    )
+
+
+def defined_by_users(connection: Connection, names: Collection[str]) -> frozenset[str]:
+    """Return the `schema.type` names that are enums, composites, ranges or domains."""
+    with translated("looking up types"):
+        found = connection.execute(
+            "SELECT n.nspname || '.' || t.typname FROM pg_type t"
+            " JOIN pg_namespace n ON n.oid = t.typnamespace"
+            " WHERE t.typtype IN ('c', 'd', 'e', 'm', 'r')"
+            " AND n.nspname || '.' || t.typname = ANY (%s)",
+            (list(names),),
+        ).fetchall()
+    return frozenset(name for (name,) in found)

@@ -1,83 +1,120 @@
-"""The publication's tables by name, and commands that are sent into the stream."""
+"""Which tables a publication sends, read only from the catalogs.
+
+`pg_get_publication_tables` and the view on top of it open every table that has no column list
+(Postgres 15 and later), so they wait for any session that holds one of them exclusively: a VACUUM
+FULL or a long ALTER TABLE of one table would keep a daemon from starting with all others. This
+reads the rows that the function itself uses, and waits for no lock. The result is the same as the
+function's:
+
+- FOR ALL TABLES: every permanent user table; with `publish_via_partition_root`, partitions through
+  their root, without it each partition that holds rows;
+- tables by name and schemas: the same of what they name. Of a table that is named along with its
+  ancestor only the ancestor counts where the root publishes.
+
+https://www.postgresql.org/docs/current/catalog-pg-publication-rel.html
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.errors import ConfigError
-from cdc.source import authority
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
-    from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
-# A published table, or a partition that is published by its root or itself.
+# Schemas can be published.
+SCHEMAS_SINCE: Final = 150_000
+
+# `is_publishable_class`: lower oids are the system's own and information_schema's.
+_PUBLISHABLE: Final = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384"
+_BY_SCHEMA: Final = """
+    UNION
+    SELECT c.oid, c.relkind, c.relispartition
+    FROM lockstep_pub p JOIN pg_publication_namespace s ON s.pnpubid = p.oid
+    JOIN pg_class c ON c.relnamespace = s.pnnspid AND {publishable}"""
 _MEMBERS: Final = """
-SELECT n.nspname::text, c.relname::text, greatest(c.reltuples, 0)::bigint,
-       CASE WHEN c.relkind = 'p' THEN
-           (SELECT coalesce(sum(pg_relation_size(t.relid)), 0) FROM pg_partition_tree(c.oid) t)
-       ELSE pg_relation_size(c.oid) END::bigint,
-       (SELECT rn.nspname || '.' || rc.relname FROM pg_class rc
-        JOIN pg_namespace rn ON rn.oid = rc.relnamespace
-        WHERE rc.oid = pg_partition_root(c.oid) AND rc.oid <> c.oid)
-FROM pg_publication_tables t
-JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-WHERE t.pubname = %s ORDER BY 1, 2
+WITH RECURSIVE lockstep_pub AS (
+    SELECT oid, puballtables, pubviaroot FROM pg_publication WHERE pubname = %(publication)s
+), lockstep_named(oid, relkind, relispartition) AS (
+    SELECT c.oid, c.relkind, c.relispartition
+    FROM lockstep_pub p JOIN pg_publication_rel r ON r.prpubid = p.oid
+    JOIN pg_class c ON c.oid = r.prrelid{by_schema}
+), lockstep_above(oid, ancestor) AS (
+    SELECT m.oid, i.inhparent FROM lockstep_named m JOIN pg_inherits i ON i.inhrelid = m.oid
+    WHERE m.relispartition
+    UNION
+    SELECT a.oid, i.inhparent FROM lockstep_above a JOIN pg_inherits i ON i.inhrelid = a.ancestor
+), lockstep_below(oid, relkind) AS (
+    SELECT oid, relkind FROM lockstep_named
+    UNION
+    SELECT c.oid, c.relkind FROM lockstep_below b
+    JOIN pg_inherits i ON i.inhparent = b.oid AND NOT i.inhdetachpending
+    JOIN pg_class c ON c.oid = i.inhrelid WHERE b.relkind = 'p'
+), lockstep_members(relid) AS (
+    SELECT c.oid FROM lockstep_pub p JOIN pg_class c ON p.puballtables AND {publishable}
+    WHERE CASE WHEN p.pubviaroot THEN NOT c.relispartition ELSE c.relkind = 'r' END
+    UNION ALL
+    SELECT b.oid FROM lockstep_pub p JOIN lockstep_below b
+    ON NOT p.puballtables AND NOT p.pubviaroot AND b.relkind <> 'p'
+    UNION ALL
+    SELECT m.oid FROM lockstep_pub p JOIN lockstep_named m
+    ON NOT p.puballtables AND p.pubviaroot
+        AND NOT EXISTS (SELECT FROM lockstep_above a JOIN lockstep_named up ON up.oid = a.ancestor
+                        WHERE a.oid = m.oid)
+)
 """
 
-_NOW: Final = """
-SELECT system_identifier::text, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-FROM pg_catalog.pg_control_system()
-"""
+
+def members_clause(server_version: int) -> str:
+    """Return a WITH clause that ends in `lockstep_members(relid)`, for %(publication)s."""
+    schemas = server_version >= SCHEMAS_SINCE
+    return _MEMBERS.format(
+        publishable=_PUBLISHABLE,
+        by_schema=_BY_SCHEMA.format(publishable=_PUBLISHABLE) if schemas else "",
+    )
 
 
 class Member(NamedTuple):
-    """A published table."""
-
+    oid: int
     schema: str
     table: str
+    replica_identity: str  # relreplident
     rows: int  # estimated
-    bytes: int
     root: str | None  # the partitioned table that it is a partition of
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"
 
 
-def members(connection: Connection, publication: str) -> list[Member]:
+_PUBLISHED: Final = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,
+       greatest(c.reltuples, 0)::bigint,
+       (SELECT rn.nspname || '.' || rc.relname FROM pg_class rc
+        JOIN pg_namespace rn ON rn.oid = rc.relnamespace
+        WHERE rc.oid = pg_partition_root(c.oid) AND rc.oid <> c.oid)
+FROM lockstep_members m
+JOIN pg_class c ON c.oid = m.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY n.nspname::text, c.relname::text
+"""
+# With all partitions. Reading a size waits for sessions that hold the table exclusively.
+_SIZES: Final = """
+SELECT one.oid::bigint, coalesce(
+    (SELECT sum(pg_relation_size(t.relid)) FROM pg_partition_tree(one.oid) t),
+    pg_relation_size(one.oid), 0)::bigint
+FROM unnest(%s::oid[]) AS one(oid)
+"""
+
+
+def read_members(connection: Connection, publication: str) -> list[Member]:
     """Return every table that the publication publishes under a name of its own."""
+    query = members_clause(connection.info.server_version) + _PUBLISHED
     with translated(f"reading the tables of {publication}"):
-        return [Member(*row) for row in connection.execute(_MEMBERS, (publication,)).fetchall()]
+        rows = connection.execute(query.encode(), {"publication": publication}).fetchall()
+    return [Member(*row) for row in rows]
 
 
-def require_secret(config: Config) -> bytes:
-    """Return the secret that commands are signed with; ConfigError where there is none."""
-    secret = authority.secret_of(config)
-    if secret is None:
-        raise ConfigError(
-            "control.secret is not set, and the daemon obeys no command that is not signed with it",
-            hint="set control.secret in the configuration (`openssl rand -hex 32` makes one), the"
-            " same for the daemon, then restart the daemon",
-        )
-    return secret
-
-
-def send_command(connection: Connection, config: Config, prefix: str, content: bytes) -> str:
-    """Write a command, signed, as a transactional logical message; return its LSN.
-
-    Raises ConfigError where there is no secret to sign it with. The time is the server's own, like
-    the time of the commit, with which the daemon compares it.
-    """
-    secret = require_secret(config)
-    with translated(f"writing a message {prefix}"):
-        now = connection.execute(_NOW).fetchone()
-        assert now is not None
-        scope, at_us = authority.Scope(config.pipeline, now[0]), int(now[1])
-        content = authority.sign(secret, authority.COMMAND_PURPOSE, scope, at_us, content)
-        row = connection.execute(
-            "SELECT pg_logical_emit_message(true, %s, %s::bytea)::text", (prefix, content)
-        ).fetchone()
-    assert row is not None
-    return str(row[0])
+def read_sizes(connection: Connection, tables: list[int]) -> dict[int, int]:
+    """Return the bytes of each table, by its oid."""
+    with translated("reading the sizes of tables"):
+        return dict(connection.execute(_SIZES, (tables,)).fetchall())

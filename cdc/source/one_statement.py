@@ -15,7 +15,7 @@ from psycopg import errors, generators, pq
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 
 def copy(connection: Connection, query: bytes) -> Generator[bytes]:

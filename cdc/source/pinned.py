@@ -21,13 +21,14 @@ from msgspec.structs import replace
 from psycopg import conninfo, pq, sql
 
 from cdc.errors import RewrittenError, SnapshotLostError
-from cdc.source.connection import connect, translate, translated
+from cdc.source.connection import connect, translated
+from cdc.source.export import config_for_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 # A range may take minutes, whatever timeouts the role's settings have; its query plan must not
 # depend on them either. A policy is an error instead of missing rows.
@@ -47,7 +48,7 @@ _UNKNOWN_SNAPSHOT: Final = (
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.UndefinedFile,
 )
-_GONE: Final = (
+_MISSING: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.UndefinedColumn,
     psycopg.errors.InvalidSchemaName,
@@ -64,9 +65,7 @@ class Shape(NamedTuple):
 
 def connect_for_rows(config: Config) -> Connection:
     """Return a connection to the server that rows are read from."""
-    if dsn := config.snapshot.dsn:
-        config = replace(config, source=replace(config.source, dsn=dsn))
-    connection = connect(config)
+    connection = connect(config_for_rows(config))
     with translated("preparing a connection for a snapshot"):
         connection.execute(
             "SELECT set_config(s.name, to_be.value, false) FROM pg_settings s"
@@ -76,7 +75,7 @@ def connect_for_rows(config: Config) -> Connection:
     return connection
 
 
-def for_others(connection: Connection) -> str:
+def portable_dsn(connection: Connection) -> str:
     """Return the connection string that gives another client the same connection settings.
 
     It holds the password.
@@ -92,7 +91,7 @@ def for_others(connection: Connection) -> str:
     )
 
 
-def carried(config: Config, connection: Connection) -> Config:
+def portable_config(config: Config, connection: Connection) -> Config:
     """Return the configuration that reads rows the same way where our files are missing."""
     dsn = config.snapshot.dsn or config.source.dsn
     if connection.info.password:
@@ -132,8 +131,8 @@ def _adopt(connection: Connection, snapshot: str) -> None:
         try:
             connection.execute(statement)
         except _UNKNOWN_SNAPSHOT as error:
-            said = str(error).strip().split("\n")[0]
-            raise SnapshotLostError(f"snapshot {snapshot} is no more: {said}") from error
+            reason = str(error).strip().split("\n")[0]
+            raise SnapshotLostError(f"snapshot {snapshot} no longer exists: {reason}") from error
 
 
 def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shape:
@@ -141,23 +140,19 @@ def shape(connection: Connection, relation: str, columns: Sequence[str]) -> Shap
 
     `relation` is written as SQL. Raises RewrittenError where it or a column is missing.
     """
-    try:
-        return _shape(connection, sql.SQL(relation), relation, columns)
-    except _GONE as error:
-        said = str(error).strip().split("\n")[0]
-        raise RewrittenError(f"{relation} is not what it was: {said}") from error
-    except psycopg.Error as error:
-        raise translate(error, f"locking {relation}") from error
-
-
-def _shape(connection: Connection, relation: sql.SQL, name: str, columns: Sequence[str]) -> Shape:
-    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(relation))
-    named = sql.SQL(", ").join(map(sql.Identifier, columns))
-    # The parser has the current columns, where pg_attribute would show the snapshot's.
-    cursor = connection.execute(sql.SQL("SELECT {} FROM ONLY {} LIMIT 0").format(named, relation))
-    result = cursor.pgresult
+    table, named = sql.SQL(relation), sql.SQL(", ").join(map(sql.Identifier, columns))
+    filenode = "SELECT pg_relation_filenode(%s::regclass)"
+    with translated(f"locking {relation}"):
+        try:
+            connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(table))
+            # The parser has the current columns, where pg_attribute would show the snapshot's.
+            query = sql.SQL("SELECT {} FROM ONLY {} LIMIT 0").format(named, table)
+            result = connection.execute(query).pgresult
+            row = connection.execute(filenode, (relation,)).fetchone()
+        except _MISSING as error:
+            reason = str(error).strip().split("\n")[0]
+            raise RewrittenError(f"{relation} has changed: {reason}") from error
     assert result is not None, "it was just executed"
-    attnums = tuple(result.ftablecol(i) for i in range(result.nfields))
-    row = connection.execute("SELECT pg_relation_filenode(%s::regclass)", (name,)).fetchone()
     assert row is not None, "a SELECT without FROM gives a row"
+    attnums = tuple(result.ftablecol(i) for i in range(result.nfields))
     return Shape(int(row[0] or 0), attnums)

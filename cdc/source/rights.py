@@ -10,7 +10,7 @@ from cdc.source.connection import translated
 from cdc.source.signing_keys import TABLES
 
 if TYPE_CHECKING:
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 # Superusers may do everything, and are left out.
 _REPLICATION: Final = """
@@ -35,33 +35,27 @@ GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 
-class NamedRole(NamedTuple):
-    """A role, or PUBLIC."""
-
-    name: str
-
-    @property
-    def quoted(self) -> str:
-        """Its name as SQL writes it."""
-        return self.name if self.name == "PUBLIC" else sql.Identifier(self.name).as_string()
-
-
 class Rights(NamedTuple):
-    """Which roles may do what."""
+    """Which roles may do what: their names as SQL writes them."""
 
-    role: str  # ours
-    replication: list[NamedRole]
+    role: str  # ours, as it is
+    replication: list[str]
     emit_is_public: bool
-    signal_writers: list[NamedRole]
-    key_readers: dict[str, list[NamedRole]]  # by table
+    signal_writers: list[str]
+    key_readers: dict[str, list[str]]  # by table
 
 
-class Dsn(NamedTuple):
+class DsnFacts(NamedTuple):
     """What a connection string shows of its safety."""
 
     hosts: list[str]
     sslmode: str
     has_password: bool
+
+
+def quoted_role(name: str) -> str:
+    """Return the name of a role, or PUBLIC, as SQL writes it."""
+    return name if name == "PUBLIC" else sql.Identifier(name).as_string()
 
 
 def read(connection: Connection) -> Rights:
@@ -71,20 +65,19 @@ def read(connection: Connection) -> Rights:
         emit = connection.execute(_EMIT).fetchone()
         writers = connection.execute(_GRANTED, (["signal"], ["INSERT"])).fetchall()
         readers = connection.execute(_GRANTED, (list(TABLES.values()), ["SELECT"])).fetchall()
-    by_table: dict[str, list[NamedRole]] = {}
+    by_table: dict[str, list[str]] = {}
     for table, role in readers:
-        by_table.setdefault(table, []).append(NamedRole(role))
+        by_table.setdefault(table, []).append(quoted_role(role))
     return Rights(
         role=connection.info.user,
-        replication=[NamedRole(row[0]) for row in replication],
+        replication=[quoted_role(row[0]) for row in replication],
         emit_is_public=bool(emit and emit[0]),
-        signal_writers=[NamedRole(row[1]) for row in writers],
+        signal_writers=[quoted_role(row[1]) for row in writers],
         key_readers=by_table,
     )
 
 
-def described(dsn: str) -> Dsn:
-    """Return what a connection string shows of its safety."""
+def dsn_facts(dsn: str) -> DsnFacts:
     given = conninfo.conninfo_to_dict(dsn)
     hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
-    return Dsn(hosts, str(given.get("sslmode") or "prefer"), bool(given.get("password")))
+    return DsnFacts(hosts, str(given.get("sslmode") or "prefer"), bool(given.get("password")))

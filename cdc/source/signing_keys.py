@@ -15,13 +15,13 @@ from cdc.source.authority import DDL_PURPOSE, SIGNAL_PURPOSE, TriggerKey
 from cdc.source.connection import translated
 
 if TYPE_CHECKING:
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 # The tables by the purpose of their keys.
 TABLES: Final = {DDL_PURPOSE: "ddl_key", SIGNAL_PURPOSE: "signal_key"}
 
 # By the catalog, not to_regclass, which asks for rights on the schema.
-_THERE: Final = """
+_EXISTING: Final = """
 SELECT c.relname::text FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'lockstep' AND c.relname = ANY (%s) AND c.relkind = 'r'
@@ -34,7 +34,7 @@ def read(connection: Connection) -> TriggerKeys:
     """Return the keys that our role may read, by purpose and name."""
     found: TriggerKeys = {purpose: {} for purpose in TABLES}
     with translated("reading the keys of the triggers"):
-        rows = connection.execute(_THERE, (list(TABLES.values()),)).fetchall()
+        rows = connection.execute(_EXISTING, (list(TABLES.values()),)).fetchall()
         there = {row[0] for row in rows}
         for purpose, table in TABLES.items():
             if table not in there:

@@ -47,9 +47,9 @@ class Token(NamedTuple):
         """Return the token in `text`; raise ConfigError where it is none."""
         lsn, _, whose = text.partition("@")
         system, slash, database = whose.partition("/")
-        whole = system.isdecimal() and slash and database
+        is_complete = system.isdecimal() and slash and database
         try:
-            return cls(LSN.parse(lsn if whole else ""), system, unquote(database))
+            return cls(LSN.parse(lsn if is_complete else ""), system, unquote(database))
         except ValueError as error:
             raise ConfigError(
                 f"not a token: {text!r}",
@@ -63,7 +63,7 @@ def take(connection: psycopg.Connection[Any]) -> Token:
 
     Raises ConfigError within a transaction that has written: what it wrote is not committed yet.
     """
-    with translated("asking where the WAL ends"):
+    with translated("reading where the WAL ends"):
         if connection.autocommit:
             row = _ask(connection)
         else:
@@ -73,7 +73,7 @@ def take(connection: psycopg.Connection[Any]) -> Token:
     if writing:
         raise ConfigError(
             "a token was asked for within a transaction that has written",
-            hint="commit first: before, nobody can tell where the commit will be",
+            hint="commit first: before that, the position of the commit is unknown",
         )
     return Token(written(LSN.parse(lsn), page, segment), system, database)
 

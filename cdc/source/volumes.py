@@ -11,7 +11,7 @@ from cdc.source.connection import translated
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 
 class Volume(NamedTuple):
@@ -29,7 +29,6 @@ class Volume(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """The name as SQL writes it."""
         return sql.Identifier(self.schema, self.name).as_string()
 
 

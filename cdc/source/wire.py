@@ -1,12 +1,13 @@
-"""The bytes of a replication connection, in chunks.
+"""The messages of a Postgres connection as bytes: those of a replication stream, or of a COPY.
 
 libpq returns one message per call and copies each three times: a microsecond per row, a sixth of
 the time that the daemon spends on one. So once libpq has opened the connection, which includes TLS,
-passwords and host lists, this module exchanges the few messages that streaming needs on the socket
+passwords and host lists, this module exchanges the few messages that are needed on the socket
 itself, reading many rows at a time. Where the bytes on the socket are not the protocol's own (TLS
-or GSS encryption), libpq reads, and its messages are joined into the same chunks.
+or GSS encryption), libpq reads, and its messages are joined into the same bytes.
 
-Nothing blocks but `start`.
+A `MessageBuffer` turns the bytes into chunks that start with a complete message
+(`cdc.decode.frames`).
 
 https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-COPY
 https://www.postgresql.org/docs/current/protocol-message-formats.html
@@ -15,46 +16,41 @@ https://www.postgresql.org/docs/current/protocol-message-formats.html
 from __future__ import annotations
 
 import os
-import select
 import socket
 from contextlib import suppress
+from io import BytesIO
 from struct import pack
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import psycopg
 from psycopg import errors, pq
 
-from cdc.decode.frames import HEADER_SIZE, length
-from cdc.errors import ProtocolError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from cdc.decode.frames import HEADER_SIZE, PADDING, content_end, length
 
 # The maximum size of one read: some five milliseconds' worth of rows.
 READ_BYTES: Final = 256 << 10
 # A walsender that finds the socket full waits and then sends much at once, which costs half as much
 # per row as sending each row as it is produced. A larger buffer would seldom be full.
 BUFFER_BYTES: Final = 128 << 10
+# A longer message is assembled in one buffer.
+LONG_BYTES: Final = 1 << 20
 # Linux' SO_BUF_LOCK, which Python has no name for: 0 lets the kernel size the buffer again.
 _BUF_LOCK: Final = 72
-# How long the server may take to answer the command that starts the stream.
-_START_SECONDS: Final = 60.0
-
-_COPY_BOTH, _COPY_DATA, _COPY_DONE, _ERROR, _NOTICE = b"WdcEN"
-# What the server may send at any time, or after the end of a copy; not used here.
-_IGNORED: Final = frozenset(b"SCZA")
 
 Fields = dict[str, str]  # of an error or a notice, by their one-letter codes
 
 
 class Wire(Protocol):
-    """A started replication connection."""
+    """A connection that runs one command; its answer is read as the protocol's messages."""
 
     def start(self, command: bytes) -> None:
-        """Send the command and return when the server streams. Raises psycopg's errors."""
+        """Send the command; the answer begins with what is read next. Raises psycopg's errors."""
 
     def read(self) -> bytes:
-        """Return the bytes that have arrived, complete messages or not; empty if there are none."""
+        """Return bytes that have arrived, complete messages or not. Raises psycopg's errors.
+
+        Of a replication stream none if nothing has arrived; a COPY's are waited for.
+        """
 
     def send(self, data: bytes) -> None:
         """Send a CopyData message, or what the socket accepts of it; the rest is sent later."""
@@ -62,58 +58,87 @@ class Wire(Protocol):
     def make_room(self) -> None:
         """Let arriving data accumulate in the kernel while nothing reads it."""
 
-    def other(self, message: bytes) -> None:
-        """Process a message that is not CopyData. Raises what ended the stream."""
-
     def close(self) -> None:
         """Release what is not the connection's own."""
 
 
-def wire(connection: psycopg.Connection[tuple[object, ...]], notice: Callable[[str], None]) -> Wire:
-    """Return the connection's wire; `notice` gets the text of the server's warnings."""
+def wire(connection: psycopg.Connection[Any], *, replication: bool) -> Wire:
+    """Return the connection's wire: for a walsender's stream, or for one COPY to STDOUT.
+
+    A walsender takes commands by the simple protocol only, and its stream is read without blocking.
+    A COPY is sent by the extended protocol and read blocking.
+    """
     pgconn = connection.pgconn
     if pgconn.ssl_in_use or pgconn.used_gssapi:
-        return _Libpq(connection, notice)
-    return _Socket(pgconn, notice)
+        return _Libpq(connection, replication=replication)
+    return _Socket(pgconn, replication=replication)
+
+
+class MessageBuffer:
+    """What was read and not used, as chunks that start with a complete message."""
+
+    def __init__(self) -> None:
+        # Parts of the next chunk, their size, and the size at which it has one complete message.
+        self._parts: list[bytes] = []
+        self._have, self._need = 0, HEADER_SIZE
+        self._long: BytesIO | None = None  # a huge message while it arrives, in place of `_parts`
+
+    def add(self, part: bytes) -> None:
+        """Append bytes that were read."""
+        self._have += len(part)
+        if self._long is not None:
+            self._long.write(part)
+            return
+        self._parts.append(part)
+        if self._need == HEADER_SIZE <= self._have:
+            if len(self._parts) > 1:
+                self._parts = [b"".join(self._parts)]
+            self._need = 1 + length(self._parts[0])[0]
+            if self._need > LONG_BYTES:
+                # A row may be a gigabyte: its parts are joined as they arrive, so that it is never
+                # held twice.
+                self._long = BytesIO()
+                self._long.write(self._parts.pop())
+
+    def take(self) -> bytes:
+        """Return everything, padded, if it starts with a complete message; else no bytes."""
+        if self._have < self._need:
+            return b""
+        if self._long is None:
+            chunk = b"".join((*self._parts, PADDING))
+        else:
+            self._long.write(PADDING)
+            chunk = self._long.getvalue()  # the buffer's own bytes, without a copy
+        self._clear()
+        return chunk
+
+    def keep(self, chunk: bytes, at: int) -> None:
+        """Put back what is in a chunk after `at`: it is returned again before the next data."""
+        self._clear()
+        if rest := chunk[at : content_end(chunk)]:
+            self.add(rest)
+
+    def _clear(self) -> None:
+        self._parts, self._have, self._need, self._long = [], 0, HEADER_SIZE, None
 
 
 class _Socket:
     """The connection's own socket, once libpq has opened it."""
 
-    def __init__(self, pgconn: pq.abc.PGconn, notice: Callable[[str], None]) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn, *, replication: bool) -> None:
         # A descriptor of its own, since both owners close theirs; libpq keeps the connection.
         self._socket = socket.socket(fileno=os.dup(pgconn.socket))
-        self._socket.settimeout(0)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._socket.settimeout(0 if replication else None)
+        with suppress(OSError):  # a Unix socket has its own sizes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        self._request = _simple if replication else _extended
         self._roomy = False
-        self._notice = notice
         self._unsent = b""
-        self._begun = b""  # what arrived after the answer to the command
 
     def start(self, command: bytes) -> None:
-        query = command + b"\0"
-        self._put(b"Q" + pack(">I", 4 + len(query)) + query)
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        came, at = b"", 0
-        while True:
-            while len(came) - at >= HEADER_SIZE:
-                end = at + 1 + length(came, at)[0]
-                if len(came) < end:
-                    break
-                if came[at] == _COPY_BOTH:
-                    self._begun = came[end:]
-                    return
-                self.other(came[at:end])
-                at = end
-            if not poll.poll(_START_SECONDS * 1_000):
-                raise psycopg.OperationalError("the server does not answer START_REPLICATION")
-            came, at = came[at:] + self.read(), 0
+        self._put(self._request(command))
 
     def read(self) -> bytes:
-        if self._begun:
-            begun, self._begun = self._begun, b""
-            return begun
         if self._unsent:
             self._put(b"")
         try:
@@ -121,7 +146,7 @@ class _Socket:
         except BlockingIOError:
             return b""
         except OSError as error:
-            raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
+            raise _broken(error) from error
         if not came:
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         if self._roomy and len(came) < READ_BYTES:  # what had accumulated has been read
@@ -140,7 +165,7 @@ class _Socket:
                 self._socket.setsockopt(socket.SOL_SOCKET, _BUF_LOCK, 0)
 
     def send(self, data: bytes) -> None:
-        self._put(b"d" + pack(">I", 4 + len(data)) + data)
+        self._put(_message(b"d", data))
 
     def _put(self, data: bytes) -> None:
         self._unsent += data
@@ -149,59 +174,65 @@ class _Socket:
         except BlockingIOError:
             return  # the server is busy sending; it reads ours before it times out
         except OSError as error:
-            raise psycopg.OperationalError(f"the connection broke: {error.strerror}") from error
+            raise _broken(error) from error
         self._unsent = self._unsent[sent:]
 
-    def other(self, message: bytes) -> None:
-        kind = message[0]
-        if kind == _ERROR:
-            raise_error(fields(message))
-        if kind == _NOTICE:
-            self._notice(fields(message).get("M", ""))
-        elif kind == _COPY_DONE:
-            raise _ended()
-        elif kind not in _IGNORED:
-            raise ProtocolError(f"a message of type {bytes([kind])!r} in a replication stream")
-
     def close(self) -> None:
-        self._socket.close()
+        if self._socket.fileno() >= 0:
+            os.set_blocking(self._socket.fileno(), False)  # as libpq had set it
+            self._socket.close()
 
 
 class _Libpq:
-    """libpq's own calls, where only libpq can read the socket's data."""
+    """libpq's own calls, where only libpq can read the socket's data.
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[tuple[object, ...]],
-        notice: Callable[[str], None],
-    ) -> None:
+    What libpq processes itself is returned as the server had sent it: the answer to the command,
+    notices, and the end.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], *, replication: bool) -> None:
+        self._connection = connection
         self._pgconn = connection.pgconn
-        connection.add_notice_handler(lambda d: notice(d.message_primary or ""))
+        self._replication = replication
+        self._came: list[bytes] = []
+        self._ended = False
+        connection.add_notice_handler(self._notice)
 
     def start(self, command: bytes) -> None:
-        result = self._pgconn.exec_(command)
-        if result.status != pq.ExecStatus.COPY_BOTH:
+        if self._replication:
+            result, answer = self._pgconn.exec_(command), pq.ExecStatus.COPY_BOTH
+        else:
+            result, answer = self._pgconn.exec_params(command, None), pq.ExecStatus.COPY_OUT
+        if result.status != answer:
             raise errors.error_from_result(result)
-        self._pgconn.nonblocking = 1
+        self._came.append(_message(b"W" if self._replication else b"H"))
+        if self._replication:
+            self._pgconn.nonblocking = 1
 
     def read(self) -> bytes:
-        parts: list[bytes] = []
+        came, self._came = self._came, []
+        if came:
+            return b"".join(came)
         get, size = self._pgconn.get_copy_data, 0
         unread = True  # libpq reads the socket only when asked, some 16 KiB at a time
-        while size < READ_BYTES:
-            n, data = get(1)
+        parts: list[bytes] = []
+        while size < READ_BYTES and not self._ended:
+            n, data = get(1 if self._replication else 0)
             if n > 0:
                 parts += (pack(">cI", b"d", 4 + n), data.tobytes())
                 size += n
                 unread = True
-            elif n == 0 and unread:
+            elif n < 0:
+                self._ended = True
+            elif unread:
                 self._pgconn.consume_input()
                 unread = False
-            elif n == 0 or parts:
-                break
             else:
-                self._end()
-        return b"".join(parts)
+                break
+        if self._ended and not parts:
+            parts.append(self._end())
+        came, self._came = self._came, []  # notices that preceded these
+        return b"".join((*came, *parts))
 
     def make_room(self) -> None:
         """Nothing to do: the kernel sizes its buffer."""
@@ -210,18 +241,21 @@ class _Libpq:
         self._pgconn.put_copy_data(data)
         self._pgconn.flush()
 
-    def other(self, message: bytes) -> None:
-        raise ProtocolError(f"{len(message)} bytes that are no CopyData in libpq's hands")
+    def _notice(self, diagnostic: errors.Diagnostic) -> None:
+        text = (diagnostic.message_primary or "").encode()
+        self._came.append(_message(b"N", b"M" + text + b"\0\0"))
 
-    def _end(self) -> NoReturn:
-        """Raise what ended the stream: the real error is in the connection's last result."""
-        result = self._pgconn.get_result()
-        if result and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(result)
-        raise _ended()
+    def _end(self) -> bytes:
+        """Return CopyDone and ReadyForQuery, which libpq has consumed; raise the server's error."""
+        while (result := self._pgconn.get_result()) is not None:
+            if result.status == pq.ExecStatus.COPY_IN:
+                break  # a stream of which only the server's half has ended
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise errors.error_from_result(result)
+        return _message(b"c") + _message(b"Z", b"T")
 
     def close(self) -> None:
-        """Nothing to do: the connection does it."""
+        self._connection.remove_notice_handler(self._notice)
 
 
 def fields(message: bytes) -> Fields:
@@ -230,20 +264,36 @@ def fields(message: bytes) -> Fields:
     return {chr(field[0]): field[1:].decode(errors="replace") for field in fields if field}
 
 
-def raise_error(fields: Fields) -> NoReturn:
-    """Raise psycopg's error for the SQLSTATE, as libpq's path does."""
-    text = f"{fields.get('S', 'ERROR')}:  {fields.get('M', '')}"
+def raise_error(message: bytes) -> NoReturn:
+    """Raise psycopg's error for an ErrorResponse, by its SQLSTATE, as libpq's path does."""
+    found = fields(message)
+    text = f"{found.get('S', 'ERROR')}:  {found.get('M', '')}"
     try:
-        kind = errors.lookup(fields.get("C", ""))
+        kind = errors.lookup(found.get("C", ""))
     except KeyError:
         kind = psycopg.DatabaseError
     error = kind(text)
-    error.sqlstate = fields.get("C") or None
+    error.sqlstate = found.get("C") or None
     raise error
 
 
-def _ended() -> UnavailableError:
-    return UnavailableError(
-        "Postgres ended the replication stream",
-        hint="it is shutting down or was told to; the daemon connects again by itself",
-    )
+def _message(kind: bytes, body: bytes = b"") -> bytes:
+    return kind + pack(">I", 4 + len(body)) + body
+
+
+def _simple(command: bytes) -> bytes:
+    """Return Query."""
+    return _message(b"Q", command + b"\0")
+
+
+def _extended(query: bytes) -> bytes:
+    """Return Parse, Bind, Execute and Sync: for one statement, where Query would accept several."""
+    parse = b"\0" + query + b"\0" + pack(">H", 0)
+    bind = b"\0\0" + pack(">HHH", 0, 0, 0)
+    execute = b"\0" + pack(">I", 0)
+    messages = ((b"P", parse), (b"B", bind), (b"E", execute), (b"S", b""))
+    return b"".join(_message(kind, body) for kind, body in messages)
+
+
+def _broken(error: OSError) -> psycopg.OperationalError:
+    return psycopg.OperationalError(f"the connection broke: {error.strerror}")

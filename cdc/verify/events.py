@@ -1,13 +1,20 @@
-"""Change events as the fold reads them: docs/EVENTS.md as types, as far as the fold needs it."""
+"""Change events as the fold reads them, and the tables that it makes of them.
+
+docs/EVENTS.md as types, as far as the fold needs it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+import orjson
 
 from cdc.log.dead_letters import Pointer
-from cdc.log.fold_tables import key_hash
+from cdc.verify.frontiers import Findings
 
 Row = dict[str, Any]
 
@@ -58,9 +65,43 @@ class Arrival(NamedTuple):
     key: bytes | None
     event: Event
 
-    def says(self, what: str) -> str:
+    def sentence(self, what: str) -> str:
         """Return a sentence about this event."""
         return (
             f"{self.topic}/{self.partition} offset {self.offset}, seq {self.event.source.seq}, op"
             f" {self.event.op}, key {key_hash(self.key)} {what}"
         )
+
+
+@dataclass(slots=True)
+class TableState:
+    """One table as the log describes it: rows by key bytes, or a multiset if there is no key."""
+
+    topic: str
+    schema: str
+    table: str
+    rows: dict[bytes, Row] = field(default_factory=dict)
+    keyless: Counter[bytes] = field(default_factory=Counter)
+    events: int = 0
+    # Whether the log holds all its rows; else the rows that it started with are not in the log,
+    # until a truncate.
+    complete: bool = True
+    # What would be wrong if the log had held the table from its first row on.
+    doubts: Findings = field(default_factory=Findings)
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    def __len__(self) -> int:
+        return len(self.rows) + self.keyless.total()
+
+
+def canonical(row: Row) -> bytes:
+    """Return the same bytes for `row` whatever the order of its columns."""
+    return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+
+
+def key_hash(key: bytes | None) -> str:
+    """Return a short name for a key that reveals nothing of it."""
+    return "none" if key is None else hashlib.sha256(key).hexdigest()[:12]

@@ -10,7 +10,7 @@ each partition in offset order and the partitions in any interleaving, and the f
 - in every partition, and for every key, `seq` ascends; in one epoch one key lives in one partition;
 - a tombstone directly follows each delete of a key, and is nowhere else;
 - rows are created once, changed and deleted only while they exist, unless the log did not hold the
-  table before: an incremental snapshot follows, or the initial one left its rows out (`whole`);
+  table before: an incremental snapshot follows, or the initial one left its rows out (`complete`);
 - each cut between two frontiers holds the events it counts, and complete source transactions only;
 - the last frontier is the newest commit;
 - an event that points to a dead letter differs from it only in the values it leaves out, and each
@@ -33,16 +33,13 @@ from cdc.errors import (
     unquoted,
 )
 from cdc.events import LSN, Frontier, Position
-from cdc.log.dead_letters import Letters, Pointer
-from cdc.log.fold_tables import TableState, canonical, key_hash
-from cdc.verify.events import Arrival, Event, Row
+from cdc.log.dead_letters import DeadLetterAssembler, Pointer
+from cdc.verify.events import Arrival, Event, Row, TableState, canonical, key_hash
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from cdc.verify.snapshot import SnapshotEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["Fold", "Folded", "TableState", "canonical", "key_hash"]
 
 _START = Position(0, LSN(0), 0)
 _NO_ROW = "deletes a row that is not there"
@@ -71,11 +68,11 @@ class _Partition:
 class Fold:
     """Takes records one by one; `finish` returns the outcome. The log starts with `first_seq`.
 
-    `whole` returns, by schema and name, whether a table has all its rows in the log.
+    `complete` returns, by schema and name, whether a table has all its rows in the log.
     """
 
     def __init__(
-        self, *, first_seq: int = 1, whole: Callable[[str, str], bool] = lambda *_: True
+        self, *, first_seq: int = 1, complete: Callable[[str, str], bool] = lambda *_: True
     ) -> None:
         self.findings = Findings()
         self.tables: dict[str, TableState] = {}
@@ -84,11 +81,11 @@ class Fold:
         self._decode = msgspec.json.Decoder(Event).decode
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._homes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
-        self._whole_table = whole
+        self._complete_table = complete
         self._first_seq = first_seq
         self._next_seq = first_seq
         self._waiting: dict[int, Arrival] = {}
-        self._letters = Letters()
+        self._letters = DeadLetterAssembler()
         self._snapshot = SnapshotEvents()
         self._snapshot_dead: list[Arrival] = []  # whose letters have not arrived yet
         # Of the event applied last; a row that a key change has just deleted provides its TOAST.
@@ -148,13 +145,13 @@ class Fold:
         self._doubt_unmatched()
         for table in self.tables.values():
             self.findings.include(table.doubts)
-        for letter in self._letters.left():
+        for letter in self._letters.pending():
             self.findings.add(f"no event points to dead letter {letter}")
         if self._position is not _START:
             self._end(self._position)
         for (topic, partition), home in self._partitions.items():
             self._expect_no_tombstone(home, f"the end of {topic}/{partition}")
-        seqs = {place: home.events for place, home in self._partitions.items()}
+        seqs = {each: home.events for each, home in self._partitions.items()}
         check_cuts(
             self.findings, self.frontiers, seqs, self._ends, first=self._first_seq, newest=self.seq
         )
@@ -163,7 +160,7 @@ class Fold:
             self.events,
             self.seq,
             self.frontiers[-1] if self.frontiers else None,
-            self.findings.told(),
+            self.findings.sentences(),
             self._snapshot.applied,
         )
 
@@ -177,7 +174,7 @@ class Fold:
     def _expect_no_tombstone(self, home: _Partition, here: str) -> None:
         if home.deleted is not None:
             self.findings.add(
-                f"{here} stands where the tombstone of key {key_hash(home.deleted)} should follow"
+                f"{here} is where the tombstone of key {key_hash(home.deleted)} should follow"
                 " its delete"
             )
             home.deleted = None
@@ -196,16 +193,16 @@ class Fold:
         if event.initial and self._snapshot.takes(seq, self._first_seq):
             self._apply_initial(arrival)
         elif event.initial or seq < self._next_seq or seq in self._waiting:
-            self.findings.add(f"{here} holds seq {seq}, which came before: visible twice")
+            self.findings.add(f"{here} holds seq {seq}, which arrived before: visible twice")
         else:
             self._waiting[seq] = arrival
             self._apply_in_turn()
 
     def _check_key(self, here: str, arrival: Arrival, key: bytes) -> None:
         """Check the key's order within its epoch: a new one may give it another partition."""
-        place = (arrival.topic, arrival.event.source.epoch, key)
+        identity = (arrival.topic, arrival.event.source.epoch, key)
         partition, seq = arrival.partition, arrival.event.source.seq
-        known = self._homes.get(place)
+        known = self._homes.get(identity)
         if known is not None:
             if known[0] != partition:
                 self.findings.add(
@@ -213,7 +210,7 @@ class Fold:
                 )
             if seq <= known[1]:
                 self.findings.add(f"{here} holds seq {seq} of a key after its seq {known[1]}")
-        self._homes[place] = (partition, seq)
+        self._homes[identity] = (partition, seq)
 
     # -- an initial snapshot: each event as it arrives ---------------------------------------
 
@@ -226,11 +223,11 @@ class Fold:
         self._snapshot.applied += 1
         self.events += 1
         if event.source.dead:
-            event = self._whole(arrival, event.source.dead)
+            event = self._from_dead_letter(arrival, event.source.dead)
         # While it waited for its letter, or in another partition, a newer generation may have
         # brought the row.
         if arrival.key is None or self._snapshot.is_newest(arrival, arrival.key):
-            self._change(arrival._replace(event=event), event)
+            self._change(arrival._replace(event=event))
         self._begin_stream()
 
     def _begin_stream(self) -> None:
@@ -270,42 +267,44 @@ class Fold:
 
     def _apply(self, arrival: Arrival) -> None:
         if arrival.event.source.dead:
-            arrival = arrival._replace(event=self._whole(arrival, arrival.event.source.dead))
+            arrival = arrival._replace(
+                event=self._from_dead_letter(arrival, arrival.event.source.dead)
+            )
         event = arrival.event
         self.events += 1
-        self._check_position(arrival, event)
+        self._check_position(arrival)
         if event.op != "m":  # a logical message changes no table
-            self._change(arrival, event)
+            self._change(arrival)
         self._op = event.op
         self._last_seq = event.source.seq
         self._next_seq = event.source.seq + 1
 
-    def _change(self, arrival: Arrival, event: Event) -> None:
-        table = self._table(arrival, event)
+    def _change(self, arrival: Arrival) -> None:
+        event, table = arrival.event, self._table(arrival)
         table.events += 1
         moved, self._moved = self._moved, None
         if event.op == "t":
             table.rows.clear()
             table.keyless.clear()
-            table.whole = True
+            table.complete = True
         elif event.op not in {"c", "u", "d", "r"}:
-            self._tell(arrival, f"has the unknown op {event.op!r}")
+            self._report(arrival, f"has the unknown op {event.op!r}")
         elif arrival.key is None:
-            self._apply_keyless(table, arrival, event)
+            self._apply_keyless(table, arrival)
         else:
             self._apply_keyed(table, arrival, arrival.key, moved)
 
-    def _whole(self, arrival: Arrival, dead: Pointer) -> Event:
+    def _from_dead_letter(self, arrival: Arrival, dead: Pointer) -> Event:
         """Return the event from its dead letter; the pointer if that can't be read."""
         pointing = arrival.event
         try:
-            event = self._decode(self._letters.whole(dead))
+            event = self._decode(self._letters.event(dead))
         except (CDCError, msgspec.MsgspecError) as error:
             why = error.what if isinstance(error, CDCError) else unquoted(error)
-            self._tell(arrival, f"points to a dead letter that can't be read: {why}")
+            self._report(arrival, f"points to a dead letter that can't be read: {why}")
             return pointing
         if pointing.without(dead.columns) != event.without(dead.columns):
-            self._tell(arrival, "differs from its dead letter in more than what it leaves out")
+            self._report(arrival, "differs from its dead letter in more than what it leaves out")
         return event
 
     def _end(self, last: Position) -> None:
@@ -314,14 +313,14 @@ class Fold:
         begins = last.commit_lsn - (last.ordinal == 0)
         self._ends.add(self._last_seq, last.epoch, LSN(begins))
 
-    def _check_position(self, arrival: Arrival, event: Event) -> None:
-        source = event.source
+    def _check_position(self, arrival: Arrival) -> None:
+        source = arrival.event.source
         # One transaction's events follow each other, so the text is parsed once for all of them.
         if source.commit_lsn != self._lsn[0]:
             try:
                 self._lsn = (source.commit_lsn, LSN.parse(source.commit_lsn))
             except ValueError as error:
-                self._tell(arrival, str(error))
+                self._report(arrival, str(error))
                 return
         position = Position(source.epoch, self._lsn[1], source.ordinal)
         before = self._position
@@ -329,25 +328,25 @@ class Fold:
         if before is not _START and (alone or position[:2] != before[:2]):
             self._end(before)
         # A changed key is a delete and a create with one ordinal; nothing else shares one.
-        if position < before or (position == before and (self._op, event.op) != ("d", "c")):
-            self._tell(
+        if position < before or (position == before and (self._op, arrival.event.op) != ("d", "c")):
+            self._report(
                 arrival,
-                f"stands at {position.commit_lsn} ordinal {position.ordinal}, not after"
+                f"is at {position.commit_lsn} ordinal {position.ordinal}, not after"
                 f" {before.commit_lsn} ordinal {before.ordinal} of the seq before",
             )
         if position != before:
             self._moved = None
         self._position = position
 
-    def _table(self, arrival: Arrival, event: Event) -> TableState:
+    def _table(self, arrival: Arrival) -> TableState:
         table = self.tables.get(arrival.topic)
-        source = event.source
+        source = arrival.event.source
         if table is None:
-            whole = self._whole_table(source.schema, source.table)
-            table = TableState(arrival.topic, source.schema, source.table, whole=whole)
+            complete = self._complete_table(source.schema, source.table)
+            table = TableState(arrival.topic, source.schema, source.table, complete=complete)
             self.tables[arrival.topic] = table
         elif (table.schema, table.table) != (source.schema, source.table):
-            self._tell(arrival, f"is of {source.schema}.{source.table}, not of {table.name}")
+            self._report(arrival, f"is of {source.schema}.{source.table}, not of {table.name}")
         return table
 
     def _apply_keyed(
@@ -363,18 +362,19 @@ class Fold:
             self._moved = table.rows.pop(key, None)
             return
         if event.op == "c" and row is not None:
-            self._tell(arrival, "creates a row that is there already")
+            self._report(arrival, "creates a row that is there already")
         if event.op == "u" and row is None:
             self._doubt(table, arrival, "updates a row that is not there")
         earlier = moved if event.op == "c" else row
-        table.rows[key] = self._complete(table, arrival, event, earlier)
+        table.rows[key] = self._complete(table, arrival, earlier)
         if event.op == "r" and not event.initial:
             table.doubts = Findings()
 
-    def _apply_keyless(self, table: TableState, arrival: Arrival, event: Event) -> None:
+    def _apply_keyless(self, table: TableState, arrival: Arrival) -> None:
+        event = arrival.event
         if event.op in {"u", "d"}:
             if event.before is None:
-                self._tell(arrival, "changes a keyless row without telling the old one")
+                self._report(arrival, "changes a keyless row without its old values")
                 return
             old = canonical(event.before)
             if table.keyless[old] == 0:
@@ -384,28 +384,27 @@ class Fold:
             else:
                 table.keyless[old] -= 1
         if event.op != "d":
-            table.keyless[canonical(self._complete(table, arrival, event, event.before))] += 1
+            table.keyless[canonical(self._complete(table, arrival, event.before))] += 1
 
-    def _complete(
-        self, table: TableState, arrival: Arrival, event: Event, earlier: Row | None
-    ) -> Row:
+    def _complete(self, table: TableState, arrival: Arrival, earlier: Row | None) -> Row:
         """Return the new row with its unchanged columns taken from the `earlier` one."""
+        event = arrival.event
         if event.after is None:
-            self._tell(arrival, "has no new row")
+            self._report(arrival, "has no new row")
             return {}
         for column in event.source.unchanged:
             if earlier is None or column not in earlier:
-                what = f"leaves column {column} unchanged, but no value was told yet"
+                what = f"leaves column {column} unchanged, but no earlier event has its value"
                 self._doubt(table, arrival, what)
                 event.after.pop(column, None)  # unknown
             else:
                 event.after[column] = earlier[column]
         return event.after
 
-    def _tell(self, arrival: Arrival, what: str) -> None:
-        self.findings.add(arrival.says(what))
+    def _report(self, arrival: Arrival, what: str) -> None:
+        self.findings.add(arrival.sentence(what))
 
     def _doubt(self, table: TableState, arrival: Arrival, what: str) -> None:
         """Report it at the end, unless the log did not hold the table before."""
-        if table.whole:
-            table.doubts.add(arrival.says(what))
+        if table.complete:
+            table.doubts.add(arrival.sentence(what))

@@ -25,24 +25,24 @@ MAX_FINDINGS = 100
 class Findings:
     """Sentences about broken promises: the first hundred, and how many there were."""
 
-    sentences: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, sentence: str) -> None:
         self.count += 1
         if self.count <= MAX_FINDINGS:
-            self.sentences.append(sentence)
+            self.first.append(sentence)
 
     def include(self, others: Findings) -> None:
         """Add those of another."""
-        for sentence in others.sentences:
+        for sentence in others.first:
             self.add(sentence)
-        self.count += others.count - len(others.sentences)
+        self.count += others.count - len(others.first)
 
-    def told(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, ...]:
         """Return the sentences, with a last one for those that were only counted."""
-        more = self.count - len(self.sentences)
-        return (*self.sentences, f"and {more} more findings") if more else tuple(self.sentences)
+        more = self.count - len(self.first)
+        return (*self.first, f"and {more} more findings") if more else tuple(self.first)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class TransactionEnds:
         self.epochs.append(epoch)
         self.lsns.append(commit_lsn)
 
-    def place(self, index: int) -> tuple[int, LSN]:
+    def position(self, index: int) -> tuple[int, LSN]:
         """Return epoch and commit LSN, which compare as one."""
         return self.epochs[index], LSN(self.lsns[index])
 
@@ -98,14 +98,14 @@ def check_cuts(
             findings.add(f"the frontier goes back from {_named(before)} to {_named(frontier)}")
         _check_counts(findings, partitions, reached, before, frontier)
         if frontier.seq >= first:
-            _check_whole(findings, ends, frontier)
+            _check_boundary(findings, ends, frontier)
         before = frontier
     if before.seq != newest:
         findings.add(f"the last frontier is {_named(before)}, but the newest event is seq {newest}")
     for (topic, partition), seen in partitions.items():
-        behind = len(seen) - reached.get((topic, partition), 0)
-        if behind:
-            findings.add(f"{behind} events of {topic}/{partition} stand behind the last frontier")
+        after = len(seen) - reached.get((topic, partition), 0)
+        if after:
+            findings.add(f"{after} events of {topic}/{partition} are after the last frontier")
 
 
 def _check_counts(
@@ -124,12 +124,12 @@ def _check_counts(
         if high - low != events:
             findings.add(
                 f"the cut up to {_named(frontier)} counts {events} events of {topic}/{partition}"
-                f" up to offset {offset}, where {high - low} stand"
+                f" up to offset {offset}, where there are {high - low}"
             )
         for seq in (seen.seqs[low], seen.seqs[high - 1]) if high > low else ():
             if not before.seq < seq <= frontier.seq:
                 findings.add(
-                    f"seq {seq} of {topic}/{partition} stands in the cut from {_named(before)} to"
+                    f"seq {seq} of {topic}/{partition} is in the cut from {_named(before)} to"
                     f" {_named(frontier)}"
                 )
         reached[topic, partition] = high
@@ -142,20 +142,20 @@ def _check_counts(
         )
 
 
-def _check_whole(findings: Findings, ends: TransactionEnds, frontier: Frontier) -> None:
+def _check_boundary(findings: Findings, ends: TransactionEnds, frontier: Frontier) -> None:
     """Check that the frontier lies between two source transactions, in `seq` and in the WAL."""
     index = bisect_left(ends.seqs, frontier.seq)
     if index == len(ends.seqs) or ends.seqs[index] != frontier.seq:
         findings.add(f"the frontier {_named(frontier)} cuts through a source transaction")
         return
     here = (frontier.epoch, frontier.lsn)
-    commit = ends.place(index)
+    commit = ends.position(index)
     if commit >= here:
-        findings.add(f"the frontier {_named(frontier)} is not behind its commit at {commit[1]}")
-    if index + 1 < len(ends.seqs) and (later := ends.place(index + 1)) < here:
+        findings.add(f"the frontier {_named(frontier)} is not after its commit at {commit[1]}")
+    if index + 1 < len(ends.seqs) and (later := ends.position(index + 1)) < here:
         findings.add(
-            f"the frontier {_named(frontier)} claims the commit at {later[1]}, whose events come"
-            " later"
+            f"the frontier {_named(frontier)} claims the commit at {later[1]}, whose events"
+            " are after it"
         )
 
 

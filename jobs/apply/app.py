@@ -70,6 +70,8 @@ def run(command: click.Command) -> NoReturn:
         code = Exit.USAGE
     except CDCError as error:
         code = _explain(command.name, error)
+    except KeyboardInterrupt:  # by Spark's handler, which was in place while it started
+        code = Exit.OK
     except Exception as error:  # noqa: BLE001 - Python would print its words
         absent = extras.missing(error) if isinstance(error, ModuleNotFoundError) else None
         if absent is not None:

@@ -22,7 +22,7 @@ from sinks.contract import Change, Changes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from jobs.cuts.in_order import Whole
+    from jobs.cuts.in_order import Letter
     from jobs.cuts.reduce import Events
     from sinks.contract import Sink, Version
 
@@ -34,7 +34,7 @@ class TornError(StoreLostError):
     """The store exists, but an interrupted cut can't be completed in it."""
 
 
-class Table(NamedTuple):
+class TableChanges(NamedTuple):
     """One table's changes in a cut, to be written in this order."""
 
     changes: Changes
@@ -55,10 +55,10 @@ class Applying:
         bounds: Bounds,
         *,
         name: str,
-        letter: Whole,
+        letter: Letter,
         quick: bool = True,
         torn: bool = False,
-    ) -> Table:
+    ) -> TableChanges:
         """Return the cut's changes to the table `name`, from its events in `partitions`.
 
         `partitions` has all of its events, or the next complete piece of them by seq. Not `quick`:
@@ -73,26 +73,26 @@ class Applying:
         if quick and name not in self._histories:
             with suppress(NeedsOrderError):
                 reduced = newest(partitions, bounds)
-                if self._sink.whole_rows:
+                if self._sink.complete_rows:
                     reduced = completed(reduced, rows)
         reduced = reduced or in_order(
             partitions,
             bounds,
             letter=letter,
             rows=rows,
-            whole_rows=self._sink.whole_rows,
+            complete_rows=self._sink.complete_rows,
             every=name in self._histories,
         )
         versions = self._versions(topic, reduced.schema_ids)
         groups = list(_groups(reduced, name, torn=torn)) if name not in self._histories else []
         moved = {change.key for group in groups for change in group}
         rest = [change for change in reduced.changes if change.key not in moved]
-        return Table(
+        return TableChanges(
             Changes(versions, rest if moved else reduced.changes, reduced.truncated),
             tuple(Changes(versions, group) for group in groups),
         )
 
-    def write(self, upto: int, tables: Sequence[Table]) -> Iterator[Table]:
+    def write(self, upto: int, tables: Sequence[TableChanges]) -> Iterator[TableChanges]:
         """Begin the cut and write the tables; yield each one after it is written."""
         self._sink.begin(upto, [each for table in tables for each in table.changes.versions])
         failpoints.reach("follow_begun")
@@ -100,7 +100,7 @@ class Applying:
             self.write_table(table)
             yield table
 
-    def write_table(self, table: Table) -> None:
+    def write_table(self, table: TableChanges) -> None:
         """Write a table of a cut that was started."""
         for changes in (*table.first, table.changes):
             self._sink.write(changes)
@@ -119,8 +119,8 @@ def _groups(reduced: Reduced, name: str, *, torn: bool) -> Iterator[list[Change]
         if not free:
             if torn:
                 raise TornError(
-                    f"a cut in which keys of {name} changed places was torn off in its middle",
-                    hint="the follower builds its store anew, as another generation",
+                    f"a cut in which keys of {name} were exchanged was interrupted",
+                    hint="the follower builds its store again, as another generation",
                 )
             free = list(left)
         yield [changes[key] for key in free]

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.ranges import Place, Records
+    from cdc.log.partitions import Partition
+    from cdc.log.ranges import Records
 
 # The most digits of a time in microseconds since 1970.
 _MOST_DIGITS = 18
 
 
-def newest(config: Config, records: Mapping[Place, Records]) -> int | None:
+def newest(config: Config, records: Mapping[Partition, Records]) -> int | None:
     """Return when the newest canary was sent, in microseconds since 1970."""
     found = records.get((names.messages_topic(config.prefix), 0))
     if found is None:

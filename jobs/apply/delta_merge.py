@@ -29,7 +29,7 @@ from sinks.delta import actions as delta_actions
 from sinks.delta import lake as delta_lake
 from sinks.delta import layout as delta_layout
 from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.merge import GONE
+from sinks.delta.merge import IS_DELETE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ _MERGE: Final = {
     "spark.sql.session.timeZone": "UTC",
 }
 _TXN: Final = "spark.databricks.delta.write.txn"
-_SAID: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class SparkMerge:
@@ -72,7 +72,7 @@ class SparkMerge:
         settings = _MERGE | {
             f"{_TXN}AppId": commit.app,
             f"{_TXN}Version": str(commit.upto),
-            _SAID: delta_layout.metadata(**commit.facts),
+            _USER_METADATA: delta_layout.metadata(**commit.facts),
         }
         for name, value in settings.items():
             spark.conf.set(name, value)
@@ -80,12 +80,12 @@ class SparkMerge:
             self._merge(spark, table.table_uri, work)
         except DeltaConcurrentModificationException as error:
             raise delta_lake.ConflictError(
-                f"{table.table_uri}: another commit came first"
+                f"{table.table_uri}: another commit was first"
             ) from error
         except (PySparkException, Py4JError) as error:
             raise UnavailableError(
                 f"{table.table_uri}: {gist(error)}",
-                hint="the follower tries again; Spark's own log has the whole of it",
+                hint="the follower tries again; Spark's own log has the complete error",
             ) from error
         with delta_lake.translated(table.table_uri):
             table.update_incremental()
@@ -95,7 +95,7 @@ class SparkMerge:
         rows = work.batch.rows
         source = spark.createDataFrame(_with_marks(work)).alias("s")
         newer = _s(SEQ) > _t(SEQ)
-        is_there = ~_s(GONE)
+        is_there = ~_s(IS_DELETE)
         values: dict[str, str | Column] = {_name(name): _s(name) for name in rows.column_names}
         kept = set(work.batch.unchanged)
         set_ = values | {_name(name): _or_stored(name) for name in kept}
@@ -108,9 +108,9 @@ class SparkMerge:
                 marks: dict[str, str | Column] = {
                     _name(name): _s(name) for name in delta_layout.MARKED
                 }
-                builder = builder.whenMatchedUpdate(newer & _s(GONE), marks)
+                builder = builder.whenMatchedUpdate(newer & _s(IS_DELETE), marks)
             else:
-                builder = builder.whenMatchedDelete(newer & _s(GONE))
+                builder = builder.whenMatchedDelete(newer & _s(IS_DELETE))
         builder = builder.whenMatchedUpdate(newer & is_there, set_)
         builder.whenNotMatchedInsert(is_there, values).execute()
 
@@ -121,7 +121,7 @@ def _with_marks(work: Work) -> pa.Table:
     for name, where in batch.unchanged.items():
         for row in pc.indices_nonzero(where).to_pylist():
             kept[row].append(name)
-    marked = batch.rows.append_column(GONE, batch.deleted)
+    marked = batch.rows.append_column(IS_DELETE, batch.deleted)
     return marked.append_column(_KEPT, pa.array(kept, pa.list_(pa.string())))
 
 

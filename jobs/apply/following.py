@@ -24,9 +24,9 @@ from cdc import failpoints
 from cdc.errors import CDCError, Exit, GapError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.log.ranges import Range, RangeReader
-from jobs.apply import canaries
-from jobs.apply import positions as stores_standing
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+from jobs.apply import canaries, positions
 from jobs.apply.applying import Applying
 from jobs.apply.large import Large
 from jobs.apply.running import Run, with_remedy
@@ -34,9 +34,9 @@ from jobs.copying.driving import translated
 from jobs.cuts.dead_letters import CutLetters
 from jobs.cuts.reduce import Bounds
 from jobs.cuts.schemas import Schemas
-from jobs.spark import cut_source as cuts
+from jobs.spark import cut_source
 from jobs.spark.session import delete_with_jvm
-from sinks.contract import Applied, Standing
+from sinks.contract import Applied, StoreState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from cdc.config import Config
-    from cdc.log.ranges import Place, Records
-    from jobs.apply.applying import Table
-    from jobs.cuts.cutting import Cut, Part
+    from cdc.log.partitions import Partition
+    from cdc.log.ranges import Records
+    from jobs.apply.applying import TableChanges
+    from jobs.cuts.cutting import Cut, CutPart
     from jobs.cuts.reduce import Events
     from sinks.contract import Generations, Sink
 
@@ -56,21 +57,23 @@ if TYPE_CHECKING:
 # latency.
 _SMALL_EVENTS: Final = 20_000
 _SMALL_BYTES: Final = 64 << 20
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 # A stop interrupts a batch that takes longer, because supervisors kill after ten seconds.
 _STOP_SECONDS: Final = 5.0
+# How long a signal to several processes may take to reach this one's followers.
+_SIGNAL_SECONDS: Final = 1.0
 _STARTING: Final = threading.Lock()
 
 
-class SparkGoneError(CDCError):
+class SparkEndedError(CDCError):
     """The session's JVM has ended: this process can do nothing further."""
 
     exit_code = Exit.TEMPORARY
 
     def __init__(self) -> None:
         super().__init__(
-            "Spark's JVM is gone",
-            hint="start the job again: it goes on from its stores. Where memory is short, see"
+            "Spark's JVM has ended",
+            hint="start the job again: it continues from its stores. If memory is short, see"
             " spark.driver.memory",
         )
 
@@ -98,42 +101,44 @@ class Following:
     def __call__(self, run: Run) -> None:
         """Follow until asked to stop, or until an error."""
         with closing(self._sink):
-            standing = stores_standing.found(run, self._sink)
-            if self._reached(standing.applied):
+            state = positions.open_in_log(run, self._sink)
+            if self._reached(state.applied):
                 return
             failpoints.reach("follow_opened")
             scratch = Path(tempfile.mkdtemp(prefix="lockstep-", dir=self._folder))
             try:
                 delete_with_jvm(self._spark, scratch)
-                self._query(run, standing, scratch)
+                self._query(run, state, scratch)
             except (PySparkException, Py4JJavaError) as error:
                 # The killed worker may be the one in which Spark loads the source.
                 raise translated(error) from error
             except (Py4JError, ConnectionError) as error:
-                if not is_gone(error):
+                if not has_ended(error):
                     raise
-                raise SparkGoneError from error
+                # A signal to all processes may end the JVM before this one has read its own.
+                if not run.stopping.wait(_SIGNAL_SECONDS):
+                    raise SparkEndedError from error
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _query(self, run: Run, standing: Standing, scratch: Path) -> None:
-        batches = Batches(self._config, self._name, self._sink, run, standing, scratch)
+    def _query(self, run: Run, state: StoreState, scratch: Path) -> None:
+        batches = Batches(self._config, self._name, self._sink, run, state, scratch)
         follower = self._config.followers[self._name]
-        start = cuts.Start(
+        start = cut_source.Start(
             self._file,
             self._name,
-            standing.applied,
-            standing.reached,
+            state.applied,
+            state.reached,
             batches.pace,
             self._through,
         )
-        self._spark.dataSource.register(cuts.CutSource)
+        self._spark.dataSource.register(cut_source.CutSource)
         writer = (
-            self._spark.readStream.format(cuts.NAME)
+            self._spark.readStream.format(cut_source.NAME)
             .options(**start.options())
             .load()
             .observe("lockstep", expr("sum(events) events"), expr("max(seq) seq"))
-            .writeStream.queryName(_query_name(self._config, self._name, standing.applied))
+            .writeStream.queryName(_query_name(self._config, self._name, state.applied))
             .option("checkpointLocation", str(scratch / "checkpoint"))
             .foreachBatch(batches.take)
         )
@@ -151,7 +156,7 @@ class Following:
         with _STARTING:
             query = writer.start()
             while query.isActive and query.status["message"].startswith("Initializing"):
-                if run.stopping.wait(_LOOK_SECONDS):
+                if run.stopping.wait(_POLL_SECONDS):
                     break
             return query
 
@@ -159,12 +164,12 @@ class Following:
         reads = False
         try:
             while query.isActive and not self._reached(batches.applied):
-                if run.stopping.wait(_LOOK_SECONDS):
+                if run.stopping.wait(_POLL_SECONDS):
                     break
                 # Only after the source has polled the log: before that nothing is known to work.
                 if not reads and query.status["message"].startswith("Waiting for"):
                     reads = True
-                    run.reads()
+                    run.polled()
             failed = query.exception()
         finally:
             batches.end()
@@ -179,7 +184,7 @@ class Following:
         return self._until is not None and applied.lsn >= self._until
 
 
-def is_gone(error: Py4JError | ConnectionError) -> bool:
+def has_ended(error: Py4JError | ConnectionError) -> bool:
     """Return whether the JVM has ended: it threw no exception, and no longer answers."""
     # If it ends during a call there is no answer, which py4j reports as a plain Py4JError.
     silent = type(error) is Py4JError and "Trace:" not in str(error)
@@ -200,10 +205,10 @@ class Batches:
         name: str,
         sink: Sink,
         run: Run,
-        standing: Standing,
+        state: StoreState,
         scratch: Path,
     ) -> None:
-        self.applied = standing.applied
+        self.applied = state.applied
         self.error: Exception | None = None
         self.pace = scratch / "pace"
         self._config, self._name, self._sink = config, name, sink
@@ -211,7 +216,7 @@ class Batches:
         self._reader = RangeReader(config)
         self._schemas = Schemas(config)
         self._applying = Applying(sink, self._schemas.of)
-        self._torn = standing.reached
+        self._torn = state.reached
         self._large = Large(config, sink, self._schemas, self._applying, self._reader)
         follower = config.followers[name]
         # Executors write large cuts; if the sink does not allow it, the driver takes a cut of any
@@ -219,7 +224,7 @@ class Batches:
         self._most_events = _SMALL_EVENTS if sink.parallel else follower.max_events
         self._most_bytes = _SMALL_BYTES if sink.parallel else follower.max_bytes
         self._event_bytes = 0.0
-        self._at_hand = threading.Lock()
+        self._batch_lock = threading.Lock()
         self._ended = False
 
     def close(self) -> None:
@@ -227,19 +232,19 @@ class Batches:
 
     def end(self) -> None:
         """Let the current batch finish, and start no other."""
-        held = self._at_hand.acquire(timeout=_STOP_SECONDS)
+        held = self._batch_lock.acquire(timeout=_STOP_SECONDS)
         self._ended = True
         if held:
-            self._at_hand.release()
+            self._batch_lock.release()
 
     def take(self, frame: DataFrame, _: int) -> None:
         """Apply the batch; Spark ends the query if this raises."""
         try:
-            with self._at_hand:
+            with self._batch_lock:
                 self._take(frame)
         except CDCError as error:
             above = self.applied.seq
-            self.error = with_remedy(error, self._name, f"behind seq {above}")
+            self.error = with_remedy(error, self._name, f"after seq {above}")
             raise self.error from error
         except Exception as error:
             self.error = error
@@ -251,12 +256,12 @@ class Batches:
         rows = frame.collect()
         if not rows:
             return
-        told = cuts.cut_of(rows)
-        if isinstance(told, CDCError):
-            raise told
-        assert told.above == self.applied.seq, "the source goes on where the last cut ended"
+        cut = cut_source.cut_of(rows)
+        if isinstance(cut, CDCError):
+            raise cut
+        assert cut.above == self.applied.seq, "the source continues where the last cut ended"
         failpoints.reach("follow_cut")
-        self.apply(frame.sparkSession, told)
+        self.apply(frame.sparkSession, cut)
 
     def apply(self, spark: SparkSession, cut: Cut) -> None:
         """Apply the cut to the store."""
@@ -285,7 +290,7 @@ class Batches:
         failpoints.reach("follow_reported")
 
     def _apply_small(
-        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
+        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters
     ) -> tuple[set[str], int]:
         self._check(cut, records)
         failpoints.reach("follow_read")
@@ -296,18 +301,18 @@ class Batches:
         named = {table.changes.version.name for table in tables}
         return named, sum(each.size for each in records.values())
 
-    def _check(self, cut: Cut, records: Mapping[Place, Records]) -> None:
+    def _check(self, cut: Cut, records: Mapping[Partition, Records]) -> None:
         """Compare each partition's number of events with the frontiers' count."""
         for part in cut.parts:
             place = (part.topic, part.partition)
             read = records.get(place)
             if read is not None and part.events != len(read.values):
-                self._reader.expect(place, Range(part.start, part.end))
+                self._reader.expect_complete(place, Range(part.start, part.end))
                 raise miscounted(cut, part, len(read.values))
 
     def _reduced(
-        self, cut: Cut, records: Mapping[Place, Records], letters: CutLetters
-    ) -> list[Table]:
+        self, cut: Cut, records: Mapping[Partition, Records], letters: CutLetters
+    ) -> list[TableChanges]:
         by_topic: dict[str, list[Events]] = {}
         own = f"{self._config.prefix}.cdc."
         for (topic, _), each in sorted(records.items()):
@@ -319,7 +324,7 @@ class Batches:
                 partitions,
                 Bounds(cut.above, cut.seq),
                 name=names.table_name(self._config.prefix, topic),
-                letter=letters.whole,
+                letter=letters.event,
                 torn=cut.above < self._torn,
             )
             for topic, partitions in by_topic.items()
@@ -355,13 +360,13 @@ class Batches:
             part.replace(self.pace)
 
 
-def miscounted(cut: Cut, part: Part, found: int) -> GapError:
+def miscounted(cut: Cut, part: CutPart, found: int) -> GapError:
     """Return the error for a partition whose count differs."""
     return GapError(
         f"{part.topic} [{part.partition}] holds {found} events from offset {part.start} to"
         f" {part.end - 1}, where the frontiers of seq {cut.above + 1} to {cut.seq} count"
         f" {part.events}",
-        hint="records are lost or came twice: the topic was emptied or created again, cut by an"
+        hint="records are lost or duplicated: the topic was emptied or recreated, truncated by an"
         " unclean election, or was not followed before"
         + (" (this follower reads it from its beginning)" if part.start == 0 else ""),
     )

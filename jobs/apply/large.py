@@ -29,7 +29,7 @@ from pyspark.sql.functions import expr
 
 from cdc import failpoints
 from cdc.log import names
-from cdc.log.ranges import Range
+from cdc.log.partitions import Range
 from jobs.copying.driving import translated
 from jobs.cuts.reduce import Bounds, completed, newest, parsed
 from jobs.spark.kafka_options import reading
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdc.config import Config
-    from cdc.log.ranges import Place, RangeReader
+    from cdc.log.partitions import Partition
+    from cdc.log.ranges import RangeReader
     from jobs.apply.applying import Applying
-    from jobs.cuts.cutting import Cut, Part
+    from jobs.cuts.cutting import Cut, CutPart
     from jobs.cuts.dead_letters import CutLetters
     from jobs.cuts.schemas import Schemas
     from sinks.contract import Sink, Version
@@ -103,7 +104,7 @@ class Large:
         spark: SparkSession,
         cut: Cut,
         letters: CutLetters,
-        miscounted: Callable[[Cut, Part, int], Exception],
+        miscounted: Callable[[Cut, CutPart, int], Exception],
         *,
         torn: bool,
     ) -> tuple[set[str], int]:
@@ -137,16 +138,16 @@ class Large:
 
     # -- the first reading -------------------------------------------------------------------------
 
-    def _read(self, parts: Iterable[Part]) -> DataFrame:
+    def _read(self, parts: Iterable[CutPart]) -> DataFrame:
         ranges = {(part.topic, part.partition): Range(part.start, part.end) for part in parts}
-        left = {place: self._reader.left(place, each) for place, each in ranges.items()}
+        left = {place: self._reader.remaining(place, each) for place, each in ranges.items()}
         options = reading(self._config, left)
         return self._spark.read.format("kafka").options(**options).load()
 
     def _count(
-        self, cut: Cut, parts: list[Part], miscounted: Callable[[Cut, Part, int], Exception]
+        self, cut: Cut, parts: list[CutPart], miscounted: Callable[[Cut, CutPart, int], Exception]
     ) -> dict[str, Counted]:
-        found: dict[Place, Any] = {}
+        found: dict[Partition, Any] = {}
         if parts:
             records = self._read(parts).selectExpr(
                 "topic", "partition", "offset", "key", "CAST(value AS STRING) value"
@@ -158,7 +159,7 @@ class Large:
             row = found.get((part.topic, part.partition))
             if part.events != (row.events if row else 0):
                 place = (part.topic, part.partition)
-                self._reader.expect(place, Range(part.start, part.end))
+                self._reader.expect_complete(place, Range(part.start, part.end))
                 raise miscounted(cut, part, row.events if row else 0)
         by_topic: dict[str, list[Any]] = {}
         for (topic, _), row in found.items():
@@ -191,7 +192,9 @@ class Large:
 
     # -- the second --------------------------------------------------------------------------------
 
-    def _write_in_tasks(self, cut: Cut, parts: list[Part], tables: Mapping[str, Counted]) -> None:
+    def _write_in_tasks(
+        self, cut: Cut, parts: list[CutPart], tables: Mapping[str, Counted]
+    ) -> None:
         if not parts:
             return
         size = sum(counted.bytes for counted in tables.values())
@@ -207,7 +210,7 @@ class Large:
         self._spark.dataSource.register(type("Cut", (TaskTarget,), target))
         events.write.format(name).mode("append").save()
 
-    def _write_here(self, cut: Cut, parts: list[Part]) -> None:
+    def _write_here(self, cut: Cut, parts: list[CutPart]) -> None:
         bounds, known = Bounds(cut.above, cut.seq), self._schemas.known
         for part in parts:
             ranges = {(part.topic, part.partition): Range(part.start, part.end)}
@@ -220,7 +223,7 @@ class Large:
                 write(self._sink, (keys, values), bounds, known(part.topic))
 
     def _write_in_order(
-        self, cut: Cut, parts: list[Part], size: int, letters: CutLetters, *, torn: bool
+        self, cut: Cut, parts: list[CutPart], size: int, letters: CutLetters, *, torn: bool
     ) -> None:
         topic = parts[0].topic
         count = 1 + size // _SORTED_BYTES
@@ -243,7 +246,7 @@ class Large:
                 [piece],
                 Bounds(cut.above, cut.seq),
                 name=names.table_name(self._config.prefix, topic),
-                letter=letters.whole,
+                letter=letters.event,
                 quick=False,
                 torn=torn,
             )
@@ -275,7 +278,7 @@ def write(sink: Sink, piece: Piece, bounds: Bounds, known: Mapping[int, Version]
     """Reduce and write a piece of one partition; return how many changes were new to the store."""
     reduced = newest([piece], bounds)
     versions = tuple(known[each] for each in sorted(reduced.schema_ids))
-    if sink.whole_rows:
+    if sink.complete_rows:
         reduced = completed(reduced, lambda keys, _: sink.rows(versions[-1], keys))
     return sink.write(Changes(versions, reduced.changes))
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError, GapError
 from cdc.log import absence, names, reader
-from cdc.log.ranges import Range, RangeReader
-from cdc.log.tailing import record_at
-from jobs.apply.running import opened, with_remedy
+from cdc.log.frontier_tail import record_at
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+from jobs.apply.opening import open_store
+from jobs.apply.running import with_remedy
 from jobs.cuts.chosen import Chosen
 from jobs.cuts.reduce import parsed
 from sinks.contract import Applied
@@ -25,42 +27,51 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.ranges import Place
+    from cdc.log.partitions import Partition
     from jobs.apply.running import Run
-    from sinks.contract import Generations, Standing
+    from sinks.contract import Generations, StoreState
 
 
-def found(run: Run, sink: Generations) -> Standing:
+def open_in_log(run: Run, sink: Generations) -> StoreState:
     """Open the store and return its frontier; raise GapError if that is from another log.
 
     Raises ConfigError if it never applied some of a table's earlier events.
     """
-    standing = opened(run, sink)
-    applied = standing.applied
+    state = open_store(run, sink)
+    applied = state.applied
     try:
         _expect_frontier(run.config, applied)
     except GapError as error:
-        run.stands(Applied.beginning(run.config.pipeline, applied.generation))
-        raise with_remedy(error, run.name, "where the store stands") from error
-    run.stands(applied)
-    _expect_taken(run.config, run.name, applied)
-    return standing
+        run.opened_at(Applied.beginning(run.config.pipeline, applied.generation))
+        raise with_remedy(error, run.name, "at the store's frontier") from error
+    run.opened_at(applied)
+    _expect_complete(run.config, run.name, applied)
+    return state
+
+
+def is_of_this_log(config: Config, applied: Applied) -> bool:
+    """Return whether a store's frontier may be one of this log; False if the log has another."""
+    try:
+        _expect_frontier(config, applied)
+    except GapError:
+        return False
+    return True
 
 
 def _expect_frontier(config: Config, applied: Applied) -> None:
     """Raise GapError if the log has another frontier at the store's place."""
     record = record_at(config, applied.place - 1) if applied.place else None
-    stands = (applied.epoch, applied.lsn, applied.seq)
-    if record and (record.epoch, record.lsn, record.seq) != stands:
+    stored = (applied.epoch, applied.lsn, applied.seq)
+    if record and (record.epoch, record.lsn, record.seq) != stored:
         raise GapError(
-            f"the store stands at {applied.lsn} (seq {applied.seq}), where this log has"
+            f"the store is at {applied.lsn} (seq {applied.seq}), where this log has"
             f" {record.lsn} (seq {record.seq})",
             hint="it followed another log: one that was set up before, or of a database that was"
             " restored since",
         )
 
 
-def _expect_taken(config: Config, name: str, applied: Applied) -> None:
+def _expect_complete(config: Config, name: str, applied: Applied) -> None:
     """Raise ConfigError unless all events up to the store's frontier were applied.
 
     The first event after the end that the store has for a partition must be above its frontier.
@@ -71,7 +82,7 @@ def _expect_taken(config: Config, name: str, applied: Applied) -> None:
     if resumed is None:
         return
     topics = Chosen(config, config.followers[name]).among(resumed[0].partitions)
-    left = _left(config, topics, applied)
+    left = _unread(config, topics, applied)
     with closing(RangeReader(config)) as log:
         firsts = log.first_events(left)
     for (topic, _), value in firsts.items():
@@ -79,13 +90,13 @@ def _expect_taken(config: Config, name: str, applied: Applied) -> None:
             table = ".".join(names.table_of(config.prefix, topic))
             raise ConfigError(
                 f"{table} has changes, from seq {seq} on, that follower {name} at seq"
-                f" {applied.seq} never took: the table was not among its tables all the time",
-                hint=f"`cdc rebuild {name}` reads all rows again; or take the table out of the"
+                f" {applied.seq} never applied: the table was not always among its tables",
+                hint=f"`cdc rebuild {name}` reads all rows again; or remove the table from the"
                 " follower's tables",
             )
 
 
-def _left(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Place, Range]:
+def _unread(config: Config, topics: Mapping[str, int], applied: Applied) -> dict[Partition, Range]:
     """Return each partition's range that the store has not read, if not empty."""
     ends, left = applied.end_of, {}
     places = [(topic, number) for topic, count in topics.items() for number in range(count)]

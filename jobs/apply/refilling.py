@@ -30,11 +30,11 @@ def refuse_unfillable(config: Config, name: str, error: StoreLostError) -> None:
         return
     more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     raise GapError(
-        f"{error.what}. The store can't be filled again from the log: {'; '.join(found[:_NAMED])}"
-        f"{more}. What the store still has was left as it is",
-        hint=f"put back what is missing and start the follower; or start `cdc run` and call `cdc"
-        f" rebuild {name}`: it reads the rows again through the stream (`cdc snapshot`), next to"
-        " what is left, and switches when it has all of them; then start the follower",
+        f"{error.what}. The store can't be refilled from the log: {'; '.join(found[:_NAMED])}"
+        f"{more}. The store's remaining data was left as it is",
+        hint=f"restore what is missing and start the follower; or start `cdc run` and call `cdc"
+        f" rebuild {name}`: it reads the rows again through the stream (`cdc snapshot`), in a"
+        " shadow build, and switches when that has all of them; then start the follower",
     )
 
 
@@ -47,14 +47,17 @@ def unfillable(config: Config, name: str) -> list[str]:
         return [f'there is no log of pipeline "{config.pipeline}"']
     followed = Chosen(config, config.followers[name]).among(resume[0].partitions)
     found = [
-        f"{_of(config, topic)} begins at offset {first} of {topic} [{number}]"
+        f"{_of(config, topic)} starts at offset {first} of {topic} [{number}]"
         for (topic, number), first in shortened(config, followed).items()
     ]
     prefix = config.prefix
     if config.followers[name].delta is not None:
-        found += [f"{table} was copied past the log" for table in direct(config, followed)]
+        found += [
+            f"{table} was copied directly, not through the log"
+            for table in direct(config, followed)
+        ]
     return found + [
-        f"{names.table_name(prefix, topic)} has had another key"
+        f"{names.table_name(prefix, topic)} had another key before"
         for topic in rekeyed(config, followed)
     ]
 
@@ -99,8 +102,8 @@ def _of(config: Config, topic: str) -> str:
 
 
 def _without_mirror(config: Config, name: str) -> list[str]:
-    from jobs.documents.following import DocumentsFollower  # noqa: PLC0415 - it imports us
+    from jobs.documents.mirror_cuts import MirrorCuts  # noqa: PLC0415 - Delta's client, for documents alone
 
-    if DocumentsFollower(config, name).cut(None) is None:
+    if MirrorCuts(config, name).cut(None) is None:
         return [f"its mirror {config.followers[name].mirror} has no frontier"]
     return []

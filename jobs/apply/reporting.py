@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Seconds between a follower's lines.
 LINE_SECONDS: Final = 30.0
 # Seconds between checks for a changed state, which is printed at once.
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 _LATE_SECONDS: Final = 10.0
 
 
@@ -43,14 +43,14 @@ class Lines:
             sys.stderr.flush()
 
 
-class Telling:
+class ProgressPrinter:
     """Prints the followers' progress, in a separate thread, until `close`."""
 
     def __init__(self, runs: Sequence[Run], lines: Lines, seconds: float = LINE_SECONDS) -> None:
         self._runs, self._lines, self._seconds = runs, lines, seconds
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -62,11 +62,11 @@ class Telling:
 
     def _run(self) -> None:
         next_at = time.monotonic() + self._seconds
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._over.wait(_POLL_SECONDS):
             is_due = time.monotonic() >= next_at
             for run in self._runs:
-                if is_due or self._said.get(run.name) != run.state:
-                    self._said[run.name] = run.state
+                if is_due or self._printed.get(run.name) != run.state:
+                    self._printed[run.name] = run.state
                     self._lines.say(line(run), **fields(run))
             if is_due:
                 next_at = time.monotonic() + self._seconds
@@ -98,11 +98,11 @@ def lag(run: Run) -> float | None:
 def line(run: Run) -> str:
     """Return a follower's progress, for a person."""
     at = f"at {run.applied.lsn}, seq {run.applied.seq}" if run.applied else "not opened yet"
-    told = f"{run.name}: {run.state.replace('_', ' ')}, {at}"
+    text = f"{run.name}: {run.state.replace('_', ' ')}, {at}"
     if run.error is not None:
-        return f"{told}: {run.error.what}"
+        return f"{text}: {run.error.what}"
     if run.state in {"following", "catching_up"}:
         seconds = lag(run)
         late = "" if seconds is None or seconds < _LATE_SECONDS else f", {seconds:.0f} s behind"
-        told += f"{late}; {run.progress.events:,} events, {run.progress.events_per_second:g}/s"
-    return told
+        text += f"{late}; {run.progress.events:,} events, {run.progress.events_per_second:g}/s"
+    return text

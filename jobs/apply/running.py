@@ -18,29 +18,23 @@ from typing import TYPE_CHECKING, Final
 
 from cdc.errors import (
     CDCError,
-    ConfigError,
     Exit,
     GapError,
     InvariantError,
     Policy,
     StoppedError,
     StoreLostError,
-    UnavailableError,
 )
 from cdc.events import LSN
 from cdc.log.follower_reports import REPORT_SECONDS, FollowerRecord, Reports, read
 from cdc.runtime.bugs import where
-from jobs.apply.applying import TornError
-from jobs.apply.refilling import refuse_unfillable
-from jobs.generations.rebuilding import STILL
-from sinks.contract import Applied, Mountable, Standing
+from sinks.contract import Applied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
     from cdc.log.follower_reports import FollowerState
-    from sinks.contract import Generations
 
 log = logging.getLogger("jobs.follow")
 
@@ -61,7 +55,7 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Progress:
+class FollowerProgress:
     """What a follower has done since its job started, for its reports."""
 
     def __init__(self) -> None:
@@ -106,7 +100,7 @@ class Run:
     ) -> None:
         """`quiet`: write no reports, because this is a shadow build."""
         self.config, self.name, self.store = config, name, store
-        self.progress = Progress()
+        self.progress = FollowerProgress()
         self.stopping = threading.Event()
         self.state: FollowerState = "starting"
         self.applied: Applied | None = None
@@ -116,7 +110,7 @@ class Run:
         self.error: CDCError | None = None
         self._reports: Reports | None = None
         self._known: FollowerRecord | None = None  # the last report before this session
-        self.is_aside = quiet
+        self.is_shadow = quiet
         self._reported_at = 0.0
         self._lock = threading.Lock()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
@@ -129,10 +123,10 @@ class Run:
         ticking.start()
         while not self.stopping.is_set():
             error = self._turn()
-            if error is None or (self.stopping.is_set() and self._goes_on(error)):
+            if error is None or (self.stopping.is_set() and self._continues_after(error)):
                 break
             self.progress.error()
-            if not self._goes_on(error):
+            if not self._continues_after(error):
                 self.exit = Exit(error.exit_code)
                 self.to("halted", error)
                 log.error("%s halted: %s\n  what to do: %s", self.name, error.what, error.hint)
@@ -155,9 +149,9 @@ class Run:
             return None
         except CDCError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
-            told = "%s: this is a bug in Lockstep: report it with these lines\n%s"
-            log.error(told, self.name, where(error))  # noqa: TRY400 - its words may be values
+        except Exception as error:  # noqa: BLE001 - the other followers continue
+            text = "%s: this is a bug in Lockstep: report it with these lines\n%s"
+            log.error(text, self.name, where(error))  # noqa: TRY400 - its text may contain values
             return InvariantError(f"a bug: {type(error).__name__}")
         return None
 
@@ -169,19 +163,19 @@ class Run:
         """Enter a state; report it if it changed."""
         if (state, error) != (self.state, self.error):
             if error is None and state != self.state:
-                log.info("%s: %s", self.name, state)
+                log.debug("%s: %s", self.name, state)  # the job prints it
             if state in {"following", "catching_up"}:  # the store is open, and the log is read
                 self.progress.failing_since_us = None
             self.state, self.error = state, error
             self.report()
 
-    def reads(self) -> None:
+    def polled(self) -> None:
         """Record that a session has polled its source and found nothing to apply yet."""
         if self.state not in {"following", "catching_up"}:
             self._backoff_seconds = _BACKOFF_SECONDS[0]
             self.to("following")
 
-    def stands(self, applied: Applied) -> None:
+    def opened_at(self, applied: Applied) -> None:
         """Record the store's frontier at a session's start."""
         self.applied, self.had_lsn = applied, None
 
@@ -204,25 +198,25 @@ class Run:
 
     def report(self) -> None:
         """Write a report; log a warning if that fails."""
-        if self.is_aside:
+        if self.is_shadow:
             return
         with self._lock:
             self._reported_at = time.monotonic()
             try:
                 if self._reports is None:
                     reports = Reports(self.config)
-                    self.told()
+                    self.read_report()
                     self._reports = reports
-                self._reports.write(self._record(self.applied or self._last_told()))
+                self._reports.write(self._record(self.applied or self._last_reported()))
             except CDCError as error:
-                log.warning("%s: a report is lost: %s", self.name, error.what)
+                log.warning("%s: a report was not written: %s", self.name, error.what)
 
-    def told(self) -> FollowerRecord | None:
+    def read_report(self) -> FollowerRecord | None:
         """Return the follower's newest report, from any process."""
         self._known = read(self.config).get(self.name)
         return self._known
 
-    def _last_told(self) -> Applied:
+    def _last_reported(self) -> Applied:
         """Return the last report's frontier: until the store is opened nothing newer is known."""
         known = self._known
         if known is None:
@@ -276,7 +270,7 @@ class Run:
             if time.monotonic() - self._reported_at >= REPORT_SECONDS - _TICK_SECONDS:
                 self.report()
 
-    def _goes_on(self, error: CDCError) -> bool:
+    def _continues_after(self, error: CDCError) -> bool:
         if error.policy is Policy.SLOW:
             return self._has_applied
         return error.policy is not Policy.HALT
@@ -288,7 +282,7 @@ class Run:
         if error.policy is Policy.SLOW:
             seconds = _SLOW_SECONDS
         self.to("rebuilding" if isinstance(error, StoreLostError) else "waiting", error)
-        log.warning("%s: %s; goes on in %.1f s", self.name, error.what, seconds)
+        log.warning("%s: %s; continues in %.1f s", self.name, error.what, seconds)
         self.stopping.wait(seconds * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
 
 
@@ -299,128 +293,5 @@ def with_remedy(error: CDCError, name: str, cut: str) -> CDCError:
     return GapError(
         f"{error.what} ({cut})",
         hint=f"{error.hint}. Nothing of it was written. `cdc rebuild {name}` builds the follower"
-        " anew, from what the log or a snapshot has",
+        " again, from the log or a snapshot",
     )
-
-
-def opened(run: Run, sink: Generations) -> Standing:
-    """Return the store's frontier; a store that lost a part starts its next generation.
-
-    Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
-    can't. Raises ConfigError if it follows another pipeline.
-    """
-    pipeline = run.config.pipeline
-    told = None if run.is_aside else run.told()
-    try:
-        standing = _found(run, sink, told)
-    except StoreLostError as error:
-        _begin_again(run, sink, told, error)
-        standing = _standing(run, sink)
-    if standing.applied.pipeline != pipeline:
-        raise ConfigError(
-            f"the store follows the pipeline {standing.applied.pipeline}",
-            hint="give each pipeline's follower a prefix or a path of its own",
-        )
-    return standing
-
-
-def _found(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
-    """Return the store's frontier; raise StoreLostError if a part is missing at two checks."""
-    if isinstance(run.error, TornError):
-        raise run.error
-    try:
-        return _look(run, sink, told)
-    except StoreLostError as error:
-        log.warning("%s: %s; looking again", run.name, error.what)
-        if run.stopping.wait(_SURE_SECONDS):
-            raise StoppedError from error
-        return _look(run, sink, told)
-
-
-def _look(run: Run, sink: Generations, told: FollowerRecord | None) -> Standing:
-    had = _had(told)
-    # Checked before the store is opened, because that creates what is missing.
-    if told is not None and had and sink.current() is None:
-        place = sink.absent() if isinstance(sink, Mountable) else None
-        if place is not None:
-            raise UnavailableError(
-                f"there is nothing at {place}, where the store held everything up to {had}",
-                hint="mount the volume, or put the store back: until then nothing is written"
-                f" there. If it is deleted for good, `cdc rebuild {run.name}` builds it again",
-            )
-        raise _other(told)
-    standing = _standing(run, sink)
-    _expect_told(told, standing.applied)
-    return standing
-
-
-def _begin_again(
-    run: Run, sink: Generations, told: FollowerRecord | None, error: StoreLostError
-) -> None:
-    """Start the next generation in place of the lost one, if it can be refilled."""
-    generation = _next_generation(run, sink, told)
-    if run.is_aside and sink.current() not in (None, generation):
-        run.stands(Applied.beginning(run.config.pipeline, generation))
-        sink.drop(generation)  # the generation that readers see is not lost
-        return
-    try:
-        refuse_unfillable(run.config, run.name, error)
-    except GapError:
-        at = told.generation if told else generation
-        run.stands(Applied.beginning(run.config.pipeline, at))
-        run.had_lsn = _had(told)
-        raise
-    run.stands(Applied.beginning(run.config.pipeline, generation))
-    run.to("rebuilding", error)
-    log.warning("%s: %s; building generation %d", run.name, error.what, generation)
-    sink.anew(generation)
-
-
-def _standing(run: Run, sink: Generations) -> Standing:
-    """Open the store; one that has applied nothing yet is at the log's beginning."""
-    standing = sink.open()
-    if standing is not None and standing.applied.pipeline:
-        return standing
-    generation = run.applied.generation if run.is_aside and run.applied else sink.current() or 1
-    beginning = Applied.beginning(run.config.pipeline, generation)
-    return Standing(beginning, standing.reached if standing else 0)
-
-
-def _expect_told(told: FollowerRecord | None, at: Applied) -> None:
-    """Raise StoreLostError if more was reported than the store or its generation has.
-
-    Reports of an older generation are ignored, and the newest report promises rows that are
-    missing. Exception: a rebuild reports a generation just before the switch, so readers may never
-    have seen it.
-    """
-    if told is None:
-        return
-    is_lost = told.generation > at.generation and told.state != "rebuilding"
-    if not at.lsn:
-        is_lost = (told.generation, _had(told)) > (at.generation, LSN(0))
-    if is_lost:
-        raise _other(told)
-
-
-def _had(told: FollowerRecord | None) -> LSN:
-    """Return the LSN up to which the store held everything, by the newest report."""
-    return LSN(0) if told is None else told.had_lsn or told.lsn
-
-
-def _other(told: FollowerRecord) -> StoreLostError:
-    return StoreLostError(
-        f"the store is not the one that had generation {told.generation} up to {_had(told)}"
-    )
-
-
-def _next_generation(run: Run, sink: Generations, told: FollowerRecord | None) -> int:
-    """Return the next number for a lost store: above all that were reported or exist.
-
-    A shadow build keeps its number, because the rebuild identifies it by that.
-    """
-    if run.is_aside and run.applied is not None:
-        return run.applied.generation
-    known = [told.generation if told else 1, run.applied.generation if run.applied else 1]
-    with suppress(StoreLostError):
-        known += [number for number in sink.generations() if number < STILL]
-    return max(known) + 1

@@ -47,7 +47,8 @@ def _redis(config: Config, name: str, follower: Follower) -> Generations:
 
 
 def _delta(config: Config, name: str, follower: Follower) -> Generations:
-    from sinks.delta.sink import DeltaSink, Settings  # noqa: PLC0415 - of the extra `spark`
+    from sinks.delta.settings import Settings  # noqa: PLC0415 - of the extra `spark`
+    from sinks.delta.sink import DeltaSink  # noqa: PLC0415 - of the extra `spark`
 
     delta = follower.delta
     assert delta is not None, "the maker of a delta follower"
@@ -66,7 +67,7 @@ def _delta(config: Config, name: str, follower: Follower) -> Generations:
             cluster=delta.cluster,
             is_direct=partial(_is_direct, config),
             applier=delta.applier,
-            large=_SparkWhenAsked(delta.storage),
+            large=_LazySparkMerge(delta.storage),
             spark_above_bytes=delta.spark_above_bytes,
             optimize_minutes=delta.optimize_minutes,
             vacuum_hours=delta.vacuum_hours,
@@ -74,7 +75,7 @@ def _delta(config: Config, name: str, follower: Follower) -> Generations:
     )
 
 
-class _SparkWhenAsked:
+class _LazySparkMerge:
     """Spark's MERGE, imported for the first table that is large enough."""
 
     def __init__(self, storage: Mapping[str, str]) -> None:

@@ -29,7 +29,15 @@ from cdc.config.value_options import Values
 from cdc.decode.types import type_name
 from cdc.encode import values
 from sinks.delta import layout as delta_layout
-from sinks.delta.types import FIRST_YEAR, LAST_YEAR, TEXT, DeltaType, Kind, delta_type, fixed_type
+from sinks.delta.types import (
+    FIRST_YEAR,
+    LAST_YEAR,
+    TEXT,
+    DeltaType,
+    TypeKind,
+    delta_type,
+    fixed_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,17 +79,17 @@ class Column:
             case "truncate", _:
                 assert self.mask is not None
                 return [f"pg_catalog.left({output}, {int(str(self.mask.value))})"]
-            case None, Kind.SAME:
+            case None, TypeKind.SAME:
                 # ADBC reads an oid as a signed integer of four bytes.
                 is_oid = type_name(self.source.type_id) == "oid"
                 return [f"{quoted}::pg_catalog.int8" if is_oid else quoted]
-            case None, Kind.CALENDAR:
+            case None, TypeKind.CALENDAR:
                 kind, first, last = _CALENDAR_TYPES[self.type.name]
                 value = f"{quoted}::pg_catalog.{kind}"
                 before = f"{value} < '{FIRST_YEAR:04}-01-01{first}'"
                 after = f"{value} > '{LAST_YEAR}-12-31{last}'"
                 return [value, f"CASE WHEN {before} OR {after} THEN {output} END"]
-            case None, Kind.MONEY:
+            case None, TypeKind.MONEY:
                 return [f"pg_catalog.translate({output}, '$,', '')"]
             case _:
                 return [output]
@@ -159,14 +167,14 @@ def _converter(part: Column, kind: pa.DataType) -> Converter:  # noqa: PLR0911 -
         case "hmac", _:
             assert part.mask is not None
             return _hmac(str(part.mask.value).encode())
-        case None, Kind.CALENDAR:
+        case None, TypeKind.CALENDAR:
             return lambda read, rows: (_within(read[0], read[1], rows), read[1])
-        case None, Kind.NUMBER:
+        case None, TypeKind.NUMBER:
             return lambda read, _: _numbers(read[0], kind)
-        case None, Kind.MONEY:
+        case None, TypeKind.MONEY:
             cents = pa.decimal128(kind.precision, 2)
             return lambda read, _: (_scaled(read[0].cast(cents), kind), None)
-        case None, Kind.ARRAY:
+        case None, TypeKind.ARRAY:
             return _arrays(part, kind)
         case _:
             return lambda read, _: (read[0], None)
@@ -210,7 +218,7 @@ def _arrays(part: Column, kind: pa.DataType) -> Converter:
     """Return the converter of arrays, which reads the stream's form element by element."""
     assert part.type.element is not None
     # A value that stays text must be Postgres' own text, even where the stream has a number.
-    is_text = part.type.element.kind is Kind.TEXT and type_name(part.source.type_id) != "_box"
+    is_text = part.type.element.kind is TypeKind.TEXT and type_name(part.source.type_id) != "_box"
     column = replace(part.source, type_id=_TEXT_ARRAY) if is_text else part.source
     expression = values.form(column, _FORMS)
     form = eval(f"lambda b, p, q: {expression}", dict(values.NAMESPACE))  # noqa: S307 - our own text

@@ -33,7 +33,7 @@ from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import Plan, PlannedTable, Range
 from cdc.snapshot.initial.task import masks, prove, range_rows
-from cdc.source.pinned import carried, connect_for_rows, for_others, pinned
+from cdc.source.pinned import connect_for_rows, pinned, portable_config, portable_dsn
 from jobs.copying import adbc
 from jobs.copying.arrow_rows import ArrowRows, columns
 from sinks.delta import layout as delta_layout
@@ -49,7 +49,7 @@ NAME: Final = "lockstep_snapshot"
 
 
 @dataclass(frozen=True)
-class Table:
+class CopiedTable:
     """One published table's part of a plan: its version, its tables and ranges, by number."""
 
     version: SchemaRecord
@@ -61,7 +61,7 @@ class Table:
     taken_at_us: int
 
 
-def table_of(plan: Plan, name: str) -> Table:
+def table_of(plan: Plan, name: str) -> CopiedTable:
     """Return the plan's part for the table `schema.table`; raise ConfigError if it has none."""
     for version in plan.schemas.values():
         if f"{version.schema}.{version.table}" == name:
@@ -77,7 +77,7 @@ def table_of(plan: Plan, name: str) -> Table:
         if planned.schema_id == version.schema_id
     }
     ranges = tuple(each for index, planned in tables.items() for each in planned.ranges(index))
-    return Table(
+    return CopiedTable(
         version, tables, ranges, plan.snapshot, plan.tasks, int(plan.lsn), plan.taken_at_us
     )
 
@@ -109,23 +109,23 @@ class SnapshotSource(DataSource):
         config, table = self._asked()
         with closing(connect_for_rows(config)) as connection:
             hidden = masks(config, connection, table.version)
-            return SnapshotReader(carried(config, connection), table, hidden, schema)
+            return SnapshotReader(portable_config(config, connection), table, hidden, schema)
 
-    def _asked(self) -> tuple[Config, Table]:
+    def _asked(self) -> tuple[Config, CopiedTable]:
         config = load(Path(self.options.get("config", "lockstep.yaml")))
         if planned := self.options.get("planned"):
             return config, _from_option(planned)
         return config, table_of(_running(config), self.options["table"])
 
 
-def as_option(table: Table) -> str:
+def as_option(table: CopiedTable) -> str:
     """Return a table as the data source's option `planned`. It holds no secrets."""
     return b64encode(pickle.dumps(table)).decode()
 
 
-def _from_option(text: str) -> Table:
+def _from_option(text: str) -> CopiedTable:
     table = pickle.loads(b64decode(text))  # noqa: S301 - of `as_option`'s making
-    assert isinstance(table, Table)
+    assert isinstance(table, CopiedTable)
     return table
 
 
@@ -152,7 +152,11 @@ class SnapshotReader(DataSourceReader):
     """Plans in the driver, reads in executors."""
 
     def __init__(
-        self, config: Config, table: Table, hidden: list[ColumnMask | None], schema: StructType
+        self,
+        config: Config,
+        table: CopiedTable,
+        hidden: list[ColumnMask | None],
+        schema: StructType,
     ) -> None:
         self._config, self._table, self._hidden, self._schema = config, table, hidden, schema
 
@@ -174,7 +178,7 @@ class SnapshotReader(DataSourceReader):
         pace = Pace(config.snapshot, table.tasks)
         with (
             closing(connect_for_rows(config)) as connection,
-            closing(adbc.Reading(for_others(connection))) as reading,
+            closing(adbc.Reading(portable_dsn(connection))) as reading,
         ):
             for each in partition.ranges:
                 planned = table.tables[each.table]

@@ -23,7 +23,7 @@ from cdc.log.publisher import Publisher
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import Plan, RangeRecord
 from cdc.snapshot.initial.task import masks
-from cdc.source.pinned import carried, connect_for_rows
+from cdc.source.pinned import connect_for_rows, portable_config
 from jobs.copying import mirror_writers
 from jobs.copying.data_source import SnapshotReader, SnapshotSource, spark_schema, table_of
 from jobs.copying.mirror_writers import Rows
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.snapshot.initial.records import Range
-    from jobs.copying.data_source import Table
+    from jobs.copying.data_source import CopiedTable
 
 # The size of a group's pages: large enough that the seconds per commit do not matter, small enough
 # to repeat after a failure.
@@ -108,7 +108,7 @@ class _Log:
         if state is None or (state.stage, state.token) != ("running", plan.token):
             raise FencedError(
                 f"generation {plan.generation} of the snapshot is no longer being copied",
-                hint="another coordinator has begun a new one, or it is done; this one stops",
+                hint="another coordinator has started a new one, or it is done; this one stops",
             )
         self.done = known.done(plan)
 
@@ -133,7 +133,7 @@ class _Mirror:
     """One table's mirror."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, table: Table
+        self, spark: SparkSession, config: Config, config_file: Path, plan: Plan, table: CopiedTable
     ) -> None:
         if config.delta.path is None:
             raise ConfigError(
@@ -164,7 +164,7 @@ class _Mirror:
         with closing(connect_for_rows(config)) as connection:
             hidden = masks(config, connection, table.version)
             schema = spark_schema(config, table.version, hidden)
-            reader = SnapshotReader(carried(config, connection), table, hidden, schema)
+            reader = SnapshotReader(portable_config(config, connection), table, hidden, schema)
         self._writer.write(
             Rows(table, schema, reader, replaces=group.number == 0),
             Commit(
@@ -199,9 +199,9 @@ class _Mirror:
         metrics = self._committed(group)
         if metrics is None:
             raise GapError(
-                f"{self.path} holds a snapshot that is not an older one of this pipeline's: what"
-                " was to be written was skipped",
-                hint="it is another pipeline's, or was made before `cdc teardown`: move it away, or"
+                f"{self.path} has a snapshot that is not an older one of this pipeline: the rows"
+                " were not written",
+                hint="it is another pipeline's, or from before `cdc teardown`: move it away, or"
                 " choose another delta.path",
             )
         rows, size = int(metrics["numOutputRows"]), int(metrics["numOutputBytes"])
@@ -221,8 +221,8 @@ class _Mirror:
     def _committed(self, group: Group) -> Mapping[str, str] | None:
         """Return the metrics of the commit that holds the group; None if there is none."""
         wanted = self._group(group)
-        for said, metrics in self._writer.commits():
-            found = delta_layout.facts(said)
+        for user_metadata, metrics in self._writer.commits():
+            found = delta_layout.facts(user_metadata)
             if {key: found.get(key) for key in wanted} == wanted:
                 return metrics
         return None

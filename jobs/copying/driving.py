@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 
 from cdc.errors import CDCError, ConfigError, UnavailableError
 from cdc.runtime import bugs
-from cdc.snapshot.initial.topic import Following
-from cdc.source.pinned import carried, connect_for_rows
+from cdc.snapshot.initial.topic import RangeTail
+from cdc.source.pinned import connect_for_rows, portable_config
 from jobs.copying import direct, tasks
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class InSession:
         """`left` has the tasks with remaining ranges."""
         self._spark, self._config, self._file, self._plan = spark, config, config_file, plan
         self._group = f"snapshot-{plan.pipeline}-{time.monotonic_ns()}"
-        self._following = Following(config, plan.generation)
+        self._following = RangeTail(config, plan.generation)
         self._pool = ThreadPoolExecutor(1, "snapshot")
         self._ended: Future[None] = self._pool.submit(self._run, left)
 
@@ -87,7 +87,7 @@ class InSession:
         }
         connection = connect_for_rows(config)
         with connection:
-            carrying = carried(config, connection)
+            carrying = portable_config(config, connection)
         try:
             tasks.copy(spark, carrying, plan, [task for task in left if task in by_log])
             direct.copy(spark, config, self._file, plan)

@@ -31,7 +31,7 @@ from sinks.delta import layout as delta_layout
 from sinks.delta import log as delta_log
 from sinks.delta.actions import Action, Files
 from sinks.delta.lake import Commit, ConflictError
-from sinks.delta.parts import Part, Parts
+from sinks.delta.parts import Parts, WrittenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdc.config import Config
-    from jobs.copying.data_source import SnapshotReader, Table
+    from jobs.copying.data_source import CopiedTable, SnapshotReader
 
 _NEWEST: Final = 10
 # How many commits are searched at most: only our own are of interest.
@@ -56,7 +56,7 @@ _MAPPED: Final = "delta.columnMapping.mode"
 class Rows(NamedTuple):
     """Rows of a table that are committed together."""
 
-    table: Table
+    table: CopiedTable
     schema: StructType
     reader: SnapshotReader
     replaces: bool  # everything in the mirror
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 class Writer(Protocol):
     """Writes one mirror."""
 
-    def write(self, rows: Rows, said: Commit) -> None:
+    def write(self, rows: Rows, commit: Commit) -> None:
         """Commit the rows; do nothing if the table has reached the commit's version."""
 
     def commits(self) -> Iterator[tuple[str | None, Mapping[str, str]]]:
@@ -78,12 +78,12 @@ class BySpark:
     def __init__(self, spark: SparkSession, config_file: Path, path: str) -> None:
         self._spark, self._file, self._path = spark, config_file, path
 
-    def write(self, rows: Rows, said: Commit) -> None:
+    def write(self, rows: Rows, commit: Commit) -> None:
         frame = self._spark.read.format(NAME).schema(rows.schema)
         options = {
-            "txnAppId": said.app,
-            "txnVersion": str(said.upto),
-            "userMetadata": delta_layout.metadata(**said.facts),
+            "txnAppId": commit.app,
+            "txnVersion": str(commit.upto),
+            "userMetadata": delta_layout.metadata(**commit.facts),
             **delta_layout.properties(rows.schema.fieldNames()),
         }
         if rows.replaces:
@@ -109,18 +109,18 @@ class ByTasks:
         table = delta_lake.opened(self._path, self._storage)
         return not delta_layout.properties(columns) and (table is None or _is_plain(table))
 
-    def write(self, rows: Rows, said: Commit) -> None:
+    def write(self, rows: Rows, commit: Commit) -> None:
         table = delta_lake.opened(self._path, self._storage)
-        if not _is_behind(table, said):
+        if not _is_behind(table, commit):
             return
         parts = self._written(rows)
         for _ in range(_TRIES):
             # Opened after the rows were read: the commit is based on exactly this version.
             table = delta_lake.opened(self._path, self._storage)
-            if not _is_behind(table, said):
+            if not _is_behind(table, commit):
                 return
             with suppress(ConflictError):
-                self._commit(table, rows, parts, said)
+                self._commit(table, rows, parts, commit)
                 return
         raise delta_lake.busy(self._path)
 
@@ -136,7 +136,7 @@ class ByTasks:
                 yield commit.get("userMetadata"), commit.get("operationMetrics") or {}
             known = len(history)
 
-    def _written(self, rows: Rows) -> list[Part]:
+    def _written(self, rows: Rows) -> list[WrittenFile]:
         """Return the files of the attempts that Spark accepts."""
         shares = rows.reader.partitions()
         tasks = self._spark.sparkContext.parallelize(shares, len(shares))
@@ -145,15 +145,15 @@ class ByTasks:
         return tasks.mapPartitions(write).collect()
 
     def _commit(
-        self, table: DeltaTable | None, rows: Rows, parts: list[Part], said: Commit
+        self, table: DeltaTable | None, rows: Rows, parts: list[WrittenFile], commit: Commit
     ) -> None:
         if table is None and not rows.replaces:
-            raise StoreLostError(f"there is no Delta table {self._path} any more")
+            raise StoreLostError(f"the Delta table {self._path} is missing")
         files = Files(self._path, self._storage)
         if any(files.size(part.path) != part.bytes for part in parts):
             raise ConfigError(
-                f"{self._path}: what tasks wrote is not where the driver looks",
-                hint="let the driver and all executors share that file system, or take an object"
+                f"{self._path}: the driver does not find the files that tasks wrote",
+                hint="the driver and all executors must share that file system; or use an object"
                 " store",
             )
         actions: list[Action] = []
@@ -174,7 +174,7 @@ class ByTasks:
             },
         }
         version = table.version() + 1 if table else 0
-        delta_actions.put_version(files, version, actions, about, said)
+        delta_actions.put_version(files, version, actions, about, commit)
         if table is not None and version % _CHECKPOINT_EVERY == 0:
             table.update_incremental()
             table.create_checkpoint()
@@ -217,19 +217,19 @@ def _write(
     path: str,
     storage: Mapping[str, str],
     shares: Iterator[InputPartition],
-) -> Iterator[Part]:
+) -> Iterator[WrittenFile]:
     """Read a task's share into files; runs in an executor."""
     for share in shares:
         with Parts(Files(path, storage), schema) as parts:
             for batch in reader.read(share):
                 parts.add(batch)
-        yield from parts.whole
+        yield from parts.done
 
 
-def _is_behind(table: DeltaTable | None, said: Commit) -> bool:
-    assert said.upto is not None
-    reached = table.transaction_version(said.app) if table else None
-    return reached is None or reached < said.upto
+def _is_behind(table: DeltaTable | None, commit: Commit) -> bool:
+    assert commit.upto is not None
+    reached = table.transaction_version(commit.app) if table else None
+    return reached is None or reached < commit.upto
 
 
 def _is_plain(table: DeltaTable) -> bool:

@@ -52,7 +52,7 @@ class Failure:
 def copy(spark: SparkSession, config: Config, plan: Plan, tasks: list[int]) -> list[RangeRecord]:
     """Return what the tasks wrote to the log, once all have ended. Raises a task's error.
 
-    `config` must be self-contained (`cdc.source.pinned.carried`).
+    `config` must be self-contained (`cdc.source.pinned.portable_config`).
     """
     if not tasks:
         return []

@@ -26,7 +26,7 @@ EVENT_BYTES: Final = 1_000
 _MOST_WAITING: Final = 10_000
 
 
-class Part(NamedTuple):
+class CutPart(NamedTuple):
     """A cut's part of one partition: `events` events from offset `start` to before `end`."""
 
     topic: str
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     seq: int
     committed_at_us: int
     place: int  # the frontier topic's offset after the record
-    parts: tuple[Part, ...]
+    parts: tuple[CutPart, ...]
 
     @property
     def events(self) -> int:
@@ -121,8 +121,8 @@ class Cutter:
             raise GapError(
                 f"{at} does not follow {lsn}, seq {seq}: it counts {counted} events instead of"
                 f" {record.seq - seq - record.holes}",
-                hint="frontier records between them are gone, or another log stands in this one's"
-                " place",
+                hint="frontier records between them are missing, or another log has replaced this"
+                " one",
             )
         self._last = (record.epoch, record.lsn, record.seq)
         if self.through is None or record.lsn <= self.through:
@@ -156,7 +156,7 @@ class Cutter:
                     counts[topic, number] = counts.get((topic, number), 0) + events
                     ends[topic, number] = end
         parts = tuple(
-            Part(*place, self._ends.get(place, 0), end, counts[place])
+            CutPart(*place, self._ends.get(place, 0), end, counts[place])
             for place, end in sorted(ends.items())
         )
         self._ends.update(ends)

@@ -8,34 +8,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc.log.dead_letters import Letters
+from cdc.log.dead_letters import DeadLetterAssembler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.log.dead_letters import Pointer
-    from cdc.log.ranges import Place, Range, RangeReader
+    from cdc.log.partitions import Partition, Range
+    from cdc.log.ranges import RangeReader
 
 
 class CutLetters:
     """`place` is the topic of dead letters, `wanted` the cut's range of it."""
 
-    def __init__(self, reader: RangeReader, place: Place, wanted: Range | None) -> None:
-        self._letters = Letters()
+    def __init__(self, reader: RangeReader, place: Partition, wanted: Range | None) -> None:
+        self._letters = DeadLetterAssembler()
         self._records = self._read(reader, place, wanted) if wanted else iter(())
 
-    def whole(self, pointer: Pointer) -> bytes:
+    def event(self, pointer: Pointer) -> bytes:
         """Return the event that the pointer refers to; raise GapError if it is incomplete."""
         while pointer.id not in self._letters:
             record = next(self._records, None)
             if record is None:
                 break
             self._letters.add(*record)
-        return self._letters.whole(pointer)
+        return self._letters.event(pointer)
 
     @staticmethod
     def _read(
-        reader: RangeReader, place: Place, wanted: Range
+        reader: RangeReader, place: Partition, wanted: Range
     ) -> Iterator[tuple[bytes | None, bytes | None]]:
         for _, messages in reader.pieces({place: wanted}):
             for message in messages:

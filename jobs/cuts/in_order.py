@@ -49,24 +49,24 @@ class _Pending:
     row: dict[str, Raw | _Stored] | None
 
 
-Whole: TypeAlias = "Callable[[Pointer], bytes]"
+Letter: TypeAlias = "Callable[[Pointer], bytes]"
 
 
 def in_order(
     partitions: Iterable[Events],
     bounds: Bounds,
     *,
-    letter: Whole,
+    letter: Letter,
     rows: Rows,
-    whole_rows: bool = False,
+    complete_rows: bool = False,
     every: bool = False,
 ) -> Reduced:
     """Return the same as `newest`, for any cut.
 
     `letter` returns a dead letter's event, and is called in seq order; `rows` returns the store's
-    rows as they are before the cut. With `whole_rows` only unknown columns stay `unchanged`. With
-    `every` all changes are returned, in seq order, truncates included; for a table without a key,
-    all after the last truncate.
+    rows as they are before the cut. With `complete_rows` only unknown columns stay `unchanged`.
+    With `every` all changes are returned, in seq order, truncates included; for a table without a
+    key, all after the last truncate.
     """
     events = [
         (key, parsed(value))
@@ -78,11 +78,11 @@ def in_order(
     for key, event in events:
         bounds.check(event.source.seq)
         if event.source.dead is not None and (event.op != "d" or every or key is None):
-            told = event
+            pointer = event
             event = parsed(letter(event.source.dead))  # noqa: PLW2901 - in its pointer's place
-            assert event.source.seq == told.source.seq
+            assert event.source.seq == pointer.source.seq
         folding.add(key, event)
-    return folding.finish(rows, whole_rows=whole_rows)
+    return folding.finish(rows, complete_rows=complete_rows)
 
 
 class _Folding:
@@ -123,20 +123,20 @@ class _Folding:
             if self._every:
                 self._all.append(pending)
 
-    def finish(self, rows: Rows, *, whole_rows: bool) -> Reduced:
+    def finish(self, rows: Rows, *, complete_rows: bool) -> Reduced:
         changes = self._all or list(self._rows.values())
         changes.sort(key=attrgetter("event.source.seq"))
-        asked = {
+        wanted = {
             value.key: None
             for each in changes
             for value in (each.row or {}).values()
-            if isinstance(value, _Stored) and (whole_rows or not _own(value, each))
+            if isinstance(value, _Stored) and (complete_rows or not _own(value, each))
         }
         ids = frozenset(self._schema_ids)
-        found = rows(list(asked), ids) if asked else {}
+        found = rows(list(wanted), ids) if wanted else {}
         stored = {key: decode_row(row) for key, row in found.items()}
         return Reduced(
-            [_change(each, stored, whole_rows=whole_rows) for each in changes],
+            [_change(each, stored, complete_rows=complete_rows) for each in changes],
             self._truncated,
             ids,
             {each.key: keys for each in changes if each.key and (keys := _taken(each))},
@@ -197,28 +197,28 @@ _PLACEHOLDER: Final = Raw(b'"__debezium_unavailable_value"')
 
 
 def _change(
-    pending: _Pending, stored: Mapping[bytes, dict[str, Raw]], *, whole_rows: bool
+    pending: _Pending, stored: Mapping[bytes, dict[str, Raw]], *, complete_rows: bool
 ) -> Change:
     event, source = pending.event, pending.event.source
     row, unchanged = pending.row, list[str]()
-    before, told = bytes(event.before), None
+    before, encoded = bytes(event.before), None
     if row is not None:
-        whole: dict[str, Raw] = {}
+        known: dict[str, Raw] = {}
         for name, value in row.items():
             if not isinstance(value, _Stored):
-                whole[name] = value
-            elif _own(value, pending) and not whole_rows:
-                whole[name] = _PLACEHOLDER
+                known[name] = value
+            elif _own(value, pending) and not complete_rows:
+                known[name] = _PLACEHOLDER
                 unchanged.append(name)
             elif name in stored.get(value.key, ()):
-                whole[name] = stored[value.key][name]
-        told = encode_row(whole)
-        if whole_rows:
-            unchanged = [name for name in source.unchanged if name not in whole]
+                known[name] = stored[value.key][name]
+        encoded = encode_row(known)
+        if complete_rows:
+            unchanged = [name for name in source.unchanged if name not in known]
     return Change(
         pending.key,
         source.seq,
-        told,
+        encoded,
         source.schema_id,
         lsn_of(source.commit_lsn),
         source.ts_us,

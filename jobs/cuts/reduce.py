@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -72,8 +72,8 @@ class Bounds(NamedTuple):
         """Raise GapError if the seq is outside: the log does not match its frontiers."""
         if not self.above < seq <= self.upto:
             raise GapError(
-                f"seq {seq} stands in the cut of seq {self.above + 1} to {self.upto}",
-                hint="a topic was deleted and created again, or something else writes to it: see"
+                f"seq {seq} is in the cut of seq {self.above + 1} to {self.upto}",
+                hint="a topic was deleted and recreated, or something else writes to it: see"
                 " `cdc doctor`, then `cdc rebuild` the follower",
             )
 
@@ -94,6 +94,7 @@ class Reduced(NamedTuple):
     taken: Mapping[bytes, AbstractSet[bytes]] = MappingProxyType({})
 
 
+E = TypeVar("E", bound=Event)
 _decode: Final = msgspec.json.Decoder(Event).decode
 decode_row: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 encode_row: Final = msgspec.json.Encoder().encode
@@ -101,12 +102,17 @@ encode_row: Final = msgspec.json.Encoder().encode
 
 def parsed(value: bytes) -> Event:
     """Return an event; raise ConfigError if the value is not one."""
+    return decoded(_decode, value)
+
+
+def decoded(decode: Callable[[bytes], E], value: bytes) -> E:
+    """Return what a decoder of events makes of a value; raise ConfigError if it is not one."""
     try:
-        return _decode(value)
+        return decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"a data topic holds a record that is no change event: {unquoted(error)}",
-            hint="something else writes to it; give the pipeline a log.prefix of its own",
+            f"a data topic has a record that is not a change event: {unquoted(error)}",
+            hint="something else writes to it; give the pipeline its own log.prefix",
         ) from error
 
 
@@ -243,12 +249,12 @@ def completed(reduced: Reduced, rows: Rows) -> Reduced:
     `unchanged`.
     """
     changes = reduced.changes
-    asked = [change.key for change in changes if change.unchanged and change.key is not None]
-    if not asked:
+    wanted = [change.key for change in changes if change.unchanged and change.key is not None]
+    if not wanted:
         return reduced
-    stored = rows(asked, reduced.schema_ids)
-    whole = [_completed(change, stored) if change.unchanged else change for change in changes]
-    return reduced._replace(changes=whole)
+    stored = rows(wanted, reduced.schema_ids)
+    changes = [_completed(change, stored) if change.unchanged else change for change in changes]
+    return reduced._replace(changes=changes)
 
 
 def _completed(change: Change, stored: Mapping[bytes, bytes]) -> Change:

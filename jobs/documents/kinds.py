@@ -33,7 +33,7 @@ MANY: Final = "_document"
 _AT_ONCE: Final = 10_000
 
 
-class Tables(Protocol):
+class DocumentTables(Protocol):
     """The tables at one frontier; `node` selects the table and the columns that are read."""
 
     def find(self, node: Node, columns: tuple[str, ...], wanted: frozenset[Terms]) -> Iterator[Row]:
@@ -57,7 +57,7 @@ class Tables(Protocol):
         ...
 
 
-class Kind:
+class DocumentKind:
     """One kind of document: its tree, and the table that it is for a sink."""
 
     def __init__(self, name: str, document: Document, versions: Mapping[str, Version]) -> None:
@@ -72,9 +72,9 @@ class Kind:
 
     def changes(
         self,
-        new: Tables,
+        new: DocumentTables,
         applied: Applied,
-        old: Tables | None = None,
+        old: DocumentTables | None = None,
         seq: int = 0,
         *,
         was: Node | None = None,
@@ -101,13 +101,13 @@ class Kind:
         )
         yield from self._documents(roots, new, applied)
 
-    def _every(self, tables: Tables, applied: Applied) -> Iterator[Changes]:
+    def _every(self, tables: DocumentTables, applied: Applied) -> Iterator[Changes]:
         rows = tables.every(self.root)
         while some := list(islice(rows, _AT_ONCE)):
             yield self._made(some, (), tables, applied)
 
     def _documents(
-        self, roots: Mapping[bytes, Terms], tables: Tables, applied: Applied
+        self, roots: Mapping[bytes, Terms], tables: DocumentTables, applied: Applied
     ) -> Iterator[Changes]:
         left = iter(roots.items())
         while some := dict(islice(left, _AT_ONCE)):
@@ -116,7 +116,7 @@ class Kind:
             yield self._made(found, [key for key in some if key not in there], tables, applied)
 
     def _made(
-        self, rows: Sequence[Row], gone: Iterable[bytes], tables: Tables, applied: Applied
+        self, rows: Sequence[Row], gone: Iterable[bytes], tables: DocumentTables, applied: Applied
     ) -> Changes:
         made = zip(rows, documents(self.root, rows, tables.find), strict=True)
         changes = [self._change(row.key, document, applied) for row, document in made]

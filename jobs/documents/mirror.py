@@ -29,7 +29,7 @@ _NAMED_AT_MOST: Final = 5_000
 _TABLE: Final = "t"
 
 
-class Place(NamedTuple):
+class MirrorVersion(NamedTuple):
     """A mirror's path, and its version."""
 
     path: str
@@ -40,7 +40,7 @@ class MirrorTables:
     """The tables of one frontier (`jobs.documents.kinds.Tables`)."""
 
     def __init__(
-        self, places: Mapping[str, Place], rows: Mapping[Node, NodeRows],
+        self, places: Mapping[str, MirrorVersion], rows: Mapping[Node, NodeRows],
         storage: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._places, self._rows = places, rows

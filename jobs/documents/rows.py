@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cdc.errors import ConfigError
-from jobs.documents.values import Cells, Reader, exact_texts
+from jobs.documents.values import Cells, ValueReader, exact_texts
 from sinks.delta import layout as delta_layout
 from sinks.documents import Row
 
@@ -40,7 +40,7 @@ class NodeRows:
                 f"{', '.join(missing)}",
                 hint="see followers.<name>.documents; `cdc tail` shows which columns there are",
             )
-        self._readers = {name: Reader(known[name], version.values) for name in wanted}
+        self._readers = {name: ValueReader(known[name], version.values) for name in wanted}
         self._labels = {name: msgspec.json.encode(name) + b":" for name in wanted}
         self._compared = frozenset((*ties, *order))
         self.columns = (*wanted, delta_layout.SEQ, delta_layout.EXACT)

@@ -1,8 +1,9 @@
 """Convert a mirror's values to the log's JSON, byte for byte as in an event of the row.
 
 In two steps, so that no JSON form is defined here: a typed value is written as Postgres writes it,
-and that text goes through the encoders' own forms (`cdc.encode.values`), by the table version's types
-and options. A value that does not fit its column's type is already in `_exact` as Postgres' text.
+and that text goes through the encoders' own forms (`cdc.encode.values`), by the table version's
+types and options. A value that does not fit its column's type is already in `_exact` as Postgres'
+text.
 
 In addition to its JSON a value has a term, by which keys and foreign keys compare (numbers by
 value, regardless of their type), and a rank, by which lists are sorted: in Postgres' order, NULL
@@ -51,7 +52,7 @@ class Cells(NamedTuple):
     ranks: list[tuple[int, Any]]
 
 
-class Reader:
+class ValueReader:
     """Reads one column of a table version."""
 
     def __init__(self, column: Column, options: Mapping[str, object]) -> None:

@@ -20,23 +20,27 @@ import msgspec
 
 from cdc.errors import ConfigError, UnavailableError
 from cdc.events import table_name
-from cdc.log import names, reader, records
+from cdc.log import names, reader
 from cdc.log.follower_reports import FollowerRecord, Reports
-from cdc.log.ranges import Range, RangeReader
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
 from cdc.operate.commands import snapshots
 from jobs.apply.following import Following
+from jobs.apply.positions import is_of_this_log
 from jobs.apply.refilling import direct, rekeyed, shortened
 from jobs.apply.running import Run
 from jobs.apply.stores import kind
 from jobs.cuts.chosen import Chosen
+from jobs.cuts.frontiers import Frontiers
 from jobs.cuts.schemas import version
-from jobs.documents.following import DocumentsFollower, DocumentsFollowing
+from jobs.documents.following import DocumentsFollowing
 from jobs.documents.kinds import SCHEMA
+from jobs.documents.mirror_cuts import MirrorCuts
 from jobs.generations.comparing import Holding, Newest
 from sinks.contract import Applied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -46,9 +50,9 @@ if TYPE_CHECKING:
     from cdc.log.records import FrontierRecord
     from sinks.contract import Generations, Version
 
-_TELL_SECONDS: Final = 5.0
+_PROGRESS_SECONDS: Final = 5.0
 _FRONTIER_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 
 
 class _Source(msgspec.Struct):
@@ -71,17 +75,20 @@ class LogBuilder:
         path: Path,
         name: str,
         spark: Callable[[], SparkSession],
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> None:
         """`path` is the configuration file; `spark` starts a session when it is needed."""
         self._config, self._path, self._name = config, path, name
-        self._spark, self._tell = spark, tell
+        self._spark, self._progress = spark, progress
         # The tables whose rows are read again, and the seq above which all of those rows are.
         self._again: frozenset[str] | None = None
         self._floor = 0
 
     def tables(self) -> list[str]:
         return [names.table_name(self._config.prefix, topic) for topic in self._topics()]
+
+    def knows(self, applied: Applied) -> bool:
+        return is_of_this_log(self._config, applied)
 
     def _topics(self) -> dict[str, int]:
         """Return the topics of the tables that are followed, with their partitions."""
@@ -137,7 +144,7 @@ class LogBuilder:
             until=target.lsn,
             exactly=until is not None,
         )
-        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+        return _run(self._config, self._name, generation, following, target.seq, self._progress)
 
     def versions(self, applied: Applied) -> Sequence[Version]:
         follows = Chosen(self._config, self._config.followers[self._name]).follows
@@ -177,10 +184,9 @@ class LogBuilder:
             tail = reader.read_frontier_tail(self._config, 1)
             found = tail[-1][0] if tail else None
         else:
-            found = None
-            for _, record in _placed(self._config):
-                if record.lsn <= until:
-                    found = record
+            with closing(Frontiers(self._config)) as log:
+                placed = log.newest(until)
+            found = placed and placed.record
         if found is None:
             raise ConfigError(
                 "the log has no frontier" + (f" not above {until}" if until else ""),
@@ -191,26 +197,28 @@ class LogBuilder:
     def _begin_here(self, sink: Generations, generation: int) -> None:
         """Start a new generation at a current frontier instead of at the log's beginning."""
         with closing(sink):
-            standing = sink.open()
-            if standing is None or not standing.applied.place:
+            state = sink.open()
+            if state is None or not state.applied.place:
                 applied = frontier_of_now(self._config, generation)
                 sink.begin(applied.seq, [])
                 sink.commit(applied)
-                self._tell(f"the log has lost its beginning: begun at {applied.lsn}")
+                self._progress(f"the log no longer has its beginning: started at {applied.lsn}")
 
     def _snapshot(self, tables: Sequence[str]) -> list[str]:
         """Request a snapshot of tables; return which, once all their rows are in the log."""
-        asked = snapshots.start(self._config, tables)
-        self._tell(f"reading again: {', '.join(asked.values())}")
+        requested = snapshots.start(self._config, tables)
+        self._progress(f"reading again: {', '.join(requested.values())}")
         failed = [
-            record for record in snapshots.wait(self._config, list(asked)) if record.state != "done"
+            record
+            for record in snapshots.wait(self._config, list(requested))
+            if record.state != "done"
         ]
         if failed:
             raise UnavailableError(
                 f"the snapshot of {failed[0].name} was not finished: {failed[0].why}",
-                hint="see `cdc snapshot list`; `cdc rebuild` asks for it again",
+                hint="see `cdc snapshot list`; `cdc rebuild` requests it again",
             )
-        return list(asked.values())
+        return list(requested.values())
 
 
 class MirrorBuilder:
@@ -218,35 +226,38 @@ class MirrorBuilder:
 
     keeps_seqs = False
 
-    def __init__(self, config: Config, name: str, tell: Callable[[str], None]) -> None:
-        self._config, self._name, self._tell = config, name, tell
-        self._follower = DocumentsFollower(config, name)
+    def __init__(self, config: Config, name: str, progress: Callable[[str], None]) -> None:
+        self._config, self._name, self._progress = config, name, progress
+        self._mirror = MirrorCuts(config, name)
 
     def tables(self) -> list[str]:
-        return [table_name(SCHEMA, name) for name in self._follower.names]
+        return [table_name(SCHEMA, name) for name in self._mirror.names]
+
+    def knows(self, applied: Applied) -> bool:
+        return is_of_this_log(self._config, applied)
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         return 0
 
     def forward(self, sink: Generations, generation: int, until: LSN | None) -> Applied:
-        cut = self._follower.cut(None, until)
+        cut = self._mirror.cut(None, until)
         if cut is None:
             raise ConfigError(
                 f"the mirror of {self._name} has no frontier"
                 + (f" up to {until}" if until else ""),
-                hint="is its follower running? `cdc status` tells",
+                hint="is its follower running? `cdc status` shows it",
             )
         target = cut.after.applied
         following = DocumentsFollowing(
             self._config, self._name, sink, until=target.lsn, exactly=True
         )
-        return _run(self._config, self._name, generation, following, target.seq, self._tell)
+        return _run(self._config, self._name, generation, following, target.seq, self._progress)
 
     def versions(self, applied: Applied) -> Sequence[Version]:
-        return [kind.version for kind in self._follower.kinds(applied)]
+        return [kind.version for kind in self._mirror.kinds(applied)]
 
     def truth(self, version: Version, applied: Applied) -> Holding | None:
-        keys = self._follower.keys(version.table, applied)
+        keys = self._mirror.keys(version.table, applied)
         return None if keys is None else Holding((key, 0, None) for key in keys)
 
 
@@ -256,31 +267,31 @@ def _run(
     generation: int,
     session: Callable[[Run], None],
     seq: int,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Applied:
     """Follow until the session ends; report progress towards `seq`; raise the session's error."""
     run = Run(config, name, kind(config.followers[name]), session, quiet=True)
-    run.stands(Applied.beginning(config.pipeline, generation))
-    going = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
-    going.start()
+    run.opened_at(Applied.beginning(config.pipeline, generation))
+    following = threading.Thread(target=run.run, name=f"rebuild-{name}", daemon=True)
+    following.start()
     try:
-        while going.is_alive():
-            going.join(_TELL_SECONDS)
+        while following.is_alive():
+            following.join(_PROGRESS_SECONDS)
             at = run.applied
-            if going.is_alive() and at is not None:
+            if following.is_alive() and at is not None:
                 share = f"{100 * at.seq / seq:.0f} %" if seq else "0 %"
                 waits = f"; {run.state}: {run.error.what}" if run.error else ""
-                tell(f"generation {generation}: {share}, at {at.lsn}{waits}")
+                progress(f"generation {generation}: {share}, at {at.lsn}{waits}")
     finally:
         run.stop()
-        going.join()
+        following.join()
     if run.state == "halted" and run.error is not None:
         raise run.error
-    assert run.applied is not None, "it stood somewhere"
+    assert run.applied is not None, "it started at a frontier"
     if run.applied.seq < seq:
         raise UnavailableError(
             f"generation {generation} was followed up to {run.applied.lsn} only",
-            hint="begin again: it goes on from there",
+            hint="run `cdc rebuild` again: it continues from there",
         )
     return run.applied
 
@@ -335,37 +346,28 @@ def frontier_of_now(config: Config, generation: int) -> Applied:
     ends = reader.end_offsets(config, parts)
     deadline = time.monotonic() + _FRONTIER_SECONDS
     while True:
-        place, newest = 0, None
-        for offset, record in _placed(config):
-            place, newest = offset + 1, record
-            for topic, number, end, _ in record.partitions:
-                ends[topic, number] = end
-        if newest is not None and place > before:
-            break
+        with closing(Frontiers(config)) as log:
+            placed = log.newest()
+            if placed is not None and placed.offset >= before:
+                ends |= log.ends(placed)
+                break
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"no frontier came for {_FRONTIER_SECONDS:.0f} s", hint="is the daemon running?"
             )
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     by_topic: dict[str, list[int]] = {topic: [0] * count for topic, count in topics.items()}
     for (topic, number), end in ends.items():
         if topic in by_topic:
             by_topic[topic][number] = end
+    record = placed.record
     return Applied(
         config.pipeline,
         generation,
-        newest.epoch,
-        newest.lsn,
-        newest.seq,
-        newest.committed_at_us,
-        place,
+        record.epoch,
+        record.lsn,
+        record.seq,
+        record.committed_at_us,
+        placed.offset + 1,
         {topic: tuple(each) for topic, each in by_topic.items()},
     )
-
-
-def _placed(config: Config) -> Iterator[tuple[int, FrontierRecord]]:
-    """Yield the frontier records in the log, each with its offset."""
-    topic = names.frontier_topic(config.prefix)
-    for message in reader.read_if_there(config, topic):
-        value = message.value() or b""
-        yield message.offset() or 0, records.decode(records.FrontierRecord, value, topic)

@@ -10,7 +10,7 @@ without the sink: a key or seq that differs means that the build is wrong, and r
 it. The other is with the old generation, values included: differences are reported, because they
 show what was wrong in the old generation.
 
-A generation as of an LSN never advances. Its number is above `STILL`, so that it is neither
+A generation as of an LSN never advances. Its number is above `AS_OF_ABOVE`, so that it is neither
 continued nor switched to.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cdc import failpoints
 from cdc.errors import CDCError, ConfigError, StoreLostError
-from cdc.operate.findings import listed
+from cdc.operate.readable import listed
 from jobs.generations.comparing import Difference, Holding
 from sinks.contract import Applied, Forgetful
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from cdc.events import LSN
     from sinks.contract import Generations, Version
 
-STILL: Final = 1_000_000
+AS_OF_ABOVE: Final = 1_000_000
 # How many times the generations are compared before a difference counts, because the old one keeps
 # changing.
-_LOOKS: Final = 3
+_COMPARISONS: Final = 3
 # How many times the build catches up with the old generation at most; it usually takes one or two.
 _TURNS: Final = 100
 _NAMED: Final = 5
@@ -52,6 +52,10 @@ class Builder(Protocol):
 
     def tables(self) -> Iterable[str]:
         """Return the names of all tables or documents that the follower has, or will have."""
+        ...
+
+    def knows(self, applied: Applied) -> bool:
+        """Return whether a frontier is one of this log, and not of one that it has replaced."""
         ...
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:
@@ -82,7 +86,7 @@ class Compared(NamedTuple):
     differences: tuple[Difference, ...]
 
 
-class Outcome(NamedTuple):
+class RebuildOutcome(NamedTuple):
     """The result of a rebuild."""
 
     generation: int
@@ -92,7 +96,7 @@ class Outcome(NamedTuple):
 
 
 class Rebuild:
-    """The rebuild of one follower; `tell` gets its progress.
+    """The rebuild of one follower; `progress` gets its progress.
 
     `report` is called just before and just after the switch, with the new frontier and the reason,
     if any, why it must not be relied on yet: from then on no report of the old generation may be
@@ -104,55 +108,70 @@ class Rebuild:
         self,
         sink: Generations,
         builder: Builder,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         report: Callable[[Applied, str], None] = lambda _, __: None,
         reported: int = 0,
     ) -> None:
-        self._sink, self._builder, self._tell, self._report = sink, builder, tell, report
+        self._sink, self._builder, self._progress, self._report = sink, builder, progress, report
         self._reported = reported
 
-    def as_of(self, lsn: LSN) -> Outcome:
+    def as_of(self, lsn: LSN) -> RebuildOutcome:
         """Build the state at the last frontier not above an LSN, in a separate generation."""
-        number = max([*self._sink.generations(), STILL]) + 1
+        number = max([*self._sink.generations(), AS_OF_ABOVE]) + 1
         applied = self._builder.forward(self._sink.at(number), number, lsn)
-        return Outcome(number, applied, self._sink.current())
+        return RebuildOutcome(number, applied, self._sink.current())
 
-    def anew(self, tables: frozenset[str] | None = None) -> Outcome:
+    def run(self, tables: frozenset[str] | None = None) -> RebuildOutcome:
         """Build a generation, of `tables` only if given, compare it, and switch to it."""
         if tables is not None:
             _expect_known(tables, self._builder.tables())
         former = self._sink.current()
         number = self._number(former)
-        aside = self._sink.at(number, tables)
-        begun = self._sink.generations().get(number)
-        self._tell(
-            f"generation {number}: " + (f"going on behind {begun.lsn}" if begun else "begun aside")
+        known = self._of_this_log(former, tables) if former != number else None
+        build = self._sink.at(number, tables)
+        started = self._sink.generations().get(number)
+        self._progress(
+            f"generation {number}: "
+            + (f"continued after {started.lsn}" if started else "shadow build started")
         )
         failpoints.reach("rebuild_begun")
-        whole = self._builder.prepare(aside, number, tables)
-        old = self._sink.generations().get(former or 0) if former != number else None
+        complete_from = self._builder.prepare(build, number, tables)
+        old = self._sink.generations().get(known or 0)
         compared: tuple[Compared, ...] = ()
-        if old is not None and max(whole, _reached(aside)) <= old.seq:
-            compared = self._compare(aside, number, old, tables)
-        applied = self._forward(aside, number)
-        self._prove(aside, self._versions(applied, tables), applied)
+        if old is not None and max(complete_from, _reached(build)) <= old.seq:
+            compared = self._compare(build, number, old, tables)
+        applied = self._forward(build, number)
+        self._prove(build, self._versions(applied, tables), applied)
         failpoints.reach("rebuild_proved")
-        applied = self._switch(aside, number, former, applied)
-        aside.close()
-        return Outcome(number, applied, former, compared)
+        applied = self._switch(build, number, known, applied)
+        build.close()
+        return RebuildOutcome(number, applied, former, compared)
+
+    def _of_this_log(self, former: int | None, tables: frozenset[str] | None) -> int | None:
+        """Return the generation that readers see, None if it followed another log."""
+        old = self._sink.generations().get(former or 0)
+        if old is None or self._builder.knows(old):
+            return former
+        if tables is not None:
+            raise ConfigError(
+                f"generation {former} followed another log, so none of its tables can be kept",
+                hint="rebuild all of them: `cdc rebuild FOLLOWER` without --table",
+            )
+        self._progress(f"generation {former} followed another log: it is not compared")
+        return None
 
     def drop_old(self) -> list[int]:
         """Delete every generation except the one that readers see; return which were deleted."""
         current = self._sink.current()
-        gone = [number for number in self._sink.generations() if number != current]
-        for number in gone:
+        dropped = [number for number in self._sink.generations() if number != current]
+        for number in dropped:
             self._sink.drop(number)
-        return gone
+        return dropped
 
-    def _forward(self, aside: Generations, number: int, until: Applied | None = None) -> Applied:
+    def _forward(self, build: Generations, number: int, until: Applied | None = None) -> Applied:
         """Advance the build to a frontier, or to everything up to now, and open it for reading."""
-        applied = self._builder.forward(aside, number, until and until.lsn)
-        aside.open()
+        applied = self._builder.forward(build, number, until and until.lsn)
+        build.open()
         return applied
 
     def _versions(self, applied: Applied, tables: frozenset[str] | None) -> list[Version]:
@@ -165,33 +184,33 @@ class Rebuild:
 
     def _number(self, former: int | None) -> int:
         """Return the generation to build: one that an earlier attempt started, or the next."""
-        known = [number for number in self._sink.generations() if number < STILL]
+        known = [number for number in self._sink.generations() if number < AS_OF_ABOVE]
         least = max(self._reported, (former or 0) + 1)
-        begun = [number for number in known if number >= least]
-        return max(begun, default=max([*known, self._reported]) + 1)
+        started = [number for number in known if number >= least]
+        return max(started, default=max([*known, self._reported]) + 1)
 
-    def _prove(self, aside: Generations, versions: Sequence[Version], applied: Applied) -> None:
+    def _prove(self, build: Generations, versions: Sequence[Version], applied: Applied) -> None:
         """Raise unless the generation has exactly the truth's keys and seqs at its frontier."""
         for version in versions:
             wanted = self._builder.truth(version, applied)
             if wanted is None:
                 continue
             seqs = self._builder.keeps_seqs
-            found = Holding((key, seq * seqs, None) for key, seq, _ in aside.contents(version))
+            found = Holding((key, seq * seqs, None) for key, seq, _ in build.contents(version))
             differences = found.differences(wanted, values=False)
-            if isinstance(aside, Forgetful) and aside.forgets(version):
+            if isinstance(build, Forgetful) and build.forgets(version):
                 differences = [each for each in differences if each.left is not None]
             if differences:
                 raise DivergedError(
                     f"generation {applied.generation} does not hold what it was built from:"
-                    f" {_told(version.name, differences)}",
-                    hint="readers still see the old one; report this with the log, and begin again"
+                    f" {_described(version.name, differences)}",
+                    hint="readers still see the old one; report this with the log, and start over"
                     " with `cdc rebuild FOLLOWER --drop-old` and `cdc rebuild FOLLOWER`",
                 )
-            self._tell(f"{version.name}: {len(found):,} rows, as the log says")
+            self._progress(f"{version.name}: {len(found):,} rows, equal to the log")
 
     def _compare(
-        self, aside: Generations, number: int, old: Applied, tables: frozenset[str] | None
+        self, build: Generations, number: int, old: Applied, tables: frozenset[str] | None
     ) -> tuple[Compared, ...]:
         """Advance the build to the old generation's frontier, and compare the two.
 
@@ -203,22 +222,22 @@ class Rebuild:
         try:
             reader.open()
         except StoreLostError as error:
-            self._tell(f"generation {old.generation} is not compared: {error.what}")
+            self._progress(f"generation {old.generation} is not compared: {error.what}")
             return ()
         found: dict[str, Compared] = {}
-        for _ in range(_LOOKS):
-            applied = self._forward(aside, number, old)
+        for _ in range(_COMPARISONS):
+            applied = self._forward(build, number, old)
             for version in self._versions(applied, tables):
                 known = found.get(version.name)
-                mine, theirs = (self._holding(each, version, applied) for each in (aside, reader))
+                mine, theirs = (self._holding(each, version, applied) for each in (build, reader))
                 found[version.name] = _compared(version.name, mine, theirs, applied.seq, known)
-            stood, old = old, self._sink.generations().get(old.generation) or old
-            if old == stood or not any(each.differences for each in found.values()):
+            before, old = old, self._sink.generations().get(old.generation) or old
+            if old == before or not any(each.differences for each in found.values()):
                 break
         reader.close()
         for each in found.values():
-            told = _told(each.table, each.differences) if each.differences else "as before"
-            self._tell(f"{each.table}: {told}")
+            text = _described(each.table, each.differences) if each.differences else "as before"
+            self._progress(f"{each.table}: {text}")
         return tuple(found.values())
 
     def _holding(self, sink: Generations, version: Version, applied: Applied) -> Holding:
@@ -229,14 +248,14 @@ class Rebuild:
         )
 
     def _switch(
-        self, aside: Generations, number: int, former: int | None, applied: Applied
+        self, build: Generations, number: int, former: int | None, applied: Applied
     ) -> Applied:
         """Switch readers to the build, once it is not below the frontier that they see."""
         for _ in range(_TURNS):
             old = self._sink.generations().get(former) if former is not None else None
             if old is None or old.seq <= applied.seq:
                 break
-            applied = self._forward(aside, number)
+            applied = self._forward(build, number)
         if self._sink.current() != number:
             self._report(applied, "readers are about to see another generation")
             failpoints.reach("rebuild_switching")
@@ -245,7 +264,7 @@ class Rebuild:
         # Also after an attempt that died during the switch: opening the store finishes it.
         seen, why = self._seen(number, applied)
         self._report(seen, why)
-        self._tell(f"readers see generation {number}, at {seen.lsn}" + (why and f": {why}"))
+        self._progress(f"readers see generation {number}, at {seen.lsn}" + (why and f": {why}"))
         return seen
 
     def _seen(self, number: int, built: Applied) -> tuple[Applied, str]:
@@ -254,21 +273,21 @@ class Rebuild:
         If only some tables were built, the others may be at an older frontier.
         """
         with closing(self._sink.at(number)) as sink:
-            standing = sink.open()
-        seen, reached = standing or (None, 0)
+            state = sink.open()
+        seen, reached = state or (None, 0)
         if seen is None or not seen.pipeline:
             seen = Applied.beginning(built.pipeline, number)
         is_torn = reached > seen.seq or (seen.seq, seen.lsn) < (built.seq, built.lsn)
-        return seen, "its tables stand at different frontiers until the next batch" * is_torn
+        return seen, "its tables are at different frontiers until the next batch" * is_torn
 
 
-def _reached(aside: Generations) -> int:
+def _reached(build: Generations) -> int:
     """Return the highest seq that rows from an earlier attempt may have."""
     try:
-        standing = aside.open()
+        state = build.open()
     except StoreLostError:
         return 0  # it will be started from scratch
-    return max(standing.reached, standing.applied.seq) if standing else 0
+    return max(state.reached, state.applied.seq) if state else 0
 
 
 def _compared(
@@ -285,7 +304,7 @@ def _compared(
     return Compared(table, len(mine), differences)
 
 
-def _told(table: str, differences: Sequence[Difference]) -> str:
+def _described(table: str, differences: Sequence[Difference]) -> str:
     """Return a text with how many keys differ and how, and the first of them."""
     only_new = sum(each.right is None for each in differences)
     only_old = sum(each.left is None for each in differences)

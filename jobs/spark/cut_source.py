@@ -23,10 +23,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from cdc.config import load
 from cdc.errors import CDCError, ConfigError
 from cdc.events import LSN
-from cdc.log.tailing import FrontierTail
+from cdc.log.frontier_tail import FrontierTail
 from cdc.runtime import bugs
 from jobs.cuts.chosen import Chosen
-from jobs.cuts.cutting import Cut, Cutter, Limits, Part
+from jobs.cuts.cutting import Cut, CutPart, Cutter, Limits
 from sinks.contract import Applied
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "lockstep_cuts"
 # How many seconds one poll for frontier records may take: stopping a query waits for it.
-_LOOK_SECONDS: Final = 0.25
+_POLL_SECONDS: Final = 0.25
 _SCHEMA: Final = (
     "topic string, partition int, start long, end long, events long, above long,"
     " epoch long, lsn long, seq long, committed_at_us long, place long, error string"
@@ -90,7 +90,7 @@ class CutReader(SimpleDataSourceStreamReader):
         self._config = load(Path(options["config"]))
         follower = self._config.followers[options["follower"]]
         self._pace = Path(options["pace"])
-        self._applied = Applied.told(msgspec.json.decode(options["applied"]))
+        self._applied = Applied.from_fields(msgspec.json.decode(options["applied"]))
         self._cutter = Cutter(
             self._applied,
             Chosen(self._config, follower).follows,
@@ -100,7 +100,7 @@ class CutReader(SimpleDataSourceStreamReader):
         )
         self._tail: FrontierTail | None = None
         self._failures = 0
-        sys.excepthook = _say
+        sys.excepthook = _print_error
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         at = self._applied
@@ -115,10 +115,10 @@ class CutReader(SimpleDataSourceStreamReader):
             cut = self._next()
         except CDCError as error:
             self._failures += 1
-            told = msgspec.json.encode(
+            encoded = msgspec.json.encode(
                 {"error": type(error).__name__, "what": error.what, "hint": error.hint}
             ).decode()
-            row = (*[None] * (len(_SCHEMA.split(",")) - 1), told)
+            row = (*[None] * (len(_SCHEMA.split(",")) - 1), encoded)
             return iter([row]), {**start, "failures": self._failures}
         if cut is None:
             return iter([]), start
@@ -130,21 +130,21 @@ class CutReader(SimpleDataSourceStreamReader):
             return iter([])  # Spark's first batch, if the first poll found no record
         raise ConfigError(
             f"Spark asks again for the cut from {start} to {end}",
-            hint="a checkpoint is never used twice: leave --checkpoint out, or name another folder",
+            hint="a checkpoint is never used twice: omit --checkpoint, or name another folder",
         )
 
     def _next(self) -> Cut | None:
         if self._tail is None:
             self._tail = FrontierTail(self._config, self._applied.place, self._applied.seq)
         cutter, tail = self._cutter, self._tail
-        wait = _LOOK_SECONDS if cutter.waiting == 0 else 0.0
-        for record, offset in () if cutter.has_enough else tail.come(wait):
+        wait = _POLL_SECONDS if cutter.waiting == 0 else 0.0
+        for record, offset in () if cutter.has_enough else tail.arrivals(wait):
             cutter.add(record, offset)
         if self._pace.exists():
             cutter.limits.event_bytes = float(self._pace.read_text("ascii") or 0)
         cut = cutter.take(time.monotonic())
         if cut is None and cutter.waiting:
-            time.sleep(_LOOK_SECONDS / 10)  # the next cut is not due yet
+            time.sleep(_POLL_SECONDS / 10)  # the next cut is not due yet
         return cut
 
 
@@ -160,12 +160,12 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
     if first.error is not None:
         from cdc import errors  # noqa: PLC0415 - by name
 
-        told = msgspec.json.decode(first.error, type=dict[str, str])
-        kind = getattr(errors, told["error"], CDCError)
-        error = kind(told["what"], hint=told["hint"])
+        fields = msgspec.json.decode(first.error, type=dict[str, str])
+        kind = getattr(errors, fields["error"], CDCError)
+        error = kind(fields["what"], hint=fields["hint"])
         assert isinstance(error, CDCError)
         return error
-    parts = tuple(Part(*row[:5]) for row in found if row.topic is not None)
+    parts = tuple(CutPart(*row[:5]) for row in found if row.topic is not None)
     return Cut(
         first.above,
         first.epoch,
@@ -177,7 +177,7 @@ def cut_of(found: Sequence[Row]) -> Cut | CDCError:
     )
 
 
-def _say(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+def _print_error(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
     """Print the error that ends the source's process, unless Spark ended it by closing the pipe."""
     if not issubclass(kind, BrokenPipeError):
         sys.stderr.write(f"the source of cuts ended:\n{bugs.where(error)}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cdc.config import Config
-    from cdc.log.ranges import Place, Range
+    from cdc.log.partitions import Partition, Range
 
 _ALIKE: Final = {"security.protocol", "sasl.mechanism", "ssl.key.password", "client.id"}
 # Settings that name PEM files, whose content Java takes as text.
@@ -68,7 +68,7 @@ def _login(mechanism: str, given: Mapping[str, str]) -> str:
     if module is None:
         raise ConfigError(
             f"large cuts are read by Spark's Kafka reader, which can't log in by {mechanism} with"
-            " what log.kafka says",
+            " the settings in log.kafka",
             hint=f"use one of {', '.join(_LOGINS)}, or a max_events of the follower below 20,000",
         )
     user, password = (_quoted(given.get(f"sasl.{what}", "")) for what in ("username", "password"))
@@ -80,7 +80,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def reading(config: Config, ranges: Mapping[Place, Range]) -> dict[str, str]:
+def reading(config: Config, ranges: Mapping[Partition, Range]) -> dict[str, str]:
     """Return the options of `spark.read.format("kafka")` that read exactly these ranges."""
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}

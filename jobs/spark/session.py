@@ -154,7 +154,8 @@ def _python() -> Path:
 
     Spark puts an archive of pyspark first, which has no compiled modules: each process would
     compile them again, for most of a second. A streaming source's worker answers before it imports
-    pyspark (`jobs.spark.source_worker`): Spark gives up a worker that has not answered in ten seconds.
+    pyspark (`jobs.spark.source_worker`): Spark gives up a worker that has not answered in ten
+    seconds.
     """
     path = Path(tempfile.mkdtemp(prefix="lockstep-python-")) / "python"
     worker = Path(__file__).with_name("source_worker.py")

@@ -165,10 +165,10 @@ class Vector(NamedTuple):
         }
 
 
-def put_vectors(files: Files, gone: Sequence[pa.BooleanArray]) -> list[Vector]:
+def put_vectors(files: Files, deleted: Sequence[pa.BooleanArray]) -> list[Vector]:
     """Write one file of deletion vectors; return where each is."""
     name, text, found = uuid4(), bytearray(_FILE_VERSION), []
-    for rows in gone:
+    for rows in deleted:
         data = _roaring(rows)
         found.append(Vector(name, len(text), len(data), rows.true_count))
         text += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
@@ -177,10 +177,10 @@ def put_vectors(files: Files, gone: Sequence[pa.BooleanArray]) -> list[Vector]:
 
 
 def commit(
-    files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, said: Commit
+    files: Files, table: DeltaTable, actions: Sequence[Action], operation: str, record: Commit
 ) -> None:
     """Write the version after the table's; raise ConflictError if it exists."""
-    put_version(files, table.version() + 1, actions, {"operation": operation}, said)
+    put_version(files, table.version() + 1, actions, {"operation": operation}, record)
     table.update_incremental()
 
 
@@ -189,7 +189,7 @@ def put_version(
     version: int,
     actions: Sequence[Action],
     about: Mapping[str, object],
-    said: Commit,
+    record: Commit,
 ) -> None:
     """Write a version, 0 for a new table; raise ConflictError if it exists.
 
@@ -202,15 +202,15 @@ def put_version(
         "isolationLevel": "Serializable",
         "isBlindAppend": False,
         "engineInfo": "lockstep",
-        "userMetadata": layout.metadata(**said.facts),
+        "userMetadata": layout.metadata(**record.facts),
         **about,
     }
     if version:
         info["readVersion"] = version - 1
-    whole: list[Action] = [{"commitInfo": info}, *actions]
-    if said.upto is not None:
-        whole.append({"txn": {"appId": said.app, "version": said.upto, "lastUpdated": now}})
-    text = "\n".join(json.dumps(each, separators=(",", ":")) for each in whole)
+    lines: list[Action] = [{"commitInfo": info}, *actions]
+    if record.upto is not None:
+        lines.append({"txn": {"appId": record.app, "version": record.upto, "lastUpdated": now}})
+    text = "\n".join(json.dumps(each, separators=(",", ":")) for each in lines)
     files.put_new(f"_delta_log/{version:020d}.json", text.encode())
 
 
@@ -262,11 +262,11 @@ def described(
     }
 
 
-def _roaring(gone: pa.BooleanArray) -> bytes:
+def _roaring(deleted: pa.BooleanArray) -> bytes:
     """Return the set of the rows that are true: 64-bit portable Roaring, in Delta's format."""
     keys, bodies = [], []
-    for first in range(0, len(gone), _CONTAINER):
-        part = gone.slice(first, _CONTAINER)
+    for first in range(0, len(deleted), _CONTAINER):
+        part = deleted.slice(first, _CONTAINER)
         count = part.true_count
         if not count:
             continue

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from sinks.delta.types import TEXT, DeltaType, Kind, delta_type, fixed_type
+from sinks.delta.types import TEXT, DeltaType, TypeKind, delta_type, fixed_type
 from sinks.delta.values import Digits, Form, Odd, element_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _INSTANT: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T.*Z$"
 _CHANGED: Final = re.compile(r"Column\(/(.*?)(?:/\[\].*)?\) changed from", re.DOTALL)
 # In bytes. A row must fit into two blocks; one thread parses one block.
 _BLOCK_BYTES: Final = 4 << 20
-_WHOLE_NUMBERS: Final = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
+_INTEGERS: Final = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
 _MILLISECONDS: Final = 3
 
 
@@ -78,7 +78,7 @@ def _fixed(name: str, schema_id: int, changes: Iterable[Change]) -> DeltaType | 
     return None
 
 
-class Reader:
+class ColumnReader:
     """Reads rows of one table version."""
 
     def __init__(self, version: Version) -> None:
@@ -125,7 +125,7 @@ class Reader:
             made = {}
             for name, way in fast.items():
                 try:
-                    made[name] = way.convert(_whole(read[name]))
+                    made[name] = way.convert(_one_chunk(read[name]))
                 except (pa.ArrowInvalid, ValueError):
                     self._exact.add(name)
             return made
@@ -174,11 +174,11 @@ def _fast(  # noqa: C901, PLR0911 - a case a type
         if column.mask in {"null", "excluded"}:
             return _Fast(pa.string(), lambda values: (pa.nulls(len(values), pa.string()), None))
         return _Fast(target, _as_it_is)
-    if kind.kind is Kind.ARRAY:
+    if kind.kind is TypeKind.ARRAY:
         element = kind.element
         assert element is not None
-        plain = element.kind is Kind.TEXT and _is_plain(column.type[1:], options)
-        simple = plain or element.name in {*_WHOLE_NUMBERS, "boolean"}
+        plain = element.kind is TypeKind.TEXT and _is_plain(column.type[1:], options)
+        simple = plain or element.name in {*_INTEGERS, "boolean"}
         return _Fast(target, _as_it_is) if simple else None
     match kind.name:
         case "boolean" | "short" | "integer" | "long" | "float" | "double":
@@ -195,7 +195,7 @@ def _fast(  # noqa: C901, PLR0911 - a case a type
             plain = element_of(column.type) is None and _is_plain(column.type, options)
             return _Fast(pa.string(), _as_it_is) if plain else None
     if options.get("decimal.handling.mode", "string") == "string" and kind.kind in {
-        *(Kind.NUMBER, Kind.MONEY)
+        *(TypeKind.NUMBER, TypeKind.MONEY)
     }:
         return _Fast(pa.string(), lambda values: _numbers(values, target))
     return None
@@ -275,7 +275,7 @@ def _one_by_one(
     return pa.array(values, arrow_type(kind)), pa.array(odd, pa.string())
 
 
-def _whole(values: pa.ChunkedArray) -> pa.Array:
+def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
     return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
 
 
@@ -290,7 +290,7 @@ def arrow_type(kind: DeltaType) -> pa.DataType:
 
 
 _ARROW: Final = {
-    **_WHOLE_NUMBERS,
+    **_INTEGERS,
     "boolean": pa.bool_(),
     "float": pa.float32(),
     "double": pa.float64(),

@@ -59,16 +59,16 @@ def follow(
     ]
     if not new and not other:
         return False
-    whole = {each: field["type"] for each, field in (held | fields).items()}
-    schema = layout.struct(whole.items(), name)
+    every = {each: field["type"] for each, field in (held | fields).items()}
+    schema = layout.struct(every.items(), name)
     is_mapped = table.metadata().configuration.get(_MAPPED, "none") != "none"
     with lake.translated(table.table_uri):
         if other or _BEFORE.keys() & set(new):
             if is_mapped:
                 raise ConfigError(
                     f"{name}: columns {', '.join(other or new)} have another type or case, and"
-                    " delta-rs writes no table with mapped columns (names with spaces and the like)"
-                    " anew",
+                    " delta-rs can't rewrite a table with mapped columns (names with spaces and the"
+                    " like)",
                     hint=f"move {table.table_uri} away and `cdc rebuild` the follower",
                 )
             _rewrite(table, schema, lake.unmoved(facts))
@@ -82,8 +82,8 @@ def follow(
 
 def key_of(table: DeltaTable) -> tuple[str, ...] | None:
     """Return the key with which the rows were written; None if it is not recorded."""
-    told = table.metadata().configuration.get(_KEY)
-    return None if told is None else tuple(json.loads(told))
+    stored = table.metadata().configuration.get(_KEY)
+    return None if stored is None else tuple(json.loads(stored))
 
 
 def keep_key(
@@ -142,7 +142,7 @@ def _add_mapped(
     )
 
 
-def _rewrite(table: DeltaTable, schema: dict[str, Any], said: CommitProperties) -> None:
+def _rewrite(table: DeltaTable, schema: dict[str, Any], properties: CommitProperties) -> None:
     """Rewrite all rows, in one commit."""
     target = lake.plain(pa.schema(Schema.from_json(json.dumps(schema)).to_arrow()))
 
@@ -155,7 +155,7 @@ def _rewrite(table: DeltaTable, schema: dict[str, Any], said: CommitProperties) 
         pa.RecordBatchReader.from_batches(target, parts()),
         mode="overwrite",
         schema_mode="overwrite",
-        commit_properties=said,
+        commit_properties=properties,
     )
 
 

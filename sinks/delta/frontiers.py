@@ -83,7 +83,7 @@ _PROPERTIES: Final = {
 _TRIES: Final = 10
 
 
-class Row(NamedTuple):
+class FrontierRow(NamedTuple):
     """One row."""
 
     generation: int
@@ -100,7 +100,7 @@ class Frontiers:
         self._storage, self._owner = storage, owner
         self._table: DeltaTable | None = None
         self._id: object = None
-        self.newest: Row | None = None
+        self.newest: FrontierRow | None = None
         self.reached = 0
         self.generation = 1
         self.tidied = 0.0  # when the last upkeep ran, or the table was created
@@ -110,7 +110,7 @@ class Frontiers:
         table = lake.opened(self._path, self._storage)
         if table is None:
             return False
-        self._take(table)
+        self._set(table)
         return True
 
     def open(self, generation: int, tables: frozenset[str] | None = None) -> None:
@@ -125,22 +125,22 @@ class Frontiers:
             facts=self._owner,
             about=None if tables is None else json.dumps(sorted(tables)),
         )
-        self._take(table)
+        self._set(table)
         if self.generation != generation:
             self._append([], {_GENERATION: generation})
-            self._take(self.table)
+            self._set(self.table)
 
     def begin(self, reached: int, above: int | None = None) -> None:
         """Record how far rows may reach; raise if the table is not the one that was opened."""
         for _ in range(_TRIES):
-            self._again()
+            self._reload()
             if above is not None:
-                stands = self.newest.applied.seq if self.newest else 0
-                expect_alone(above, reached, stands=stands, begun=self.reached)
+                applied_seq = self.newest.applied.seq if self.newest else 0
+                expect_alone(above, reached, applied=applied_seq, started=self.reached)
             if reached <= self.reached:
                 return
             try:
-                upto = lake.as_told(self.generation, reached)
+                upto = lake.transaction_version(self.generation, reached)
                 self._append([], {_REACHED: upto, _GENERATION: self.generation})
             except lake.ConflictError:
                 continue
@@ -151,13 +151,13 @@ class Frontiers:
     def knows(self, seq: int) -> bool:
         """Return whether a cut up to `seq` was recorded, by this or another copy."""
         if seq > self.reached:
-            self._again()
+            self._reload()
         return seq <= self.reached
 
     def commit(self, applied: Applied, versions: Mapping[str, int]) -> None:
         """Append the row, unless the newest has that frontier or a later one."""
-        row = Row(self.generation, applied, versions)
-        upto = lake.as_told(self.generation, applied.seq)
+        row = FrontierRow(self.generation, applied, versions)
+        upto = lake.transaction_version(self.generation, applied.seq)
         for _ in range(_TRIES):
             newest = self.newest and self.newest.applied
             is_old = newest and (newest.seq, newest.lsn) >= (applied.seq, applied.lsn)
@@ -166,7 +166,7 @@ class Frontiers:
             try:
                 self._append([row], {_APPLIED: upto, _GENERATION: self.generation})
             except lake.ConflictError:
-                self._again()
+                self._reload()
                 continue
             self.newest = row
             sizes = pa.table(self.table.get_add_actions())["size_bytes"].to_pylist()
@@ -175,17 +175,17 @@ class Frontiers:
             return
         raise lake.busy(self._path)
 
-    def switch(self, row: Row, reached: int) -> None:
+    def switch(self, row: FrontierRow, reached: int) -> None:
         """Make the row's generation current, at its frontier."""
         apps = {
-            _APPLIED: lake.as_told(row.generation, row.applied.seq),
-            _REACHED: lake.as_told(row.generation, reached),
+            _APPLIED: lake.transaction_version(row.generation, row.applied.seq),
+            _REACHED: lake.transaction_version(row.generation, reached),
             _GENERATION: row.generation,
         }
         self._append([row], apps)
         self.find()
 
-    def anew(self, generation: int) -> None:
+    def start_over(self, generation: int) -> None:
         """Start a generation at no frontier, regardless of existing rows."""
         self.open(generation)
         with lake.translated(self._path):
@@ -197,7 +197,7 @@ class Frontiers:
             )
         self.find()
 
-    def rows(self) -> dict[int, Row]:
+    def rows(self) -> dict[int, FrontierRow]:
         """Return the newest row of each generation."""
         places = lake.read(self.table, ["generation", "seq"]).to_pylist()
         newest: dict[int, int] = {}
@@ -208,7 +208,7 @@ class Frontiers:
             found += rows(self.table, f"generation = {generation} AND seq = {seq}")
         return {row.generation: row for row in sorted(found, key=lambda row: row.applied.lsn)}
 
-    def forget(self, generation: int) -> None:
+    def delete(self, generation: int) -> None:
         """Delete the rows of a generation."""
         with lake.translated(self._path):
             self.table.delete(f"generation = {generation}")
@@ -221,7 +221,7 @@ class Frontiers:
         """
         with lake.translated(self._path):
             self.table.update_incremental()
-        with self._or_again():
+        with self._or_reload():
             self._append([], {_TIDIED: int(_now().timestamp())})
         if keep_hours:
             oldest = (_now() - timedelta(hours=keep_hours)).isoformat()
@@ -230,13 +230,13 @@ class Frontiers:
             old = lake.read(self.table, ["seq", "lsn"], is_old).to_pylist()
             seq, lsn = max(((each["seq"], each["lsn"]) for each in old), default=(0, 0))
             if len(old) > 1:
-                with self._or_again(), lake.translated(self._path):
+                with self._or_reload(), lake.translated(self._path):
                     self.table.delete(f"{mine} AND (seq < {seq} OR (seq = {seq} AND lsn < {lsn}))")
         self._join()
 
     def _join(self) -> None:
         """Join the files of single rows, and delete replaced files and old commits."""
-        with self._or_again(), lake.translated(self._path):
+        with self._or_reload(), lake.translated(self._path):
             self.table.optimize.compact(target_size=_JOINED_BYTES)
             # A full vacuum: the log may no longer list files removed before its last checkpoint.
             self.table.vacuum(
@@ -249,12 +249,12 @@ class Frontiers:
             self.table.cleanup_metadata()
 
     @contextmanager
-    def _or_again(self) -> Iterator[None]:
+    def _or_reload(self) -> Iterator[None]:
         """Leave the work for the next time if another commit came first."""
         try:
             yield
         except lake.ConflictError:
-            self._again()
+            self._reload()
 
     @property
     def tables(self) -> list[str] | None:
@@ -266,10 +266,10 @@ class Frontiers:
     @property
     def table(self) -> DeltaTable:
         """The table; available after `find` or `open`."""
-        assert self._table is not None, "open comes first"
+        assert self._table is not None, "it was opened"
         return self._table
 
-    def _again(self) -> None:
+    def _reload(self) -> None:
         """Reload the table; raise if it is another table, or another generation is current."""
         generation, known = self.generation, self._id
         table = lake.opened(self._path, self._storage)
@@ -278,16 +278,16 @@ class Frontiers:
         current = table.transaction_version(_GENERATION) or 1
         if current != generation:
             raise SwitchedError(f"generation {generation} of {self._path} is no longer current")
-        self._take(table)
+        self._set(table)
 
-    def _take(self, table: DeltaTable) -> None:
+    def _set(self, table: DeltaTable) -> None:
         self._table, self._id = table, table.metadata().id
         self.generation = table.transaction_version(_GENERATION) or 1
-        generation, reached = lake.told(table.transaction_version(_REACHED))
+        generation, reached = lake.generation_and_seq(table.transaction_version(_REACHED))
         self.reached = reached if generation == self.generation else 0
         made = (table.metadata().created_time or 0) / 1_000
         self.tidied = table.transaction_version(_TIDIED) or made
-        generation, seq = lake.told(table.transaction_version(_APPLIED))
+        generation, seq = lake.generation_and_seq(table.transaction_version(_APPLIED))
         if generation != self.generation:
             self.newest = None
         elif self.newest is None or (self.newest.generation, self.newest.applied.seq) != (
@@ -297,7 +297,7 @@ class Frontiers:
             found = rows(table, f"generation = {generation} AND seq = {seq}")
             self.newest = max(found, key=lambda row: row.applied.lsn, default=None)
 
-    def _append(self, new: list[Row], apps: Mapping[str, int]) -> None:
+    def _append(self, new: list[FrontierRow], apps: Mapping[str, int]) -> None:
         with lake.translated(self._path):
             write_deltalake(
                 self.table,
@@ -314,13 +314,13 @@ class Frontiers:
         )
 
 
-def rows(table: DeltaTable, where: str) -> list[Row]:
+def rows(table: DeltaTable, where: str) -> list[FrontierRow]:
     """Return the rows that an SQL predicate selects."""
     found = lake.read(table, ["generation", "applied", "versions", "is_whole"], where)
     return [
-        Row(
+        FrontierRow(
             each["generation"],
-            Applied.told(json.loads(each["applied"])),
+            Applied.from_fields(json.loads(each["applied"])),
             dict(each["versions"]),
             each["is_whole"],
         )
@@ -328,7 +328,7 @@ def rows(table: DeltaTable, where: str) -> list[Row]:
     ]
 
 
-def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | None:
+def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> FrontierRow | None:
     """Return the newest row not above an LSN or a commit time, or the newest of all.
 
     It is of the newest generation that has one.
@@ -346,7 +346,7 @@ def as_of(table: DeltaTable, lsn: LSN | None, time: datetime | None) -> Row | No
     return rows(table, " AND ".join(f"{name} = {newest[name]}" for name in order))[-1]
 
 
-def as_columns(row: Row) -> dict[str, object]:
+def as_columns(row: FrontierRow) -> dict[str, object]:
     """Return a row by its columns."""
     applied = row.applied
     return {

@@ -96,9 +96,9 @@ def _completed(change: Change, row: bytes | None) -> Change:
     if not change.unchanged:
         return change
     assert change.row is not None, "a row's columns are unchanged"
-    told, known = _decode(change.row), _decode(row) if row else {}
+    new, old = _decode(change.row), _decode(row) if row else {}
     for name in change.unchanged:
-        told.pop(name, None)
-        if name in known:
-            told[name] = known[name]
-    return change._replace(row=_encode(told), unchanged=())
+        new.pop(name, None)
+        if name in old:
+            new[name] = old[name]
+    return change._replace(row=_encode(new), unchanged=())

@@ -19,19 +19,19 @@ from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
 from cdc.errors import ConfigError, UnavailableError
 from sinks.delta import evolve, lake
-from sinks.delta.frontiers import Frontiers, Row
+from sinks.delta.frontiers import FrontierRow, Frontiers
 from sinks.delta.lake import Commit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sinks.contract import Applied
-    from sinks.delta.sink import Settings
+    from sinks.delta.settings import Settings
 
-_ASIDE: Final = "_generations"
+_SHADOWS: Final = "_generations"
 
 
-def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
+def place(settings: Settings, generation: int | None) -> tuple[str, FrontierRow | None]:
     """Return where a generation's mirrors are, and its newest frontier if it is read-only."""
     root = settings.path.rstrip("/")
     current = _frontiers(settings, root)
@@ -39,14 +39,14 @@ def place(settings: Settings, generation: int | None) -> tuple[str, Row | None]:
         return root, None
     if not current.find():
         # If a lake's `_frontiers` was lost, its mirrors stay until the next generation is complete.
-        return (root if generation == 1 else _aside(settings, generation)), None
+        return (root if generation == 1 else _shadow_root(settings, generation)), None
     if current.generation == generation:
         return root, None
     if generation < current.generation:
         past = current.rows().get(generation)
         if past is not None:
             return root, past
-    return _aside(settings, generation), None
+    return _shadow_root(settings, generation), None
 
 
 def holds_anything(settings: Settings) -> bool:
@@ -75,7 +75,7 @@ def found(settings: Settings) -> Mapping[int, Applied | None]:
         every = {number: row.applied for number, row in current.rows().items()}
         every.setdefault(current.generation, None)
     for number in _numbers(settings):
-        built = _frontiers(settings, _aside(settings, number))
+        built = _frontiers(settings, _shadow_root(settings, number))
         if number not in every:
             every[number] = built.newest.applied if built.find() and built.newest else None
     return every
@@ -87,12 +87,12 @@ def switch(settings: Settings, generation: int) -> None:
     current.open(1)
     if current.generation == generation:
         return
-    built = _frontiers(settings, _aside(settings, generation))
+    built = _frontiers(settings, _shadow_root(settings, generation))
     new = built.newest if built.find() else None
     if new is None or not new.is_whole:
         raise ConfigError(
             f"generation {generation} of {settings.path} is at no frontier",
-            hint="let it catch up first, or build it: `cdc rebuild`",
+            hint="wait until it has caught up, or build it: `cdc rebuild`",
         )
     before = current.newest
     versions = {
@@ -114,7 +114,7 @@ def switch(settings: Settings, generation: int) -> None:
         reached = max(reached, before.applied.seq, current.reached, ahead)
         whole = before.applied.seq == new.applied.seq and ahead <= applied.seq
     applied = applied._replace(generation=generation)
-    current.switch(Row(generation, applied, versions, whole), reached)
+    current.switch(FrontierRow(generation, applied, versions, whole), reached)
     clear(settings, generation, settings.path)
 
 
@@ -133,7 +133,7 @@ def drop(settings: Settings, generation: int) -> None:
                 f"readers see generation {generation} of {settings.path}", hint="switch first"
             )
         if generation in current.rows():
-            current.forget(generation)
+            current.delete(generation)
     if generation in _numbers(settings):
         _delete(settings, generation)
 
@@ -141,10 +141,10 @@ def drop(settings: Settings, generation: int) -> None:
 def _moved(settings: Settings, generation: int, mirror: str, version: int) -> int:
     """Replace the rows that readers see by a built mirror's; return the Delta version."""
     path = f"{settings.path.rstrip('/')}/{mirror}"
-    built = lake.opened(f"{_aside(settings, generation)}/{mirror}", settings.storage, version)
+    built = lake.opened(f"{_shadow_root(settings, generation)}/{mirror}", settings.storage, version)
     assert built is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    upto = built.transaction_version(app) or lake.as_told(generation, 0)
+    upto = built.transaction_version(app) or lake.transaction_version(generation, 0)
     table = lake.opened(path, settings.storage)
     if table is None or (table.transaction_version(app) or 0) < upto:
         table = lake.copied(
@@ -159,10 +159,10 @@ def _carried(settings: Settings, generation: int, mirror: str) -> tuple[int, int
     table = lake.opened(f"{settings.path.rstrip('/')}/{mirror}", settings.storage)
     assert table is not None, "a mirror that a frontier names is there"
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    number, seq = lake.told(table.transaction_version(app))
+    number, seq = lake.generation_and_seq(table.transaction_version(app))
     if number < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
-        commit = Commit(app, lake.as_told(generation, seq), facts)
+        commit = Commit(app, lake.transaction_version(generation, seq), facts)
         with lake.translated(table.table_uri):
             lake.append(table, lake.arrow_schema(table).empty_table(), commit)
     return table.version(), seq
@@ -174,9 +174,9 @@ def _emptied(settings: Settings, generation: int, seq: int, mirror: str) -> int 
     if table is None:
         return None
     app = f"lockstep/{settings.pipeline}/{settings.follower}"
-    if lake.told(table.transaction_version(app))[0] < generation:
+    if lake.generation_and_seq(table.transaction_version(app))[0] < generation:
         facts = lake.newest_facts(table) | {"generation": generation}
-        commit = Commit(app, lake.as_told(generation, seq), facts)
+        commit = Commit(app, lake.transaction_version(generation, seq), facts)
         with lake.translated(table.table_uri):
             lake.replace(table, lake.arrow_schema(table).empty_table(), commit)
             table.update_incremental()
@@ -199,14 +199,14 @@ def _frontiers(settings: Settings, root: str) -> Frontiers:
     return Frontiers(root, settings.storage, settings.owner)
 
 
-def _aside(settings: Settings, generation: int) -> str:
-    return f"{settings.path.rstrip('/')}/{_ASIDE}/{generation}"
+def _shadow_root(settings: Settings, generation: int) -> str:
+    return f"{settings.path.rstrip('/')}/{_SHADOWS}/{generation}"
 
 
 def _numbers(settings: Settings) -> list[int]:
     """Return the generations that have a shadow build."""
     with lake.translated(settings.path):
-        listed = _files(settings).get_file_info(FileSelector(_ASIDE, allow_not_found=True))
+        listed = _files(settings).get_file_info(FileSelector(_SHADOWS, allow_not_found=True))
     return sorted(
         int(each.base_name)
         for each in listed
@@ -216,9 +216,9 @@ def _numbers(settings: Settings) -> list[int]:
 
 def _delete(settings: Settings, generation: int) -> None:
     with lake.translated(settings.path):
-        _files(settings).delete_dir(f"{_ASIDE}/{generation}")
+        _files(settings).delete_dir(f"{_SHADOWS}/{generation}")
     # On a file system that leaves empty folders, which would be listed forever.
-    shutil.rmtree(_aside(settings, generation).removeprefix("file://"), ignore_errors=True)
+    shutil.rmtree(_shadow_root(settings, generation).removeprefix("file://"), ignore_errors=True)
 
 
 def _files(settings: Settings) -> PyFileSystem:

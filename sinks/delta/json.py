@@ -40,10 +40,10 @@ def rows(table: pa.Table, version: Version) -> Iterator[tuple[bytes, bytes]]:
     named = [each.name for each in version.columns if each.name in table.column_names]
     for row in table.select([*named, EXACT]).to_pylist():
         odd = dict(row[EXACT] or ())
-        whole = {
+        values = {
             name: odd[name] if name in odd else _each(forms[name], row[name]) for name in named
         }
-        yield _text((name, whole[name]) for name in version.key), _text(whole.items())
+        yield _text((name, values[name]) for name in version.key), _text(values.items())
 
 
 def _each(form: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - any type's
@@ -136,8 +136,8 @@ def _precise(text: str, *, is_money: bool) -> object:
     """Return the unscaled value's bytes, with its scale if no option defines it."""
     if not text[-1].isdigit():
         return text
-    whole, _, fraction = text.partition(".")
-    number = int(whole + fraction)
+    integer, _, fraction = text.partition(".")
+    number = int(integer + fraction)
     size = (number if number >= 0 else ~number).bit_length() // 8 + 1
     packed = b64encode(number.to_bytes(size, "big", signed=True)).decode()
     return packed if is_money else {"scale": len(fraction), "value": packed}

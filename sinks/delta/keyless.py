@@ -35,9 +35,9 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
     names = batch.rows.column_names
     empty = batch.rows.schema.empty_table()
     stored = lake.read(table, names) if work.truncated is None else empty
-    whole = pa.concat_tables([stored, batch.rows])
+    every = pa.concat_tables([stored, batch.rows])
     left = pa.array(_left(stored, work, batch.rows), pa.int64())
-    lake.replace(table, whole.take(left), commit)
+    lake.replace(table, every.take(left), commit)
 
 
 def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
@@ -48,17 +48,17 @@ def _left(stored: pa.Table, work: Work, rows: pa.Table) -> list[int]:
     first = stored.num_rows
     old = _values(work.before.rows) if work.before is not None else [""] * rows.num_rows
     has_old = work.before.deleted.to_pylist() if work.before is not None else []
-    gone = set[int]()
+    removed = set[int]()
     for at, (row, deleted) in enumerate(
         zip(_values(rows), work.batch.deleted.to_pylist(), strict=True)
     ):
         if has_old and has_old[at] and places[old[at]]:
-            gone.add(places[old[at]].pop())
+            removed.add(places[old[at]].pop())
         if deleted:
-            gone.add(first + at)
+            removed.add(first + at)
         else:
             places[row].append(first + at)
-    return [place for place in range(first + rows.num_rows) if place not in gone]
+    return [place for place in range(first + rows.num_rows) if place not in removed]
 
 
 def _values(rows: pa.Table) -> list[str]:

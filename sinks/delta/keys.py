@@ -36,7 +36,7 @@ def places(wanted: pa.Table, stored: pa.Table, key: Sequence[str]) -> pa.Int32Ar
 def identities(one: pa.Table, other: pa.Table, key: Sequence[str]) -> tuple[pa.Array, pa.Array]:
     """Return the identities of the rows of two tables, comparable with each other."""
     as_text = needs_text(one, key) or needs_text(other, key)
-    return told(one, key, as_text=as_text), told(other, key, as_text=as_text)
+    return identities_of(one, key, as_text=as_text), identities_of(other, key, as_text=as_text)
 
 
 def needs_text(rows: pa.Table, key: Sequence[str]) -> bool:
@@ -49,7 +49,7 @@ def always_text(schema: pa.Schema, key: Sequence[str]) -> bool:
     return len(key) > 1 or pa.types.is_floating(schema.field(key[0]).type)
 
 
-def told(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
+def identities_of(table: pa.Table, key: Sequence[str], *, as_text: bool) -> pa.Array:
     """Return the identities of rows; `as_text` if one of them needs it."""
     if as_text or always_text(table.schema, key):
         return _texts(table, key)
@@ -77,8 +77,8 @@ def _text(table: pa.Table, name: str) -> pa.Array:
     if not values.null_count:
         return marked
     odd = looked_up(_flat(table[EXACT]), name)
-    told = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
-    return pc.coalesce(marked, told, _scalar(b"n"))
+    exact = pc.binary_join_element_wise(_scalar(b"x"), odd.cast(pa.binary()), _scalar(b""))
+    return pc.coalesce(marked, exact, _scalar(b"n"))
 
 
 def newest(batch: Batch, key: Sequence[str]) -> Batch:
@@ -89,7 +89,7 @@ def newest(batch: Batch, key: Sequence[str]) -> Batch:
     if not any(has_zero(batch.rows[name]) for name in key):
         return batch
     seqs = batch.rows[SEQ].combine_chunks()
-    rows = pa.table({"key": told(batch.rows, key, as_text=True), "seq": seqs})
+    rows = pa.table({"key": identities_of(batch.rows, key, as_text=True), "seq": seqs})
     last = rows.group_by("key").aggregate([("seq", "max")])["seq_max"]
     return only(batch, pc.is_in(seqs, value_set=last.combine_chunks()))
 

@@ -50,14 +50,14 @@ class ConflictError(UnavailableError):
     """Another process committed first: reload the table, then decide."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
-        super().__init__(what, hint=hint or "the follower looks again and goes on by itself")
+        super().__init__(what, hint=hint or "the follower reads the table again and continues")
 
 
 class Commit(NamedTuple):
     """What a commit records about itself."""
 
     app: str
-    upto: int | None  # generation and seq, from `as_told`; None: unchanged
+    upto: int | None  # generation and seq, from `transaction_version`; None: unchanged
     facts: Mapping[str, object]
 
     @property
@@ -69,12 +69,12 @@ class Commit(NamedTuple):
         )
 
 
-def as_told(generation: int, seq: int) -> int:
+def transaction_version(generation: int, seq: int) -> int:
     """Return generation and seq as the version of a Delta transaction."""
     return generation << _SEQ_BITS | seq
 
 
-def told(version: int | None) -> tuple[int, int]:
+def generation_and_seq(version: int | None) -> tuple[int, int]:
     """Return the generation and the seq in a Delta transaction's version; 0 if there is none."""
     return (version or 0) >> _SEQ_BITS, (version or 0) & (1 << _SEQ_BITS) - 1
 
@@ -130,9 +130,9 @@ def translated(path: str) -> Iterator[None]:
     try:
         yield
     except TableNotFoundError as error:
-        raise StoreLostError(f"there is no Delta table {path} any more") from error
+        raise StoreLostError(f"the Delta table {path} is missing") from error
     except CommitFailedError as error:
-        raise ConflictError(f"{path}: another commit came first") from error
+        raise ConflictError(f"{path}: another commit was first") from error
     except (DeltaError, OSError) as error:
         raise UnavailableError(
             f"{path}: {gist(error)}",

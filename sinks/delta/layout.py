@@ -82,9 +82,9 @@ def struct(fields: Iterable[tuple[str, object]], table: str) -> dict[str, object
     twice = [name for name, count in Counter(map(str.casefold, names)).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"table {table} has columns that Delta Lake takes for one: {', '.join(sorted(twice))}",
-            hint=f"Delta does not tell upper from lower case, and {', '.join(OURS)} are ours: "
-            "rename the column, exclude it, or take the table's snapshot by the log",
+            f"table {table} has columns that Delta Lake treats as one: {', '.join(sorted(twice))}",
+            hint=f"Delta names ignore case, and {', '.join(OURS)} are ours: "
+            "rename the column, exclude it, or take the table's snapshot through the log",
         )
     return {
         "type": "struct",
@@ -114,8 +114,8 @@ def metadata(**facts: object) -> str:
 def facts(user_metadata: str | None) -> dict[str, object]:
     """Return the facts of one of our commits; empty for any other."""
     try:
-        said = json.loads(user_metadata or "{}")
+        parsed = json.loads(user_metadata or "{}")
     except ValueError:
         return {}
-    found = said.get("lockstep") if isinstance(said, dict) else None
+    found = parsed.get("lockstep") if isinstance(parsed, dict) else None
     return found if isinstance(found, dict) else {}

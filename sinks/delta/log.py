@@ -44,7 +44,7 @@ def vectors(table: DeltaTable) -> Vectors:
             raise ConfigError(
                 f"{table.table_uri}: version {version} is neither in the log nor in a checkpoint"
                 " of the classic form",
-                hint="let `delta.checkpointPolicy` be classic, or the follower's applier delta-rs",
+                hint="set `delta.checkpointPolicy` to classic, or the applier to delta-rs",
             )
         with storage.open_input_file(f"{_LOG}/{commits[version]}") as file:
             _committed(file.read(), found)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sinks.delta.work import Work
 
 # A column of the source only: which rows are deletes.
-GONE: Final = "_gone"
+IS_DELETE: Final = "_is_delete"
 
 
 def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
@@ -40,7 +40,7 @@ def apply(table: DeltaTable, work: Work, commit: Commit) -> None:
 
 def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
     batch = delta_work.filled(table, work.batch, work.key)
-    rows = batch.rows.append_column(GONE, batch.deleted)
+    rows = batch.rows.append_column(IS_DELETE, batch.deleted)
     on = " AND ".join(_same(batch.rows, name) for name in work.key)
     newer = f"s.{quoted(layout.SEQ)} > t.{quoted(layout.SEQ)}"
     values = {quoted(name): f"s.{quoted(name)}" for name in batch.rows.column_names}
@@ -57,16 +57,16 @@ def _merge(table: DeltaTable, work: Work, commit: Commit) -> None:
     if pc.any(batch.deleted).as_py():
         merge = _deletes(merge, newer, soft=work.soft)
     merge.when_matched_update(
-        updates=values, predicate=f"{newer} AND NOT s.{quoted(GONE)}"
-    ).when_not_matched_insert(updates=values, predicate=f"NOT s.{quoted(GONE)}").execute()
+        updates=values, predicate=f"{newer} AND NOT s.{quoted(IS_DELETE)}"
+    ).when_not_matched_insert(updates=values, predicate=f"NOT s.{quoted(IS_DELETE)}").execute()
 
 
 def _deletes(merge: Any, newer: str, *, soft: bool) -> Any:  # noqa: ANN401 - delta-rs' builder
-    gone = f"{newer} AND s.{quoted(GONE)}"
+    deletes = f"{newer} AND s.{quoted(IS_DELETE)}"
     if not soft:
-        return merge.when_matched_delete(predicate=gone)
+        return merge.when_matched_delete(predicate=deletes)
     marked = {quoted(name): f"s.{quoted(name)}" for name in layout.MARKED}
-    return merge.when_matched_update(updates=marked, predicate=gone)
+    return merge.when_matched_update(updates=marked, predicate=deletes)
 
 
 def _same(rows: pa.Table, name: str) -> str:

@@ -33,7 +33,7 @@ _FILE_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WrittenFile:
     """A complete file."""
 
     path: str
@@ -57,14 +57,14 @@ class Part:
 
 
 class Parts:
-    """The files of one writer; `whole` has them after the block."""
+    """The files of one writer; `done` has them after the block."""
 
     def __init__(self, files: Files, schema: pa.Schema) -> None:
         self._files, self._schema = files, schema
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
         self._open: _Open | None = None
-        self.whole: list[Part] = []
+        self.done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows; they are written at the end of the block at the latest."""
@@ -86,7 +86,7 @@ class Parts:
 
     def _end(self) -> None:
         if self._open is not None:
-            self.whole.append(self._open.end())
+            self.done.append(self._open.end())
             self._open = None
 
     def __enter__(self) -> Self:
@@ -132,11 +132,11 @@ class _Open:
         self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._stats.add(rows)
 
-    def end(self) -> Part:
+    def end(self) -> WrittenFile:
         self._writer.close()
         size = self.bytes
         self._sink.close()
-        return Part(self._path, size, self._stats.rows, self._stats.json())
+        return WrittenFile(self._path, size, self._stats.rows, self._stats.json())
 
     def give_up(self) -> None:
         """Abandon the file; no commit names it."""

@@ -34,7 +34,7 @@ class DataFile:
     bytes: int
     keys: pa.Array
     seqs: pa.Array
-    gone: pa.BooleanArray
+    deleted: pa.BooleanArray
     stats: dict[str, Any] = field(default_factory=dict)
     vector: Mapping[str, object] | None = None  # the deletion vector that the log names
 
@@ -46,23 +46,23 @@ class DataFile:
     @property
     def dead(self) -> int:
         """How many of its rows are deleted."""
-        count: int = self.gone.true_count
+        count: int = self.deleted.true_count
         return count
 
 
 @dataclass(slots=True)
-class Found:
+class RowsOfFile:
     """Rows of one file that a batch replaces."""
 
     file: DataFile
     hits: pa.BooleanArray  # which of the file's rows are hit
     wanted: pa.Array  # the batch's row for each hit
 
-    def only(self, some: pa.BooleanArray) -> Found:
+    def only(self, some: pa.BooleanArray) -> RowsOfFile:
         """Return some of the hits."""
         rows = pc.indices_nonzero(self.hits).filter(some)
         hits = pc.is_in(pa.arange(0, self.file.rows), value_set=rows.cast(pa.int64()))
-        return Found(self.file, hits, self.wanted.filter(some))
+        return RowsOfFile(self.file, hits, self.wanted.filter(some))
 
 
 class Positions:
@@ -88,28 +88,28 @@ class Positions:
         for each in actions:
             path = each["path"]
             file = known.get(path) or self._read(table, path, each["size_bytes"])
-            file.gone, file.vector = pa.repeat(pa.scalar(value=False), file.rows), None
+            file.deleted, file.vector = pa.repeat(pa.scalar(value=False), file.rows), None
             self.files[path] = file
         marked = list(_vectors(table))
         named = log.vectors(table) if marked else {}
         for uri, kept in marked:
             path = next(path for path in self.files if uri.endswith(unquote(path)))
-            gone = pc.invert(kept)
+            deleted = pc.invert(kept)
             file = self.files[path]
-            file.gone, file.vector = _over(gone, file.gone), named[path]
+            file.deleted, file.vector = _over(deleted, file.deleted), named[path]
         self.version = table.version()
 
     def identities(self, rows: pa.Table) -> pa.Array:
         """Return the identities of rows, comparable with the files' keys."""
-        return delta_keys.told(rows, self._key, as_text=self._as_text)
+        return delta_keys.identities_of(rows, self._key, as_text=self._as_text)
 
-    def find(self, wanted: pa.Array) -> Iterator[Found]:
+    def find(self, wanted: pa.Array) -> Iterator[RowsOfFile]:
         """Yield the rows that have one of the keys."""
         for file in self.files.values():
             places = pc.index_in(file.keys, value_set=wanted)
-            there = pc.and_not(places.is_valid(), file.gone)
+            there = pc.and_not(places.is_valid(), file.deleted)
             if there.true_count:
-                yield Found(file, there, places.filter(there))
+                yield RowsOfFile(file, there, places.filter(there))
 
     def read(self, table: DeltaTable, path: str, columns: Sequence[str] | None) -> pa.Table:
         """Return columns of a file, in the table's types."""
@@ -128,9 +128,9 @@ class Positions:
         return DataFile(path, size, self.identities(rows), seqs, none)
 
 
-def _over(gone: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:
+def _over(deleted: pa.BooleanArray, none: pa.BooleanArray) -> pa.BooleanArray:
     """Return a file's deleted rows; its vector may end before the file's last row."""
-    return pa.concat_arrays([gone, none.slice(len(gone))])
+    return pa.concat_arrays([deleted, none.slice(len(deleted))])
 
 
 def _vectors(table: DeltaTable) -> Iterator[tuple[str, pa.BooleanArray]]:

@@ -54,8 +54,8 @@ def _digits(stored: pa.DataType, kind: pa.DataType) -> Digits:
         return repr  # a double holds every bit of a real
     if pa.types.is_decimal(kind):
         return lambda value: _rounded(value, 6 if is_single else 15)
-    told = text4 if is_single else text8
-    return lambda value: told(value).decode()
+    as_text = text4 if is_single else text8
+    return lambda value: as_text(value).decode()
 
 
 def _rounded(value: float, digits: int) -> str:

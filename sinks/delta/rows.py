@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import InvariantError
 from sinks.delta import layout
-from sinks.delta.columns import Reader, wanted
+from sinks.delta.columns import ColumnReader, wanted
 from sinks.delta.retype import retyped
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def only(batch: Batch, rows: pa.BooleanArray) -> Batch:
     )
 
 
-def batch(changes: Changes, schema: pa.Schema, readers: dict[int, Reader]) -> Batch:
+def batch(changes: Changes, schema: pa.Schema, readers: dict[int, ColumnReader]) -> Batch:
     """Return the changes with the columns of a mirror's `schema`, in their order."""
     versions = {version.schema_id: version for version in changes.versions}
     groups: dict[int, list[Change]] = {}
@@ -58,7 +58,7 @@ def batch(changes: Changes, schema: pa.Schema, readers: dict[int, Reader]) -> Ba
     parts = []
     for schema_id, group in groups.items():
         version = versions[schema_id]
-        reader = readers.setdefault(schema_id, Reader(version))
+        reader = readers.setdefault(schema_id, ColumnReader(version))
         parts.append(_part(group, version, reader, schema))
     if len(parts) == 1:
         return parts[0]
@@ -87,7 +87,7 @@ def _none(rows: int) -> pa.BooleanArray:
     return pa.repeat(pa.scalar(value=False), rows)
 
 
-def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Schema) -> Batch:
+def _part(group: list[Change], version: Version, reader: ColumnReader, schema: pa.Schema) -> Batch:
     types = dict(wanted(version, group))
     skip: dict[str, set[int]] = {}
     for row, change in enumerate(group):
@@ -103,8 +103,8 @@ def _part(group: list[Change], version: Version, reader: Reader, schema: pa.Sche
     }
     made: dict[str, pa.Array] = _ours(group)
     exact: list[tuple[str, pa.Array]] = []
-    for told, read in found.items():
-        name = at[told.casefold()]
+    for name_read, read in found.items():
+        name = at[name_read.casefold()]
         made[name], odd = _stored(read, unchanged.get(name), schema.field(name).type)
         if odd is not None and odd.null_count < many:
             exact.append((name, odd))

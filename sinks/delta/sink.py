@@ -15,12 +15,12 @@ row reappears, and no tombstones are needed.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, StoreLostError, UnavailableError
-from sinks.contract import Applied, Change, Changes, Standing, expect_tables
+from sinks.contract import Applied, Change, Changes, StoreState, expect_tables
 from sinks.delta import generations, lake, layout, merge, vectors
 from sinks.delta import json as delta_json
 from sinks.delta import keys as delta_keys
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from sinks.contract import Version
-    from sinks.delta.frontiers import Row
+    from sinks.delta.frontiers import FrontierRow
     from sinks.delta.lake import Commit
+    from sinks.delta.settings import Settings
     from sinks.delta.work import Work
 
 T = TypeVar("T")
@@ -51,45 +52,10 @@ _AT_ONCE: Final = 4
 _MERGED_BYTES: Final = 16 << 20
 
 
-class Applier(Protocol):
-    """One way of applying a batch; all have the same result."""
-
-    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
-        """Apply the work in one commit; raise ConflictError if another came first."""
-        ...
-
-
-class Settings(NamedTuple):
-    """How a follower keeps its mirrors: `cdc.config.followers.DeltaFollower`, completed."""
-
-    pipeline: str
-    follower: str
-    prefix: str  # of topics
-    path: str
-    storage: Mapping[str, str] = {}
-    history: frozenset[str] = frozenset()
-    soft: bool = False
-    partition: Mapping[str, Sequence[str]] = {}
-    cluster: Mapping[str, Sequence[str]] = {}
-    # Whether the initial rows of a table, by schema and name, bypassed the log (jobs/copying/direct.py).
-    is_direct: Callable[[str, str], bool] | None = None
-    applier: str = "auto"  # delta-rs, vectors, spark
-    # The applier for tables above `spark_above_bytes`; this module does not depend on Spark.
-    large: Applier | None = None
-    spark_above_bytes: int = 1_000_000_000
-    optimize_minutes: float = 60.0
-    vacuum_hours: float = 168.0
-
-    @property
-    def owner(self) -> dict[str, object]:
-        """The owner of the lake."""
-        return {"pipeline": self.pipeline, "follower": self.follower}
-
-
 class DeltaSink:
     """The mirrors of one follower: of the current generation, or of the one given to `at`."""
 
-    whole_rows = False
+    complete_rows = False
     parallel = False
 
     def __init__(
@@ -98,11 +64,11 @@ class DeltaSink:
         generation: int | None = None,
         tables: frozenset[str] | None = None,
     ) -> None:
-        self._settings, self._asked, self._tables = settings, generation, tables
+        self._settings, self._generation, self._tables = settings, generation, tables
         self._root = settings.path
         self._frontiers = Frontiers(settings.path, settings.storage, settings.owner)
         # The newest frontier of a generation that is no longer current, and therefore read-only.
-        self._past: Row | None = None
+        self._past: FrontierRow | None = None
         self._mirrors: dict[str, Mirror] = {}
         self._pending: dict[str, Gathered] = {}
         self._vectors = vectors.Vectors(settings.storage)
@@ -110,36 +76,38 @@ class DeltaSink:
         self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        return type(self), (self._settings, self._asked, self._tables)
+        return type(self), (self._settings, self._generation, self._tables)
 
-    def open(self) -> Standing | None:
+    def open(self) -> StoreState | None:
         self._mirrors.clear()
         self._pending.clear()
         mine = self._settings
-        self._root, self._past = generations.place(mine, self._asked)
+        self._root, self._past = generations.place(mine, self._generation)
         if self._past is not None:
-            return Standing(self._past.applied, self._past.applied.seq)
+            return StoreState(self._past.applied, self._past.applied.seq)
         self._frontiers = Frontiers(self._root, mine.storage, mine.owner)
-        self._frontiers.open(self._asked or 1, self._tables)
-        if self._asked and self._root != mine.path.rstrip("/"):
-            expect_tables(self._asked, self._frontiers.tables, self._tables)
+        self._frontiers.open(self._generation or 1, self._tables)
+        if self._generation and self._root != mine.path.rstrip("/"):
+            expect_tables(self._generation, self._frontiers.tables, self._tables)
         generations.clear(mine, self._frontiers.generation, self._root)
         newest, reached = self._frontiers.newest, self._frontiers.reached
         if newest is None:
             nothing = Applied.beginning(mine.pipeline, self._frontiers.generation)
-            return Standing(nothing, reached) if reached else None
-        found = self._every(self._standing, list(newest.versions.items()))
-        return Standing(newest.applied, max(reached, *found, 0))
+            return StoreState(nothing, reached) if reached else None
+        found = self._every(self._seq_of, list(newest.versions.items()))
+        return StoreState(newest.applied, max(reached, *found, 0))
 
-    def _standing(self, place: str, version: int) -> int:
+    def _seq_of(self, place: str, version: int) -> int:
         """Return the seq of a mirror that must exist, at that version at least."""
         mirror = self._mirror(place)
         if not mirror.find() or mirror.table.version() < version:
-            raise StoreLostError(f"the mirror {mirror.path} is not what it was")
+            raise StoreLostError(
+                f"the mirror {mirror.path} was replaced or restored to an older version"
+            )
         return mirror.seq
 
-    def anew(self, generation: int) -> None:
-        self._frontiers.anew(generation)
+    def start_over(self, generation: int) -> None:
+        self._frontiers.start_over(generation)
 
     def absent(self) -> str | None:
         """Return the path if nothing exists there: perhaps a volume that is not mounted."""
@@ -157,18 +125,18 @@ class DeltaSink:
         self._pending.clear()
         newest = {version.topic: version for version in versions if self._keeps(version)}
         self._frontiers.begin(reached if newest else 0, above)
-        self._every(self._meet, [(self._place(each), each) for each in newest.values()])
+        self._every(self._find_or_create, [(self._place(each), each) for each in newest.values()])
 
-    def _meet(self, place: str, version: Version) -> None:
+    def _find_or_create(self, place: str, version: Version) -> None:
         """Find the mirror, or create it if there was none."""
         mirror = self._mirror(place)
         mirror.name = version.name
         if not mirror.find():
             if self._frontiers.newest and place in self._frontiers.newest.versions:
-                raise StoreLostError(f"there is no Delta table {mirror.path} any more")
-            mirror.make(version)
+                raise StoreLostError(f"the Delta table {mirror.path} is missing")
+            mirror.ensure(version)
         elif not self._frontiers.knows(mirror.seq):
-            raise StoreLostError(f"{mirror.path} is ahead of all that _frontiers knows of")
+            raise StoreLostError(f"{mirror.path} is ahead of every seq that _frontiers has")
         self._upkeep.retain(mirror)
 
     def write(self, changes: Changes) -> int:
@@ -176,13 +144,13 @@ class DeltaSink:
             return 0
         place = self._place(changes.version)
         seq = self._mirrors[place].seq
-        news = [change for change in changes.changes if change.seq > seq]
+        new = [change for change in changes.changes if change.seq > seq]
         truncated = changes.truncated if (changes.truncated or 0) > seq else None
-        if news or truncated is not None:
+        if new or truncated is not None:
             history = changes.version.name in self._settings.history
             gathered = self._pending.setdefault(place, Gathered(history=history))
-            gathered.add(changes._replace(changes=news, truncated=truncated))
-        return len(news) + (truncated is not None)
+            gathered.add(changes._replace(changes=new, truncated=truncated))
+        return len(new) + (truncated is not None)
 
     def commit(self, applied: Applied) -> None:
         pending = [(place, gathered.changes()) for place, gathered in self._pending.items()]
@@ -230,7 +198,7 @@ class DeltaSink:
 
     def _apply(self, place: str, changes: Changes, applied: Applied) -> None:
         mirror = self._mirrors[place]
-        mirror.make(*changes.versions, changes=changes.changes)
+        mirror.ensure(*changes.versions, changes=changes.changes)
         mirror.apply(mirror.work(changes), applied, self._applier)
 
     def _applier(self, table: DeltaTable, work: Work, commit: Commit) -> None:
@@ -269,11 +237,11 @@ class DeltaSink:
         asked = [Change(key, 0, None, version.schema_id, 0, 0) for key in keys]
         schema = lake.arrow_schema(table)
         wanted = batch(Changes((version,), asked), schema, {}).rows
-        stored = _there(delta_work.of_keys(table, wanted, version.key, schema.names))
+        stored = _without_deleted(delta_work.of_keys(table, wanted, version.key, schema.names))
         places = delta_keys.places(wanted, stored, version.key)
-        whole = stored.take(places.drop_null())
+        existing = stored.take(places.drop_null())
         there = places.is_valid().to_pylist()
-        rows = (row for _, row in delta_json.rows(whole, version))
+        rows = (row for _, row in delta_json.rows(existing, version))
         return {key: next(rows) for key, is_there in zip(keys, there, strict=True) if is_there}
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
@@ -283,7 +251,7 @@ class DeltaSink:
             return
         table = lake.opened(f"{self._root}/{place}", self._settings.storage, past)
         for part in lake.streamed(table) if table else ():
-            there = _there(part)
+            there = _without_deleted(part)
             seqs = there[layout.SEQ].to_pylist()
             for seq, (key, row) in zip(seqs, delta_json.rows(there, version), strict=True):
                 yield key, seq, row
@@ -346,7 +314,7 @@ def keeper_of(settings: Settings, generation: int) -> Keeper:
     )
 
 
-def _there(rows: pa.Table) -> pa.Table:
+def _without_deleted(rows: pa.Table) -> pa.Table:
     """Return the rows that the source has: no deleted rows and no former versions."""
     if layout.DELETED in rows.column_names:
         return rows.filter(pc.invert(pc.fill_null(rows[layout.DELETED], fill_value=False)))

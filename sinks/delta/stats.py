@@ -63,14 +63,14 @@ class Stats:
                 low, high = _written(kind, self._least[name], self._most[name])
                 if low is not None and high is not None:
                     least[name], most[name] = low, high
-        told = {
+        fields = {
             "numRecords": self.rows,
             "minValues": least,
             "maxValues": most,
             "nullCount": self._nulls,
             "tightBounds": True,
         }
-        return msgspec.json.encode(told).decode()
+        return msgspec.json.encode(fields).decode()
 
 
 def _has_bounds(kind: pa.DataType) -> bool:
@@ -94,10 +94,10 @@ def _written(kind: pa.DataType, least: Any, most: Any) -> tuple[object, object]:
         return _time(least // 1_000, zone), _time(-(-most // 1_000), zone)
     if pa.types.is_string(kind):
         return least[:_CHARACTERS], _above(most)
-    return _told(least), _told(most)
+    return _as_json(least), _as_json(most)
 
 
-def _told(value: Any) -> object:  # noqa: ANN401 - any type's
+def _as_json(value: Any) -> object:  # noqa: ANN401 - any type's
     match value:
         case Decimal():
             # As a number with all its digits, which a float can't hold.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError, UnavailableError
 from sinks.delta import evolve, keys, lake, layout
-from sinks.delta.columns import Reader, wanted
+from sinks.delta.columns import ColumnReader, wanted
 from sinks.delta.lake import Commit, ConflictError
 from sinks.delta.rows import batch
 from sinks.delta.work import Work
@@ -48,14 +48,14 @@ class Keeper(NamedTuple):
 
     def facts(self, applied: Applied | None = None) -> dict[str, object]:
         """Return a commit's facts: its writer, and the frontier that it reaches."""
-        said: dict[str, object] = {
+        facts: dict[str, object] = {
             "pipeline": self.pipeline,
             "follower": self.follower,
             "generation": self.generation,
         }
         if applied is not None:
-            said |= {"epoch": applied.epoch, "frontier": str(applied.lsn), "seq": applied.seq}
-        return said
+            facts |= {"epoch": applied.epoch, "frontier": str(applied.lsn), "seq": applied.seq}
+        return facts
 
 
 class Mirror:
@@ -64,12 +64,12 @@ class Mirror:
     def __init__(self, name: str, path: str, keeper: Keeper) -> None:
         self.name, self.path, self._keeper = name, path, keeper
         self._table: DeltaTable | None = None
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, ColumnReader] = {}
 
     @property
     def table(self) -> DeltaTable:
-        """The table; available after `find` or `make`."""
-        assert self._table is not None, "a mirror is found or made first"
+        """The table; available after `find` or `ensure`."""
+        assert self._table is not None, "it was found or created"
         return self._table
 
     @property
@@ -88,7 +88,7 @@ class Mirror:
         """The generation that has written the table, and its seq."""
         if self._table is None:
             return 0, 0
-        return lake.told(self._table.transaction_version(self._keeper.app))
+        return lake.generation_and_seq(self._table.transaction_version(self._keeper.app))
 
     @property
     def is_stale(self) -> bool:
@@ -112,10 +112,10 @@ class Mirror:
                 generation, _ = self._reached
         except UnavailableError as error:
             if lake.opened(self.path, self._keeper.storage) is None:
-                raise StoreLostError(f"there is no Delta table {self.path} any more") from error
+                raise StoreLostError(f"the Delta table {self.path} is missing") from error
             raise
         if generation > self._keeper.generation:
-            raise SwitchedError(f"{self.path} is of generation {generation} by now")
+            raise SwitchedError(f"{self.path} already has generation {generation}")
         return True
 
     def _check(self, facts: Mapping[str, object]) -> None:
@@ -130,11 +130,11 @@ class Mirror:
             )
         if "follower" not in facts and facts.get("frontier") is None:
             raise UnavailableError(
-                f"the snapshot that fills {self.path} is not whole yet",
-                hint="the follower goes on by itself when it is",
+                f"the snapshot that fills {self.path} is not complete yet",
+                hint="the follower continues when it is",
             )
 
-    def make(self, *versions: Version, changes: Sequence[Change] = ()) -> None:
+    def ensure(self, *versions: Version, changes: Sequence[Change] = ()) -> None:
         """Create the table if it is missing; give it the versions' columns.
 
         First the columns of the newest, which is the last, then those that only older ones had.
@@ -145,7 +145,7 @@ class Mirror:
         if history and not version.key:
             raise ConfigError(
                 f"{self.name} is to have a history and has no key",
-                hint="give it a primary key or `tables.<table>.key`, or take it out of `history`",
+                hint="give it a primary key or `tables.<table>.key`, or remove it from `history`",
             )
         found: dict[str, DeltaType] = {}
         stored = lake.arrow_schema(self._table).names if self._table else ()
@@ -166,9 +166,10 @@ class Mirror:
             return
         if keeper.is_direct and keeper.is_direct(version.schema, version.table):
             raise ConfigError(
-                f"the rows of {self.name} went into Delta directly, and {self.path} is no table",
-                hint="let the follower have the path `delta.path`; or read them into the log,"
-                f" `cdc snapshot {self.name} --anew`, and take `snapshot: direct` out",
+                f"the rows of {self.name} were copied directly into Delta, and {self.path} is not a"
+                " table",
+                hint="give the follower the path `delta.path`; or read them into the log,"
+                f" `cdc snapshot {self.name} --replace`, and remove `snapshot: direct`",
             )
         self._table = lake.made(
             self.path,
@@ -195,7 +196,7 @@ class Mirror:
         if len(found) > 1 or not (is_emptied or self.has_key(changes.version)):
             raise ConfigError(
                 f"{self.name} has another key now ({', '.join(key) or 'none'}), and {self.path}"
-                " has rows of the one before",
+                " has rows of the previous one",
                 hint=f"`cdc rebuild {self._keeper.follower} --table {self.name}`: it reads the rows"
                 " again, by the new key; then start the follower",
             )
@@ -226,7 +227,7 @@ class Mirror:
 
     def apply(self, work: Work, applied: Applied, applier: Callable[..., None]) -> None:
         """Commit the work, unless another copy has already reached its seq."""
-        upto = lake.as_told(self._keeper.generation, applied.seq)
+        upto = lake.transaction_version(self._keeper.generation, applied.seq)
         commit = Commit(self._keeper.app, upto, self._keeper.facts(applied))
         began = self.seq
         for _ in range(_TRIES):

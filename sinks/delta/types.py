@@ -24,7 +24,7 @@ _SCALE_SIGN: Final = 0x400
 _MONEY_PRECISION: Final = 19  # 64 bits
 
 
-class Kind(Enum):
+class TypeKind(Enum):
     """How values of a type are converted to Delta's."""
 
     SAME = "same"  # every value is one of Delta's
@@ -40,7 +40,7 @@ class DeltaType:
     """A Delta Lake type, by its name in the JSON schema."""
 
     name: str
-    kind: Kind
+    kind: TypeKind
     element: DeltaType | None = None
 
     @property
@@ -51,19 +51,19 @@ class DeltaType:
         return {"type": "array", "elementType": self.element.json, "containsNull": True}
 
 
-TEXT: Final = DeltaType("string", Kind.TEXT)
+TEXT: Final = DeltaType("string", TypeKind.TEXT)
 _NATURAL: Final = {
-    "bool": DeltaType("boolean", Kind.SAME),
-    "int2": DeltaType("short", Kind.SAME),
-    "int4": DeltaType("integer", Kind.SAME),
-    "int8": DeltaType("long", Kind.SAME),
-    "oid": DeltaType("long", Kind.SAME),
-    "float4": DeltaType("float", Kind.SAME),
-    "float8": DeltaType("double", Kind.SAME),
-    "bytea": DeltaType("binary", Kind.SAME),
-    "date": DeltaType("date", Kind.CALENDAR),
-    "timestamp": DeltaType("timestamp_ntz", Kind.CALENDAR),
-    "timestamptz": DeltaType("timestamp", Kind.CALENDAR),
+    "bool": DeltaType("boolean", TypeKind.SAME),
+    "int2": DeltaType("short", TypeKind.SAME),
+    "int4": DeltaType("integer", TypeKind.SAME),
+    "int8": DeltaType("long", TypeKind.SAME),
+    "oid": DeltaType("long", TypeKind.SAME),
+    "float4": DeltaType("float", TypeKind.SAME),
+    "float8": DeltaType("double", TypeKind.SAME),
+    "bytea": DeltaType("binary", TypeKind.SAME),
+    "date": DeltaType("date", TypeKind.CALENDAR),
+    "timestamp": DeltaType("timestamp_ntz", TypeKind.CALENDAR),
+    "timestamptz": DeltaType("timestamp", TypeKind.CALENDAR),
 }
 # The type of a masked column, by the type of the mask's fixed value.
 _FIXED: Final = {bool: "boolean", int: "long", float: "double"}
@@ -76,17 +76,17 @@ def delta_type(name: str, modifier: int, *, money_digits: int = 2) -> DeltaType:
     if name == "numeric":
         return _numeric(modifier)
     if name == "money":
-        return DeltaType(f"decimal({_MONEY_PRECISION},{money_digits})", Kind.MONEY)
+        return DeltaType(f"decimal({_MONEY_PRECISION},{money_digits})", TypeKind.MONEY)
     # An array of a type that is not built in has a name that a user may have chosen.
     if name.startswith("_") and "." not in name:
         element = delta_type(name[1:], modifier, money_digits=money_digits)
-        return DeltaType("array", Kind.ARRAY, element)
+        return DeltaType("array", TypeKind.ARRAY, element)
     return TEXT
 
 
 def fixed_type(value: object) -> DeltaType:
     """Return the type of a column with a mask of the fixed `value`."""
-    return DeltaType(_FIXED.get(type(value), "string"), Kind.SAME)
+    return DeltaType(_FIXED.get(type(value), "string"), TypeKind.SAME)
 
 
 def _numeric(modifier: int) -> DeltaType:
@@ -99,4 +99,4 @@ def _numeric(modifier: int) -> DeltaType:
     precision = max((packed >> 16) - min(scale, 0), scale)
     if precision > MAX_PRECISION:
         return TEXT
-    return DeltaType(f"decimal({precision},{max(scale, 0)})", Kind.NUMBER)
+    return DeltaType(f"decimal({precision},{max(scale, 0)})", TypeKind.NUMBER)

@@ -82,13 +82,13 @@ class Upkeep:
         sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
         if sum(size < _SMALL_BYTES for size in sizes) < _SMALL_FILES:
             return
-        said = lake.unmoved(mirror.facts)
+        properties = lake.unmoved(mirror.facts)
         try:
             with lake.translated(mirror.path):
                 if cluster:
-                    table.optimize.z_order(list(cluster), commit_properties=said)
+                    table.optimize.z_order(list(cluster), commit_properties=properties)
                 else:
-                    table.optimize.compact(commit_properties=said)
+                    table.optimize.compact(commit_properties=properties)
         except lake.ConflictError:
             table.update_incremental()
 

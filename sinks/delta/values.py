@@ -24,7 +24,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sinks.delta.types import Kind
+from sinks.delta.types import TypeKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ class Form:
         self._special = re.compile(_SPECIAL % re.escape(self._delimiter), re.IGNORECASE | re.DOTALL)
         one = target.element or target
         self._one: Natural = self._natural_of(self.scalar, one)
-        self.natural: Natural = self._array if target.kind is Kind.ARRAY else self._whole
+        self.natural: Natural = self._array if target.kind is TypeKind.ARRAY else self._scalar
 
     def text(self, value: Any) -> str:  # noqa: ANN401 - JSON's
         """Return Postgres' text of a value that is not null."""
@@ -94,7 +94,7 @@ class Form:
         # A value of an array type that is not a JSON array is already text.
         return str(value) if self._element and isinstance(value, str) else self._text(value)
 
-    def _whole(self, value: Any) -> Any:  # noqa: ANN401 - JSON's
+    def _scalar(self, value: Any) -> Any:  # noqa: ANN401 - JSON's
         if isinstance(value, list) or (self._element and isinstance(value, str)):
             return self.text(value)  # an array that is text in Delta
         return self._one(value)
@@ -150,7 +150,7 @@ class Form:
                 return str
 
     def _natural_of(self, name: str, target: DeltaType) -> Natural:  # noqa: PLR0911 - a case a type
-        if target.kind is Kind.NUMBER:
+        if target.kind is TypeKind.NUMBER:
             return self._number
         match target.name:
             case "boolean":

@@ -26,7 +26,7 @@ from sinks.delta import lake
 from sinks.delta import work as delta_work
 from sinks.delta.actions import Files
 from sinks.delta.layout import EXACT, SEQ
-from sinks.delta.positions import DataFile, Found, Positions
+from sinks.delta.positions import DataFile, Positions, RowsOfFile
 from sinks.delta.rows import Batch, only
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _FILES_OF_A_SIZE: Final = 12
 # How many rows are rewritten after a batch for each of its own, but at least one file.
 _REWRITTEN_PER_ROW: Final = 2
 _CHECKPOINT_EVERY: Final = 100
-_WHOLE: Final = (pa.int16(), pa.int32(), pa.int64(), pa.date32())
+_INTEGERS: Final = (pa.int16(), pa.int32(), pa.int64(), pa.date32())
 
 
 class Vectors:
@@ -56,13 +56,13 @@ class Vectors:
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
         # By URI: the table's id, the key of its rows, and their positions.
-        self._known: dict[str, tuple[tuple[str, tuple[str, ...]], Positions]] = {}
+        self._by_table: dict[str, tuple[tuple[str, tuple[str, ...]], Positions]] = {}
 
     def knows(self, table: DeltaTable) -> bool:
         """Return whether the table's keys are in memory: then its files are joined here."""
-        return table.table_uri in self._known
+        return table.table_uri in self._by_table
 
-    def apply(self, table: DeltaTable, work: Work, said: Commit) -> None:
+    def apply(self, table: DeltaTable, work: Work, commit: Commit) -> None:
         """Apply the work in one commit; then rewrite some files in another."""
         with lake.translated(table.table_uri):
             began = table.version()
@@ -73,20 +73,20 @@ class Vectors:
                 # A separate commit: readers without support for vectors fail from here on, not
                 # halfway.
                 delta_actions.commit(
-                    files, table, enabling, "ADD FEATURE", said._replace(upto=None)
+                    files, table, enabling, "ADD FEATURE", commit._replace(upto=None)
                 )
                 positions.version = table.version()
-            _Change(table, work, positions, files).commit(said)
-            _Tidying(table, positions, files, work.batch.rows.num_rows).commit(said)
+            _Change(table, work, positions, files).commit(commit)
+            _Tidying(table, positions, files, work.batch.rows.num_rows).commit(commit)
             # A batch has two or three commits, which may skip the round number.
             if table.version() // _CHECKPOINT_EVERY > began // _CHECKPOINT_EVERY:
                 table.create_checkpoint()
 
     def _positions(self, table: DeltaTable, work: Work) -> Positions:
         uri, known = table.table_uri, (str(table.metadata().id), work.key)
-        if uri not in self._known or self._known[uri][0] != known:
-            self._known[uri] = known, Positions(work.key)
-        positions = self._known[uri][1]
+        if uri not in self._by_table or self._by_table[uri][0] != known:
+            self._by_table[uri] = known, Positions(work.key)
+        positions = self._by_table[uri][1]
         as_text = delta_keys.needs_text(work.batch.rows, work.key)
         positions.follow(table, as_text=as_text)
         return positions
@@ -114,8 +114,8 @@ class _Change:
         stale = self._stale(seqs)
         if batch.unchanged:
             batch = self._filled(batch)
-        news = only(Batch(batch.rows, batch.deleted, {}), pc.invert(stale))
-        self._rows = news.rows.filter(pc.invert(news.deleted))
+        new = only(Batch(batch.rows, batch.deleted, {}), pc.invert(stale))
+        self._rows = new.rows.filter(pc.invert(new.deleted))
 
     def _stale(self, seqs: pa.Array) -> pa.BooleanArray:
         """Return which rows of the batch are stale; the rows that they would replace stay.
@@ -150,25 +150,25 @@ class _Change:
             batch, stored, pc.index_in(rows, value_set=pa.concat_arrays(wanted))
         )
 
-    def _read(self, found: Found, names: Sequence[str], schema: pa.Schema) -> pa.Table:
+    def _read(self, found: RowsOfFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
         rows = self._positions.read(self._table, found.file.path, names)
         return _under(rows.filter(found.hits), schema)
 
-    def commit(self, said: Commit) -> None:
+    def commit(self, commit: Commit) -> None:
         actions: list[Action] = []
         hit = [found for found in self._found if len(found.wanted)]
-        gone = [pc.or_(found.file.gone, found.hits) for found in hit]
+        deleted = [pc.or_(found.file.deleted, found.hits) for found in hit]
         touched = [found.file for found in hit]
-        vectors = delta_actions.put_vectors(self._files, gone) if gone else []
+        vectors = delta_actions.put_vectors(self._files, deleted) if deleted else []
         for file, vector in zip(touched, vectors, strict=True):
             actions += [_removed(file), _added(file, vector.action)]
         new = None
         if self._rows.num_rows:
             new = _written(self._files, self._rows, self._positions)
             actions.append(_added(new))
-        delta_actions.commit(self._files, self._table, actions, "MERGE", said)
-        for file, rows, vector in zip(touched, gone, vectors, strict=True):
-            file.gone, file.vector = rows, vector.action
+        delta_actions.commit(self._files, self._table, actions, "MERGE", commit)
+        for file, rows, vector in zip(touched, deleted, vectors, strict=True):
+            file.deleted, file.vector = rows, vector.action
         if new is not None:
             self._positions.files[new.path] = new
         self._positions.version = self._table.version()
@@ -195,7 +195,7 @@ class _Tidying:
                 self._groups.append(small)
             least = size
 
-    def commit(self, said: Commit) -> None:
+    def commit(self, commit: Commit) -> None:
         if not self._groups:
             return
         actions: list[Action] = []
@@ -210,7 +210,7 @@ class _Tidying:
                 made.append(new)
                 actions.append(_added(new, changes=False))
         try:
-            delta_actions.commit(self._files, self._table, actions, "OPTIMIZE", said)
+            delta_actions.commit(self._files, self._table, actions, "OPTIMIZE", commit)
         except lake.ConflictError:
             return  # retried after a later batch
         for group in self._groups:
@@ -221,7 +221,7 @@ class _Tidying:
 
     def _alive(self, file: DataFile) -> pa.Table:
         rows = self._positions.read(self._table, file.path, None)
-        return _under(rows.filter(pc.invert(file.gone)), lake.arrow_schema(self._table))
+        return _under(rows.filter(pc.invert(file.deleted)), lake.arrow_schema(self._table))
 
 
 def _under(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -250,7 +250,7 @@ def _written(files: Files, rows: pa.Table, positions: Positions) -> DataFile:
         bytes=data.size,
         keys=positions.identities(rows),
         seqs=rows[SEQ].combine_chunks(),
-        gone=pa.repeat(pa.scalar(value=False), rows.num_rows),
+        deleted=pa.repeat(pa.scalar(value=False), rows.num_rows),
         stats=_stats(rows),
     )
 
@@ -259,7 +259,7 @@ def _stats(rows: pa.Table) -> dict[str, Any]:
     """Return the statistics by which readers skip a file: bounds of integers and dates, NULLs."""
     bounds: dict[str, Any] = {"minValues": {}, "maxValues": {}}
     for field in rows.schema:
-        if field.type in _WHOLE and rows[field.name].null_count < rows.num_rows:
+        if field.type in _INTEGERS and rows[field.name].null_count < rows.num_rows:
             found = pc.min_max(rows[field.name])
             for name, which in (("minValues", "min"), ("maxValues", "max")):
                 value = found[which].as_py()

@@ -66,7 +66,7 @@ class Refused(NamedTuple):
     why: Reason
 
 
-class Outcome(NamedTuple):
+class BulkOutcome(NamedTuple):
     """The outcome of actions: how many were applied, and the others."""
 
     applied: int
@@ -87,13 +87,17 @@ class _Answer(msgspec.Struct):
 _ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 
-def send(client: Client, door: str, actions: Iterable[Action], *, refresh: bool = False) -> Outcome:
-    """Apply actions of distinct ids through the alias `door`, several requests at a time."""
+def send(
+    client: Client, write_alias: str, actions: Iterable[Action], *, refresh: bool = False
+) -> BulkOutcome:
+    """Apply actions of distinct ids through the alias `write_alias`, several requests at a time."""
     parts = list(_parts(actions))
     if len(parts) <= 1:
-        return _joined(_whole(client, door, part, refresh=refresh) for part in parts)
+        return _joined(_send_all(client, write_alias, part, refresh=refresh) for part in parts)
     with ThreadPoolExecutor(min(_AT_ONCE, len(parts))) as pool:
-        return _joined(pool.map(lambda part: _whole(client, door, part, refresh=refresh), parts))
+        return _joined(
+            pool.map(lambda part: _send_all(client, write_alias, part, refresh=refresh), parts)
+        )
 
 
 def _parts(actions: Iterable[Action]) -> Iterator[list[Action]]:
@@ -108,38 +112,40 @@ def _parts(actions: Iterable[Action]) -> Iterator[list[Action]]:
         yield part
 
 
-def _joined(outcomes: Iterable[Outcome]) -> Outcome:
+def _joined(outcomes: Iterable[BulkOutcome]) -> BulkOutcome:
     applied, stale, refused = 0, list[tuple[Action, int]](), list[Refused]()
     for each in outcomes:
         applied += each.applied
         stale += each.stale
         refused += each.refused
-    return Outcome(applied, stale, refused)
+    return BulkOutcome(applied, stale, refused)
 
 
-def _whole(client: Client, door: str, part: list[Action], *, refresh: bool) -> Outcome:
+def _send_all(
+    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+) -> BulkOutcome:
     """Retry until every action is applied, stale or refused."""
-    outcomes = list[Outcome]()
+    outcomes = list[BulkOutcome]()
     pause, patience = _FIRST_PAUSE_SECONDS, time.monotonic() + _PATIENCE_SECONDS
     while part:
-        outcome, again, why = _once(client, door, part, refresh=refresh)
+        outcome, again, why = _once(client, write_alias, part, refresh=refresh)
         outcomes.append(outcome)
         part = again
         if part:
             if time.monotonic() > patience:
-                raise refusal(429, why, f"{len(part)} items of /{door}/_bulk")
+                raise refusal(429, why, f"{len(part)} items of /{write_alias}/_bulk")
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - apart from other writers
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
     return _joined(outcomes)
 
 
 def _once(
-    client: Client, door: str, part: list[Action], *, refresh: bool
-) -> tuple[Outcome, list[Action], Reason]:
+    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+) -> tuple[BulkOutcome, list[Action], Reason]:
     """Send one request; return its outcome, and the actions to send again, with a reason."""
     answer = client.call(
         "POST",
-        f"/{door}/_bulk",
+        f"/{write_alias}/_bulk",
         b"".join([action.lines() for action in part]),
         fine=(*_PASSING, _TOO_LARGE),
         require_alias="true",
@@ -149,35 +155,41 @@ def _once(
     if answer.status in _PASSING:
         why = reason_of(answer.body)
         if why.type == "cluster_block_exception":
-            raise refusal(answer.status, why, f"/{door}/_bulk")
-        return Outcome(0, [], []), part, why
+            raise refusal(answer.status, why, f"/{write_alias}/_bulk")
+        return BulkOutcome(0, [], []), part, why
     if answer.status == _TOO_LARGE:
-        return _smaller(client, door, part, refresh=refresh)
-    said = _ANSWER.decode(answer.body)
-    if not said.errors:
-        return Outcome(len(part), [], []), [], Reason()
-    if len(said.items) != len(part):
-        raise InvariantError(f"/{door}/_bulk answers {len(said.items)} of {len(part)} items")
-    items = [next(iter(item.values())) for item in said.items]
-    return _sorted(door, part, items)
+        return _smaller(client, write_alias, part, refresh=refresh)
+    answered = _ANSWER.decode(answer.body)
+    if not answered.errors:
+        return BulkOutcome(len(part), [], []), [], Reason()
+    if len(answered.items) != len(part):
+        raise InvariantError(
+            f"/{write_alias}/_bulk answers {len(answered.items)} of {len(part)} items"
+        )
+    items = [next(iter(item.values())) for item in answered.items]
+    return _sorted(write_alias, part, items)
 
 
 def _smaller(
-    client: Client, door: str, part: list[Action], *, refresh: bool
-) -> tuple[Outcome, list[Action], Reason]:
+    client: Client, write_alias: str, part: list[Action], *, refresh: bool
+) -> tuple[BulkOutcome, list[Action], Reason]:
     """Send each half separately; refuse a single document that is too large."""
     why = Reason("content_too_long", "larger than http.max_content_length, or a proxy's limit")
     if len(part) == 1:
-        return Outcome(0, [], [Refused(part[0], why)]), [], why
+        return BulkOutcome(0, [], [Refused(part[0], why)]), [], why
     half = len(part) // 2
     halves = (part[:half], part[half:])
-    return _joined(_whole(client, door, each, refresh=refresh) for each in halves), [], why
+    return (
+        _joined(_send_all(client, write_alias, each, refresh=refresh) for each in halves),
+        [],
+        why,
+    )
 
 
 def _sorted(
-    door: str, part: Sequence[Action], items: Sequence[_Item]
-) -> tuple[Outcome, list[Action], Reason]:
-    outcome, again, last = Outcome(0, [], []), list[Action](), Reason()
+    write_alias: str, part: Sequence[Action], items: Sequence[_Item]
+) -> tuple[BulkOutcome, list[Action], Reason]:
+    outcome, again, last = BulkOutcome(0, [], []), list[Action](), Reason()
     applied = 0
     for action, item in zip(part, items, strict=True):
         why = item.error
@@ -192,7 +204,7 @@ def _sorted(
         elif _is_the_documents(item.status, why):
             outcome.refused.append(Refused(action, why))
         else:
-            raise refusal(item.status, why, f"an item of /{door}/_bulk")
+            raise refusal(item.status, why, f"an item of /{write_alias}/_bulk")
     return outcome._replace(applied=applied), again, last
 
 

@@ -83,9 +83,9 @@ class Client:
             )
         except ValueError:  # its text shows a part of the URL
             raise ConfigError(
-                "the url of a follower in OpenSearch is none",
-                hint="as https://host:9200; in a user or password `/`, `?`, `#` and `@` stand as"
-                " %2F, %3F, %23 and %40, or give `user` and `password` by themselves",
+                "the url of a follower in OpenSearch is not a URL",
+                hint="as https://host:9200; in a user or password `/`, `?`, `#` and `@` are"
+                " written as %2F, %3F, %23 and %40, or set `user` and `password` instead",
             ) from None
 
     def call(
@@ -113,10 +113,12 @@ class Client:
                 return Answer(status, _body(error))
             raise self._translated(error, f"{method} {path}") from error
         except OpenSearchException as error:
-            raise InvariantError(f"the client of OpenSearch says {type(error).__name__}") from error
+            raise InvariantError(
+                f"the client of OpenSearch raised {type(error).__name__}"
+            ) from error
         return Answer(200, text or "")
 
-    def make_index(self, name: str, settings: object, mappings: object, *aliases: str) -> None:
+    def create_index(self, name: str, settings: object, mappings: object, *aliases: str) -> None:
         """Create an index with its aliases in one request, unless it exists."""
         body = {
             "settings": settings,
@@ -188,7 +190,7 @@ class Got(msgspec.Struct):
     def is_there(self, what: str) -> bool:
         """Return whether there is such a document; raise if it is not known."""
         if self.found is None:
-            why = self.error or Reason("an item tells neither `found` nor `error`")
+            why = self.error or Reason("an item has neither `found` nor `error`")
             status = 404 if why.type == "index_not_found_exception" else 503
             raise refusal(status, why, what)
         return self.found
@@ -226,25 +228,24 @@ def reason_of(body: str) -> Reason:
 
 def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 - one a row
     """Return the error for a status; `what` names the request."""
-    said = f"OpenSearch refuses {what}: {status} {why.type}".rstrip()
+    text = f"OpenSearch refuses {what}: {status} {why.type}".rstrip()
     if why.type == "cluster_block_exception":
         return _blocked(why, what)
     if status == 401:  # noqa: PLR2004 - HTTP's numbers are their own names, here and below
         return PermissionDeniedError(
-            f"OpenSearch does not know us: {what}", hint="set the follower's user and password"
+            f"OpenSearch refuses the user or the password: {what}",
+            hint="set the follower's user and password",
         )
     if status == 403:  # noqa: PLR2004
         return PermissionDeniedError(
-            said, hint="give the follower's user the rights that docs/FOLLOWERS.md lists"
+            text, hint="give the follower's user the rights that docs/FOLLOWERS.md lists"
         )
     if status == 404 and why.type in {"index_not_found_exception", "aliases_not_found_exception"}:  # noqa: PLR2004
-        return StoreLostError(f"an index of the follower is gone: {why.reason}")
+        return StoreLostError(f"an index of the follower is missing: {why.reason}")
     if status == 413:  # noqa: PLR2004
-        return ConfigError(said, hint="raise http.max_content_length of OpenSearch, or a proxy's")
+        return ConfigError(text, hint="raise http.max_content_length of OpenSearch, or a proxy's")
     if status == 429 or status >= 500:  # noqa: PLR2004
-        return UnavailableError(
-            said, hint="OpenSearch has more to do than it can: it passes, or needs more nodes"
-        )
+        return UnavailableError(text, hint="OpenSearch is overloaded: wait, or add nodes")
     if "maximum shards open" in (why.reason or ""):
         return ConfigError(
             f"OpenSearch refuses {what}: {why.reason}",
@@ -255,16 +256,16 @@ def refusal(status: int, why: Reason, what: str) -> CDCError:  # noqa: PLR0911 -
     # it may quote a value.
     shown = f": {why.text()}" if what.startswith("the index ") else ""
     return ConfigError(
-        f"{said}{shown}", hint="see the follower's settings and mappings in the configuration"
+        f"{text}{shown}", hint="see the follower's settings and mappings in the configuration"
     )
 
 
 def _blocked(why: Reason, what: str) -> CDCError:
     reason = why.reason or ""
     if "flood-stage" in reason:
-        hint = "a node's disk is all but full: free some, and OpenSearch lifts the block by itself"
+        hint = "a node's disk is almost full: free some space, and OpenSearch lifts the block"
     else:
-        hint = "somebody has blocked it: lift index.blocks.* or cluster.blocks.* of its settings"
+        hint = "it was blocked by a setting: remove index.blocks.* or cluster.blocks.*"
     return UnavailableError(f"OpenSearch refuses {what}: {reason}", hint=hint)
 
 

@@ -29,7 +29,7 @@ log: Final = logging.getLogger("sinks.opensearch.sink")
 
 # How many dead letters a page has when they are listed.
 _PAGE: Final = 1_000
-_GONE: Final = (404,)
+_MISSING: Final = (404,)
 _MAPPING: Final = {
     "dynamic": False,
     "properties": {
@@ -43,7 +43,7 @@ _MAPPING: Final = {
 }
 
 
-class Shelf(NamedTuple):
+class LetterOwner(NamedTuple):
     """The owner of dead letters: a table of one generation."""
 
     generation: int
@@ -57,7 +57,7 @@ class _Letter(msgspec.Struct):
     seq: int
 
 
-class _Hit(msgspec.Struct):
+class _LetterHit(msgspec.Struct):
     source: _Letter = msgspec.field(name="_source")
     sort: list[Any] = []
 
@@ -66,73 +66,75 @@ class _Text(msgspec.Struct):
     document: str | None
 
 
-class _Hits(msgspec.Struct):
-    hits: list[_Hit]
+class _LetterHits(msgspec.Struct):
+    hits: list[_LetterHit]
 
 
-class _Page(msgspec.Struct):
-    hits: _Hits
+class _LetterPage(msgspec.Struct):
+    hits: _LetterHits
     shards: Shards = msgspec.field(name="_shards")
 
 
-class DeadLetters:
-    """The dead letters of a follower, by shelf and `_id`."""
+class DeadLetterIndex:
+    """The dead letters of a follower, by owner and `_id`."""
 
     def __init__(self, client: Client, alias: str, follower: str) -> None:
         self._client, self._alias, self._follower = client, alias, follower
-        self._known: defaultdict[Shelf, dict[bytes, int]] = defaultdict(dict)
+        self._known: defaultdict[LetterOwner, dict[bytes, int]] = defaultdict(dict)
 
-    def of(self, shelf: Shelf) -> Mapping[bytes, int]:
-        """Return the seqs of a shelf's dead letters, by `_id` as JSON."""
-        return self._known[shelf]
+    def of(self, owner: LetterOwner) -> Mapping[bytes, int]:
+        """Return the seqs of a owner's dead letters, by `_id` as JSON."""
+        return self._known[owner]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._known.clear()
 
-    def learn(self) -> None:
+    def load(self) -> None:
         """Load all dead letters; before that, only this copy's own are known."""
-        self.forget()
+        self.clear()
         for letter in self._stored():
-            shelf = Shelf(letter.generation, letter.table)
-            self._known[shelf][msgspec.json.encode(letter.id)] = letter.seq
+            owner = LetterOwner(letter.generation, letter.table)
+            self._known[owner][msgspec.json.encode(letter.id)] = letter.seq
 
-    def put(self, shelf: Shelf, index: str, refused: Sequence[Refused]) -> None:
+    def put(self, owner: LetterOwner, index: str, refused: Sequence[Refused]) -> None:
         """Store refused documents; a newer dead letter of the same row is kept instead."""
         self._prepare()
-        names = {self._name(shelf, each.action.id): each.action for each in refused}
-        outcome = send(self._client, self._alias, [self._letter(shelf, index, r) for r in refused])
+        names = {self._name(owner, each.action.id): each.action for each in refused}
+        outcome = send(self._client, self._alias, [self._letter(owner, index, r) for r in refused])
         late = {each.id for each, _ in outcome.stale}
         # Larger than a request may be: stored without the document, which the log still has.
         unfit = {each.action.id for each in outcome.refused}
-        shorter = [self._letter(shelf, index, each, whole=False) for each in refused]
+        shorter = [self._letter(owner, index, each, complete=False) for each in refused]
         outcome = send(self._client, self._alias, [each for each in shorter if each.id in unfit])
         late |= {each.id for each, _ in outcome.stale}
         for each in outcome.refused:
-            raise refusal(400, each.why, f"a letter in {self._alias}")
+            raise refusal(400, each.why, f"a dead letter in {self._alias}")
         self._refresh()
         for name in names.keys() - late:
-            self._known[shelf][names[name].id] = names[name].version
+            self._known[owner][names[name].id] = names[name].version
         log.warning(
-            "%d documents of %s were refused and lie in %s: %s",
-            *(len(refused), shelf.table, self._alias),
+            "%d documents of %s were refused and are in %s: %s",
+            *(len(refused), owner.table, self._alias),
             ", ".join(sorted({each.why.type for each in refused})),
         )
 
-    def take_back(self, shelf: Shelf, versions: Iterable[tuple[bytes, int]]) -> None:
+    def delete(self, owner: LetterOwner, versions: Iterable[tuple[bytes, int]]) -> None:
         """Delete the dead letters of these ids up to these versions."""
-        known = self._known[shelf]
-        gone = {id_: version for id_, version in versions if known.get(id_, version + 1) <= version}
-        if gone:
-            names = ((self._name(shelf, id_), version) for id_, version in gone.items())
+        known = self._known[owner]
+        stored = {
+            id_: version for id_, version in versions if known.get(id_, version + 1) <= version
+        }
+        if stored:
+            names = ((self._name(owner, id_), version) for id_, version in stored.items())
             actions = [Action(name, version, None, equal=True) for name, version in names]
             send(self._client, self._alias, actions)
             self._refresh()
-        for id_ in gone:
+        for id_ in stored:
             del known[id_]
 
-    def documents(self, shelf: Shelf, ids: Iterable[bytes]) -> Mapping[bytes, bytes]:
+    def documents(self, owner: LetterOwner, ids: Iterable[bytes]) -> Mapping[bytes, bytes]:
         """Return the refused documents of those ids that have dead letters."""
-        names = {self._name(shelf, id_): id_ for id_ in ids if id_ in self._known[shelf]}
+        names = {self._name(owner, id_): id_ for id_ in ids if id_ in self._known[owner]}
         if not names:
             return {}
         letters = {}
@@ -144,9 +146,9 @@ class DeadLetters:
         return letters
 
     def _prepare(self) -> None:
-        if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
+        if self._client.call("GET", f"/_alias/{self._alias}", fine=_MISSING).status in _MISSING:
             settings = {"number_of_shards": 1, "auto_expand_replicas": "0-1"}
-            self._client.make_index(f"{self._alias}-1", settings, _MAPPING, self._alias)
+            self._client.create_index(f"{self._alias}-1", settings, _MAPPING, self._alias)
 
     def _refresh(self) -> None:
         """Make dead letters visible to searches."""
@@ -160,10 +162,10 @@ class DeadLetters:
             "sort": ["generation", "table", "id"],
         }
         while True:
-            answer = self._client.call("POST", f"/{self._alias}/_search", body, fine=_GONE)
-            if answer.status in _GONE:
+            answer = self._client.call("POST", f"/{self._alias}/_search", body, fine=_MISSING)
+            if answer.status in _MISSING:
                 return
-            page = msgspec.json.decode(answer.body, type=_Page)
+            page = msgspec.json.decode(answer.body, type=_LetterPage)
             page.shards.expect_all(f"a search of {self._alias}")
             hits = page.hits.hits
             yield from (hit.source for hit in hits)
@@ -171,26 +173,28 @@ class DeadLetters:
                 return
             body["search_after"] = hits[-1].sort
 
-    def _letter(self, shelf: Shelf, index: str, refused: Refused, *, whole: bool = True) -> Action:
+    def _letter(
+        self, owner: LetterOwner, index: str, refused: Refused, *, complete: bool = True
+    ) -> Action:
         action, why = refused
         document = action.document or b""
         text = msgspec.json.encode(
             {
                 "follower": self._follower,
-                "generation": shelf.generation,
-                "table": shelf.table,
+                "generation": owner.generation,
+                "table": owner.table,
                 "index": index,
                 "id": msgspec.json.decode(action.id),
                 "seq": action.version,
                 "error": why.type,
-                "reason": why.text() if whole else why.type,
+                "reason": why.text() if complete else why.type,
                 "refused_at": int(time.time() * 1000),
                 "bytes": len(document),
-                "document": document.decode() if whole else None,
+                "document": document.decode() if complete else None,
             }
         )
-        return Action(self._name(shelf, action.id), action.version, text)
+        return Action(self._name(owner, action.id), action.version, text)
 
-    def _name(self, shelf: Shelf, id_: bytes) -> bytes:
-        parts = [self._follower, *shelf, msgspec.json.decode(id_)]
+    def _name(self, owner: LetterOwner, id_: bytes) -> bytes:
+        parts = [self._follower, *owner, msgspec.json.decode(id_)]
         return b'"%b"' % hashlib.sha256(msgspec.json.encode(parts)).hexdigest().encode()

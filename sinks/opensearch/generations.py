@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConfigError, StoreLostError
 from sinks.contract import Applied
-from sinks.opensearch.dead import DeadLetters, Shelf
-from sinks.opensearch.record import Build, Record, Records
+from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
+from sinks.opensearch.record import Build, FollowerRecords, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,12 +25,12 @@ def generations(record: Record | None) -> Mapping[int, Applied | None]:
     """Return every generation and its applied frontier."""
     builds = record.builds if record else {}
     return {
-        int(n): Applied.told(build.applied) if build.applied else None
+        int(n): Applied.from_fields(build.applied) if build.applied else None
         for n, build in builds.items()
     }
 
 
-def switch(records: Records, indices: Indices, generation: int) -> None:
+def switch(records: FollowerRecords, indices: Indices, generation: int) -> None:
     """Switch readers to a generation."""
 
     def begin(record: Record) -> bool:
@@ -52,14 +52,14 @@ def _share(old: Build, new: Build, generation: int) -> None:
     if new.applied is not None:
         # Changes up to its frontier come again and are already applied; in a table whose key
         # changed they might be other rows.
-        for place in new.places():
-            place.floor = max(place.floor, _seq(new.applied))
+        for index in new.indices():
+            index.floor = max(index.floor, _seq(new.applied))
     for name in old.tables.keys() - set(new.only or ()):
         new.tables[name] = old.tables.pop(name)
-    stands = [build.applied for build in (old, new) if build.applied is not None]
-    new.reached = max(old.reached, new.reached, *(applied["seq"] for applied in stands), 0)
+    frontiers = [build.applied for build in (old, new) if build.applied is not None]
+    new.reached = max(old.reached, new.reached, *(applied["seq"] for applied in frontiers), 0)
     # If either part has applied nothing, the result starts at the log's beginning.
-    older = min(stands, key=_seq) if len(stands) == 2 else None  # noqa: PLR2004 - both
+    older = min(frontiers, key=_seq) if len(frontiers) == 2 else None  # noqa: PLR2004 - both
     new.applied = older and {**older, "generation": generation}
     new.letters += old.letters
     new.only = None
@@ -70,13 +70,13 @@ def _seq(applied: dict[str, Any]) -> int:
     return seq
 
 
-def finish_switch(records: Records, indices: Indices, record: Record) -> Record:
+def finish_switch(records: FollowerRecords, indices: Indices, record: Record) -> Record:
     """Move the aliases to the current generation, if a switch was not finished."""
     if not record.switching:
         return record
     tables = record.builds[str(record.generation)].tables
-    indices.refresh(sorted(table.now.index for table in tables.values()))
-    to = {table.alias: table.now.index for table in tables.values()}
+    indices.refresh(sorted(table.now.name for table in tables.values()))
+    to = {table.alias: table.now.name for table in tables.values()}
     aliases = to.keys() | {
         table.alias for build in record.builds.values() for table in build.tables.values()
     }
@@ -92,13 +92,13 @@ def finish_switch(records: Records, indices: Indices, record: Record) -> Record:
     return records.change(end)
 
 
-def take_from_others(records: Records, indices: Indices, record: Record) -> None:
+def clear_other_aliases(records: FollowerRecords, indices: Indices, record: Record) -> None:
     """Remove readers' aliases from indices of generations that are not current.
 
     A writer may have set one there during a switch, before it noticed the switch.
     """
-    seen = record.builds[str(record.generation)].places()
-    others = {place.index for place in record.places()} - {place.index for place in seen}
+    seen = record.builds[str(record.generation)].indices()
+    others = {index.name for index in record.indices()} - {index.name for index in seen}
     if not others:
         return
     held = indices.shown(
@@ -111,7 +111,9 @@ def take_from_others(records: Records, indices: Indices, record: Record) -> None
             indices.show((alias, None, found) for alias, found in strays.items())
 
 
-def drop(records: Records, indices: Indices, dead: DeadLetters, generation: int) -> None:
+def drop(
+    records: FollowerRecords, indices: Indices, dead: DeadLetterIndex, generation: int
+) -> None:
     """Delete what only that generation has."""
 
     def remove(record: Record) -> bool:
@@ -127,13 +129,13 @@ def drop(records: Records, indices: Indices, dead: DeadLetters, generation: int)
     if known is None:
         return
     before = known.build(generation)
-    shelves = [Shelf(t.origin, name) for name, t in before.tables.items()] if before else []
+    owners = [LetterOwner(t.origin, name) for name, t in before.tables.items()] if before else []
     record = records.change(remove)
-    named = {place.index for place in record.places()}
+    named = {index.name for index in record.indices()}
     indices.delete(sorted(present.keys() - named))
-    dead.learn()
-    for shelf in shelves:
-        dead.take_back(shelf, list(dead.of(shelf).items()))
+    dead.load()
+    for owner in owners:
+        dead.delete(owner, list(dead.of(owner).items()))
 
 
 def _unknown(follower: str, generation: int) -> ConfigError:

@@ -24,12 +24,12 @@ from sinks.opensearch.mapping import Properties
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sinks.opensearch.record import Build, Place
+    from sinks.opensearch.record import Build, TableIndex
 
 # How long OpenSearch remembers the version of a deleted document, in memory: no request of a writer
 # that is presumed dead takes longer.
 _GC_DELETES: Final = "2h"
-_GONE: Final = (404,)
+_MISSING: Final = (404,)
 # A field, its `exact`, and room for later columns.
 _FIELDS_A_COLUMN: Final = 3
 _FEWEST_FIELDS: Final = 1_000
@@ -39,7 +39,7 @@ _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 # How many documents a page has when a complete index is read, and how long the scroll is kept.
 _PAGE: Final = 1_000
-_KEPT: Final = "5m"
+_SCROLL_KEPT: Final = "5m"
 # How many rounds of excluding documents that the new fields refuse; each round finds some of them.
 _MOST_ROUNDS: Final = 20
 
@@ -89,15 +89,15 @@ class Indices:
         if self._settings.get("index.translog.durability", "request") != "request":
             raise ConfigError(
                 "index.translog.durability: async loses documents that were acknowledged",
-                hint="leave it out of the follower's settings: a frontier is to be true of all "
-                "that is below it, also after a crash",
+                hint="remove it from the follower's settings: a frontier must hold for everything "
+                "below it, also after a crash",
             )
 
     def name(self, generation: int) -> str:
         """Return the alias of all indices of a generation."""
         return f"{self._group}-g{generation}"
 
-    def make(self, place: Place, fields: Properties, *aliases: str) -> str:
+    def create(self, index: TableIndex, fields: Properties, *aliases: str) -> str:
         """Create an index unless it exists; return its uuid."""
         total = max(_FEWEST_FIELDS, _FIELDS_A_COLUMN * len(fields))
         settings = {
@@ -106,33 +106,35 @@ class Indices:
             "index.mapping.total_fields.limit": total,
             **self._settings,
         }
-        self._client.make_index(place.index, settings, _mapping(fields), place.door, *aliases)
-        return self._uuids(f"/{place.index}").get(place.index, "")
+        self._client.create_index(
+            index.name, settings, _mapping(fields), index.write_alias, *aliases
+        )
+        return self._uuids(f"/{index.name}").get(index.name, "")
 
-    def fields(self, place: Place) -> Properties:
+    def fields(self, index: TableIndex) -> Properties:
         """Return the fields with which an index was created, as they were written."""
-        answer = self._client.call("GET", f"/{place.index}/_mapping")
+        answer = self._client.call("GET", f"/{index.name}/_mapping")
         found = msgspec.json.decode(answer.body, type=dict[str, Any])
-        meta = found[place.index]["mappings"].get("_meta", {})
+        meta = found[index.name]["mappings"].get("_meta", {})
         given = meta.get("lockstep", {}).get("properties", "{}")
         fields: Properties = msgspec.json.decode(given)
         return fields
 
-    def widen(self, place: Place, fields: Properties) -> None:
+    def add_fields(self, index: TableIndex, fields: Properties) -> None:
         """Add fields that no document has yet."""
-        self._client.call("PUT", f"/{place.index}/_mapping", _mapping(fields))
+        self._client.call("PUT", f"/{index.name}/_mapping", _mapping(fields))
 
     def present(self) -> Mapping[str, str]:
         """Return the indices of every generation, with the generation's number."""
-        answer = self._client.call("GET", f"/_alias/{self._group}-g*", fine=_GONE)
-        if answer.status in _GONE:
+        answer = self._client.call("GET", f"/_alias/{self._group}-g*", fine=_MISSING)
+        if answer.status in _MISSING:
             return {}
         found = msgspec.json.decode(answer.body, type=dict[str, dict[str, dict[str, Any]]])
         ours = re.compile(re.escape(self._group) + r"-g(\d+)")
         return {
             index: match[1]
-            for index, said in found.items()
-            for alias in said["aliases"]
+            for index, about in found.items()
+            for alias in about["aliases"]
             if (match := ours.fullmatch(alias))
         }
 
@@ -142,36 +144,36 @@ class Indices:
             return
         found = self._uuids(f"/{self._group}-g*")
         for name, table in build.tables.items():
-            for place in filter(None, (table.now, table.next)):
-                if place.uuid is not None and found.get(place.index) != place.uuid:
-                    raise StoreLostError(f"the index {place.index} of {name} is gone")
+            for index in filter(None, (table.now, table.next)):
+                if index.uuid is not None and found.get(index.name) != index.uuid:
+                    raise StoreLostError(f"the index {index.name} of {name} is missing")
 
     def _uuids(self, path: str) -> Mapping[str, str]:
         answer = self._client.call(
-            "GET", f"{path}/_settings", fine=_GONE, filter_path="*.settings.index.uuid"
+            "GET", f"{path}/_settings", fine=_MISSING, filter_path="*.settings.index.uuid"
         )
-        if answer.status in _GONE:
+        if answer.status in _MISSING:
             return {}
         found = msgspec.json.decode(answer.body or "{}", type=dict[str, Any])
-        return {index: said["settings"]["index"]["uuid"] for index, said in found.items()}
+        return {index: about["settings"]["index"]["uuid"] for index, about in found.items()}
 
-    def contents(self, place: Place) -> Iterator[Document]:
+    def contents(self, index: TableIndex) -> Iterator[Document]:
         """Yield every document of an index, with its version."""
-        self.refresh([place.index])
+        self.refresh([index.name])
         body = {"size": _PAGE, "sort": ["_doc"], "version": True}
-        answer = self._client.call("POST", f"/{place.index}/_search", body, scroll=_KEPT)
+        answer = self._client.call("POST", f"/{index.name}/_search", body, scroll=_SCROLL_KEPT)
         try:
             while True:
                 page = msgspec.json.decode(answer.body, type=_Page)
-                page.shards.expect_all(f"a search of {place.index}")
+                page.shards.expect_all(f"a search of {index.name}")
                 if not page.hits.hits:
                     return
                 yield from page.hits.hits
-                body = {"scroll_id": page.scroll_id, "scroll": _KEPT}
+                body = {"scroll_id": page.scroll_id, "scroll": _SCROLL_KEPT}
                 answer = self._client.call("POST", "/_search/scroll", body)
         finally:
             given = {"scroll_id": msgspec.json.decode(answer.body, type=_Page).scroll_id}
-            self._client.call("DELETE", "/_search/scroll", given, fine=_GONE)
+            self._client.call("DELETE", "/_search/scroll", given, fine=_MISSING)
 
     def refresh(self, names: Iterable[str]) -> None:
         """Make written documents visible to searches, in all indices at about the same time."""
@@ -196,9 +198,9 @@ class Indices:
         """Return the indices that have each of these aliases."""
         held: dict[str, list[str]] = {alias: [] for alias in aliases}
         for some in _lines(held):
-            answer = self._client.call("GET", f"/_alias/{some}", fine=_GONE)
-            said = msgspec.json.decode(answer.body, type=dict[str, Any])
-            for index, found in said.items():
+            answer = self._client.call("GET", f"/_alias/{some}", fine=_MISSING)
+            answered = msgspec.json.decode(answer.body, type=dict[str, Any])
+            for index, found in answered.items():
                 if isinstance(found, dict):  # not `error` and `status`
                     for alias in found["aliases"].keys() & held.keys():
                         held[alias].append(index)
@@ -207,39 +209,41 @@ class Indices:
     def delete(self, names: Iterable[str]) -> None:
         """Delete indices that the record does not name; another copy may have deleted them."""
         for some in _lines(names):
-            self._client.call("DELETE", f"/{some}", fine=_GONE, ignore_unavailable="true")
+            self._client.call("DELETE", f"/{some}", fine=_MISSING, ignore_unavailable="true")
 
     # --- filling one from another ---
 
-    def fill(self, old: Place, new: Place) -> Iterator[list[Refused]]:
+    def fill(self, old: TableIndex, new: TableIndex) -> Iterator[list[Refused]]:
         """Copy the documents with their versions; yield those that the new fields refuse.
 
         Refused documents are excluded, so that each is tried once. Existing documents stay
         unchanged.
         """
-        self.refresh([old.index])
-        aside = list[str]()
+        self.refresh([old.name])
+        excluded = list[str]()
         for _ in range(_MOST_ROUNDS):
-            failures = self._copy(old, new, aside).failures
+            failures = self._copy(old, new, excluded).failures
             if not failures:
                 return
             refused = [each for each in failures if each.status == 400]  # noqa: PLR2004
             for each in failures:
                 if each not in refused:
-                    raise refusal(each.status, each.cause, f"_reindex into {new.index}")
-            aside += [each.id for each in refused]
-            yield self._whole(old, refused)
+                    raise refusal(each.status, each.cause, f"_reindex into {new.name}")
+            excluded += [each.id for each in refused]
+            yield self._refused(old, refused)
         raise ConfigError(
-            f"the fields of {new.index} refuse {len(aside)} documents of {old.index} and more",
+            f"the fields of {new.name} refuse {len(excluded)} documents of {old.name} and more",
             hint="the follower's `mappings` do not fit the table's values: correct them",
         )
 
-    def _copy(self, old: Place, new: Place, aside: list[str]) -> _Copied:
-        query = {"bool": {"must_not": {"ids": {"values": aside}}}} if aside else {"match_all": {}}
+    def _copy(self, old: TableIndex, new: TableIndex, excluded: list[str]) -> _Copied:
+        query = (
+            {"bool": {"must_not": {"ids": {"values": excluded}}}} if excluded else {"match_all": {}}
+        )
         body = {
             "conflicts": "proceed",
-            "source": {"index": old.index, "query": query},
-            "dest": {"index": new.door, "version_type": "external"},
+            "source": {"index": old.name, "query": query},
+            "dest": {"index": new.write_alias, "version_type": "external"},
         }
         answer = self._client.call(
             "POST", "/_reindex", body, wait_for_completion="false", require_alias="true"
@@ -247,19 +251,21 @@ class Indices:
         task = msgspec.json.decode(answer.body, type=dict[str, str])["task"]
         pause = _PAUSE_SECONDS
         while True:
-            answer = self._client.call("GET", f"/_tasks/{task}", fine=_GONE)
-            if answer.status in _GONE:
-                raise refusal(503, Reason("task", "a node has gone"), f"_reindex {new.index}")
-            said = msgspec.json.decode(answer.body, type=_Task)
-            if said.completed:
+            answer = self._client.call("GET", f"/_tasks/{task}", fine=_MISSING)
+            if answer.status in _MISSING:
+                raise refusal(
+                    503, Reason("task", "a node has left the cluster"), f"_reindex {new.name}"
+                )
+            task_state = msgspec.json.decode(answer.body, type=_Task)
+            if task_state.completed:
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        if said.error is not None or said.response is None:
-            raise refusal(503, said.error or Reason(), f"_reindex into {new.index}")
-        return said.response
+        if task_state.error is not None or task_state.response is None:
+            raise refusal(503, task_state.error or Reason(), f"_reindex into {new.name}")
+        return task_state.response
 
-    def _whole(self, old: Place, failures: list[_Failure]) -> list[Refused]:
+    def _refused(self, old: TableIndex, failures: list[_Failure]) -> list[Refused]:
         why = {msgspec.json.encode(each.id): each.cause for each in failures}
         found = {msgspec.json.encode(each.id): each for each in self.documents(old, list(why))}
         return [
@@ -267,10 +273,10 @@ class Indices:
             for id_, each in found.items()
         ]
 
-    def documents(self, place: Place, ids: list[bytes]) -> list[Got]:
+    def documents(self, index: TableIndex, ids: list[bytes]) -> list[Got]:
         """Return the existing documents of some ids, visible to searches or not."""
-        found = self._client.get_all(place.door, b"[%b]" % b",".join(ids))
-        return [each for each in found if each.is_there(f"an item of /{place.door}/_mget")]
+        found = self._client.get_all(index.write_alias, b"[%b]" % b",".join(ids))
+        return [each for each in found if each.is_there(f"an item of /{index.write_alias}/_mget")]
 
 
 def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:

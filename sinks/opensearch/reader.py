@@ -37,13 +37,13 @@ class OpenSearchReader:
         if no state lasted for one call of `work` within `seconds`.
         """
         error = UnavailableError(
-            f"{self._follower} stood at no frontier for as long as a search takes",
+            f"{self._follower} was at no frontier long enough for one search",
             hint="search less at a time, or wait until the follower has caught up",
         )
         waiting = as_of.Waiting(seconds, _PAUSE_SECONDS, error)
-        return as_of.read(self.mark, lambda: work(self._client), waiting)
+        return as_of.read(self.frontier, lambda: work(self._client), waiting)
 
-    def mark(self) -> as_of.Mark | None:
+    def frontier(self) -> as_of.StoreFrontier | None:
         """Return the store's frontier; None while a cut is being applied, or if none ever was."""
         got = self._client.get(
             index=self._records,
@@ -55,4 +55,4 @@ class OpenSearchReader:
         generation, seq, lsn, committed_at_us, applying = map(found.get, as_of.FIELDS)
         if seq is None or applying is not None:
             return None
-        return as_of.Mark(generation, seq, LSN.parse(lsn), committed_at_us)
+        return as_of.StoreFrontier(generation, seq, LSN.parse(lsn), committed_at_us)

@@ -29,36 +29,37 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 # Each lost race is another copy's progress, so this many in a row have another cause.
 _RACES: Final = 50
-_GONE: Final = (404,)
+_MISSING: Final = (404,)
 
 
-class Place(msgspec.Struct):
+class TableIndex(msgspec.Struct):
     """One index of a table, and the write alias, through which alone it is written."""
 
-    index: str
+    name: str = msgspec.field(name="index")
     uuid: str | None = None  # None: not created yet
     floor: int = 0  # a truncate's seq: changes below it are late
     filled: bool = True  # False: the previous index's rows must still be copied
 
     @property
-    def door(self) -> str:
+    def write_alias(self) -> str:
         """The write alias, deleted with its index: no write can recreate either by accident."""
-        return f"{self.index}-w"
+        return f"{self.name}-w"
 
 
-class Table(msgspec.Struct):
+class TableIndices(msgspec.Struct):
     """The indices of a table."""
 
     alias: str  # the readers' alias
     origin: int  # the generation that created it; another may have taken it over
-    now: Place  # the index that readers see
-    next: Place | None = None  # the index that is written, and replaces `now` at the next frontier
-    source: Place | None = None  # the former `next`, the source of `next` in place of `now`
+    now: TableIndex  # the index that readers see
+    # The index that is written, and replaces `now` at the next frontier.
+    next: TableIndex | None = None
+    source: TableIndex | None = None  # the former `next`, the source of `next` in place of `now`
     key: list[str] | None = None  # the key columns of its rows, once there are any
     made: int = 1  # how many indices it has had, so that names are unique
 
     @property
-    def target(self) -> Place:
+    def target(self) -> TableIndex:
         return self.next or self.now
 
 
@@ -68,11 +69,11 @@ class Build(msgspec.Struct):
     token: str  # distinguishes it from another of the same number, after a loss
     reached: int = 0
     applied: dict[str, Any] | None = None
-    tables: dict[str, Table] = {}
+    tables: dict[str, TableIndices] = {}
     letters: int = 0  # how many documents were refused; shows other copies that there are new ones
     only: list[str] | None = None  # a shadow build of these tables only; None: all
 
-    def places(self) -> Iterator[Place]:
+    def indices(self) -> Iterator[TableIndex]:
         """Yield its indices."""
         for table in self.tables.values():
             yield from filter(None, (table.now, table.next, table.source))
@@ -100,10 +101,10 @@ class Record(msgspec.Struct):
     def build(self, generation: int) -> Build | None:
         return self.builds.get(str(generation))
 
-    def places(self) -> Iterator[Place]:
+    def indices(self) -> Iterator[TableIndex]:
         """Yield the indices of all generations, some twice."""
         for build in self.builds.values():
-            yield from build.places()
+            yield from build.indices()
 
     def show(self) -> None:
         """Set the readers' fields from the current generation."""
@@ -116,7 +117,7 @@ class Record(msgspec.Struct):
         self.applying = mark if mark > (self.seq or 0) else None
 
 
-class _Found(msgspec.Struct):
+class _Stored(msgspec.Struct):
     source: Record = msgspec.field(name="_source")
     seq_no: int = msgspec.field(name="_seq_no")
     term: int = msgspec.field(name="_primary_term")
@@ -127,10 +128,10 @@ class _Written(msgspec.Struct):
     term: int = msgspec.field(name="_primary_term")
 
 
-class Records:
+class FollowerRecords:
     """The record of one follower, as this copy last read it, and this copy's generation.
 
-    That is the one that readers see at `open`, or with `aside` the one given.
+    That is the one that readers see at `open`, or for a shadow build the one given.
     """
 
     def __init__(
@@ -143,33 +144,33 @@ class Records:
     ) -> None:
         self._client, self._alias = client, alias
         self.follower, self.pipeline = follower, pipeline
-        self.generation, self._token, self.aside = opened
+        self.generation, self._token, self.is_shadow = opened
         self._known: tuple[Record, int, int] | None = None
 
     @property
     def opened(self) -> tuple[int | None, str | None, bool]:
         """The state that another process needs to continue as this copy."""
-        return self.generation, self._token, self.aside
+        return self.generation, self._token, self.is_shadow
 
-    def take(self, generation: int, build: Build) -> None:
+    def bind(self, generation: int, build: Build) -> None:
         """Bind this copy to that generation."""
         self.generation, self._token = generation, build.token
 
-    def mine(self, record: Record) -> Build:
+    def own_build(self, record: Record) -> Build:
         """Return this copy's generation; raise if it was replaced or is no longer current."""
         if self.generation is None:
             self.generation = record.generation
         build = record.build(self.generation)
         if build is None or self._token not in {None, build.token}:
             raise StoreLostError(f"generation {self.generation} of {self.follower} was replaced")
-        if record.generation != self.generation and not self.aside:
+        if record.generation != self.generation and not self.is_shadow:
             raise SwitchedError(f"{self.follower} has switched to generation {record.generation}")
         self._token = build.token
         return build
 
     @property
     def build(self) -> Build:
-        return self.mine(self.known)
+        return self.own_build(self.known)
 
     def first(self, generation: int) -> Record:
         """Return a record with a single empty generation."""
@@ -178,9 +179,9 @@ class Records:
 
     def prepare(self) -> None:
         """Create the index of records if there is none."""
-        if self._client.call("GET", f"/_alias/{self._alias}", fine=_GONE).status in _GONE:
+        if self._client.call("GET", f"/_alias/{self._alias}", fine=_MISSING).status in _MISSING:
             fields = {"follower": {"type": "keyword"}, "seq": {"type": "long"}}
-            self._client.make_index(
+            self._client.create_index(
                 f"{self._alias}-1",
                 {"number_of_shards": 1, "auto_expand_replicas": "0-1"},
                 {"dynamic": False, "properties": fields},
@@ -189,11 +190,11 @@ class Records:
 
     def load(self) -> Record | None:
         """Read and return the record; None if there is none."""
-        answer = self._client.call("GET", self._path, fine=_GONE)
-        if answer.status in _GONE:
+        answer = self._client.call("GET", self._path, fine=_MISSING)
+        if answer.status in _MISSING:
             self._known = None
             return None
-        found = msgspec.json.decode(answer.body, type=_Found)
+        found = msgspec.json.decode(answer.body, type=_Stored)
         record = found.source
         if record.format > FORMAT or record.pipeline != self.pipeline:
             raise ConfigError(
@@ -208,7 +209,7 @@ class Records:
     def known(self) -> Record:
         """The last record that was read or written; read it if there is none yet."""
         if self._known is None and self.load() is None:
-            raise StoreLostError(f"{self._alias} has no record of {self.follower} any more")
+            raise StoreLostError(f"{self._alias} has lost the record of {self.follower}")
         assert self._known is not None
         return self._known[0]
 
@@ -240,8 +241,8 @@ class Records:
                 return self.known
             self._known = None
         raise StoreLostError(
-            f"the record of {self.follower} in {self._alias} never is what it was",
-            hint="see who else writes to it",
+            f"the record of {self.follower} in {self._alias} changes at every attempt to write it",
+            hint="check what else writes to it",
         )
 
     def _copied(self) -> Record:
@@ -260,10 +261,10 @@ class Records:
     def _put(self, record: Record, **how: str) -> bool:
         """Write the record; return False if another copy wrote first."""
         answer = self._client.call(
-            "PUT", self._path, record, fine=(409, *_GONE), require_alias="true", **how
+            "PUT", self._path, record, fine=(409, *_MISSING), require_alias="true", **how
         )
-        if answer.status in _GONE:
-            raise StoreLostError(f"the index behind {self._alias} is gone")
+        if answer.status in _MISSING:
+            raise StoreLostError(f"the index of the alias {self._alias} is missing")
         if answer.status == 409:  # noqa: PLR2004
             return False
         written = msgspec.json.decode(answer.body, type=_Written)
@@ -276,5 +277,5 @@ class Records:
 
 
 def to_record(applied: Applied) -> dict[str, Any]:
-    """Return a frontier in the record's form; `Applied.told` is the inverse."""
+    """Return a frontier in the record's form; `Applied.from_fields` is the inverse."""
     return {**applied._asdict(), "lsn": str(applied.lsn)}

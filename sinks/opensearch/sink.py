@@ -13,64 +13,67 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from cdc.errors import ConfigError, StoreLostError, SwitchedError
-from sinks.contract import Applied, Changes, Standing, Version, expect_alone, expect_tables
+from sinks.contract import (
+    Applied,
+    Changes,
+    ShadowBuild,
+    StoreState,
+    Version,
+    expect_alone,
+    expect_tables,
+)
 from sinks.opensearch.bulk import Action, send
 from sinks.opensearch.client import Client
-from sinks.opensearch.dead import DeadLetters, Shelf
+from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
 from sinks.opensearch.generations import (
+    clear_other_aliases,
     drop,
     finish_switch,
     generations,
     switch,
-    take_from_others,
 )
 from sinks.opensearch.indices import Indices
 from sinks.opensearch.mapping import Documents, Ids, index_part, key_of, refuse_keyless
-from sinks.opensearch.record import Build, Record, Records, new_build, to_record
-from sinks.opensearch.tables import OpenSearchOptions, Tables
+from sinks.opensearch.record import Build, FollowerRecords, Record, new_build, to_record
+from sinks.opensearch.tables import OpenSearchOptions, WrittenTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sinks.opensearch.record import Table
+    from sinks.opensearch.record import TableIndices
 
 # Seconds between checks that every index is still the one that was created.
 _CHECK_SECONDS: Final = 15.0
 _IDS_AT_ONCE: Final = 1_000
 
 
-class Aside(NamedTuple):
-    """A shadow build alongside the generation that readers see; of some tables only, if given."""
-
-    generation: int
-    tables: frozenset[str] | None = None
-
-
 class OpenSearchSink:
     """The sink of one follower."""
 
-    whole_rows = True
+    complete_rows = True
     parallel = True
 
-    def __init__(self, options: OpenSearchOptions, aside: Aside | None = None) -> None:
-        self.options, self._aside = options, aside
-        generation = aside.generation if aside else None
-        self._connect((generation, None, aside is not None))
+    def __init__(self, options: OpenSearchOptions, shadow: ShadowBuild | None = None) -> None:
+        self.options, self._shadow = options, shadow
+        generation = shadow.generation if shadow else None
+        self._connect((generation, None, shadow is not None))
 
     def _connect(self, opened: tuple[int | None, str | None, bool]) -> None:
         options = self.options
         prefix, follower = index_part(options.prefix), options.follower
         self._client = Client(options.url, options.user, options.password, options.ca_file)
         ours = f"{prefix}-followers"
-        self._records = Records(self._client, ours, follower, options.pipeline, opened)
+        self._records = FollowerRecords(self._client, ours, follower, options.pipeline, opened)
         self._indices = Indices(self._client, f"{ours}-{follower}", options.settings)
-        self._dead = DeadLetters(self._client, f"{prefix}-dead", follower)
-        self._tables = Tables(options, self._client, self._records, self._indices, self._dead)
+        self._dead = DeadLetterIndex(self._client, f"{prefix}-dead", follower)
+        self._tables = WrittenTables(
+            options, self._client, self._records, self._indices, self._dead
+        )
         # Since the last commit: the cut's tables, and the index to which each was written.
         self._cut: set[str] = set()
         self._written: dict[str, str] = {}
@@ -80,41 +83,41 @@ class OpenSearchSink:
         self._strays: list[str] = []
 
     def __getstate__(self) -> dict[str, object]:
-        return {"options": self.options, "aside": self._aside, "opened": self._records.opened}
+        return {"options": self.options, "shadow": self._shadow, "opened": self._records.opened}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.options, self._aside = state["options"], state["aside"]  # type: ignore[assignment]
+        self.options, self._shadow = state["options"], state["shadow"]  # type: ignore[assignment]
         self._connect(state["opened"])  # type: ignore[arg-type]
 
     # --- the contract ---
 
-    def open(self) -> Standing | None:
+    def open(self) -> StoreState | None:
         self._records.prepare()
         present = self._indices.present()  # before the record, which names new ones first
         record = self._records.load()
         if record is None:
-            if present and self._aside is None:  # readers see them until a rebuild is complete
+            if present and self._shadow is None:  # readers see them until a rebuild is complete
                 raise StoreLostError(
-                    f"{len(present)} indices of {self.options.follower} are there, and no record"
+                    f"{len(present)} indices of {self.options.follower} exist, and no record"
                 )
             self._records.create(self._records.first(1))
             record = self._records.known
         record = finish_switch(self._records, self._indices, record)
-        take_from_others(self._records, self._indices, record)
-        generation, build = self._found(record)
-        self._records.take(generation, build)
-        self._tables.forget()
+        clear_other_aliases(self._records, self._indices, record)
+        generation, build = self._ensure_build(record)
+        self._records.bind(generation, build)
+        self._tables.clear_cache()
         self._check()
-        named = {place.index for place in self._records.known.places()}
+        named = {index.name for index in self._records.known.indices()}
         # Deleted when the first cut starts: only then is it certain that the record is the newest.
-        self._strays = [] if self._aside else sorted(present.keys() - named)
+        self._strays = [] if self._shadow else sorted(present.keys() - named)
         if build.applied is None and not build.reached:
             return None
         nothing = Applied.beginning(self.options.pipeline, generation)
-        applied = Applied.told(build.applied) if build.applied else nothing
-        return Standing(applied, build.reached)
+        applied = Applied.from_fields(build.applied) if build.applied else nothing
+        return StoreState(applied, build.reached)
 
-    def anew(self, generation: int) -> None:
+    def start_over(self, generation: int) -> None:
         self._records.prepare()
         self._records.replace(self._records.first(generation))
 
@@ -128,24 +131,24 @@ class OpenSearchSink:
         if not versions:  # nothing will be written
             return
 
-        def mark(record: Record) -> bool:
-            build = self._records.mine(record)
+        def raise_reached(record: Record) -> bool:
+            build = self._records.own_build(record)
             if above is not None:
-                stands = build.applied["seq"] if build.applied else 0
-                expect_alone(above, reached, stands=stands, begun=build.reached)
+                applied_seq = build.applied["seq"] if build.applied else 0
+                expect_alone(above, reached, applied=applied_seq, started=build.reached)
             risen = reached > build.reached
             build.reached = max(reached, build.reached)
             return risen
 
-        self._records.change(mark)
+        self._records.change(raise_reached)
         if time.monotonic() > self._checked + _CHECK_SECONDS:
             self._check()
         with self._unless_moved():
-            self._tables.learn()
+            self._tables.load_letters()
             for version in {each.name: each for each in versions}.values():
                 if self._holds(version):
                     self._cut.add(version.name)
-                    self._tables.follow(version)
+                    self._tables.ensure_index(version)
 
     def write(self, changes: Changes) -> int:
         if not self._holds(changes.version):
@@ -160,27 +163,27 @@ class OpenSearchSink:
             raise refused
         build = self._records.build
         with self._unless_moved():
-            self._indices.refresh(sorted(build.tables[name].target.index for name in self._cut))
+            self._indices.refresh(sorted(build.tables[name].target.name for name in self._cut))
         # The indices that replace another: they hold everything up to this frontier, and nothing
         # has been written above it.
         due = build.tables if build.reached <= applied.seq else {}
         moves = {name: table for name, table in due.items() if table.next is not None}
         if moves and not self._records.is_newest():
-            self._records.mine(self._records.known)  # raises if it is no longer current
+            self._records.own_build(self._records.known)  # raises if it is no longer current
         if self._records.known.generation == self._records.generation:
             with self._unless_moved():
                 self._indices.show(
-                    (table.alias, table.target.index, [table.now.index]) for table in moves.values()
+                    (table.alias, table.target.name, [table.now.name]) for table in moves.values()
                 )
 
         def advance(record: Record) -> bool:
-            build = self._records.mine(record)
+            build = self._records.own_build(record)
             self._refuse_other_targets(build)
             for name, moved in moves.items():
                 table = build.tables[name]
                 if table.next is not None and moved.next == table.next:
                     table.now, table.next = table.next, None
-            before = Applied.told(build.applied) if build.applied else None
+            before = Applied.from_fields(build.applied) if build.applied else None
             if before is None or (applied.seq, applied.lsn) > (before.seq, before.lsn):
                 build.applied = to_record(applied)
                 build.reached = max(build.reached, applied.seq)
@@ -188,7 +191,7 @@ class OpenSearchSink:
             return bool(moves)
 
         self._records.change(advance)
-        self._indices.delete(sorted(table.now.index for table in moves.values()))
+        self._indices.delete(sorted(table.now.name for table in moves.values()))
         self._cut.clear()
         self._written.clear()
 
@@ -200,12 +203,12 @@ class OpenSearchSink:
         wanted = {ids.of(key): key for key in keys}
         found = {}
         with self._unless_moved():
-            self._tables.learn()
+            self._tables.load_letters()
             for some in _some(list(wanted)):
                 for each in self._indices.documents(table.target, some):
                     key = wanted[msgspec.json.encode(each.id)]
                     found[key] = documents.row(bytes(each.source))
-            letters = self._dead.documents(Shelf(table.origin, version.name), wanted)
+            letters = self._dead.documents(LetterOwner(table.origin, version.name), wanted)
         return found | {wanted[id_]: documents.row(each) for id_, each in letters.items()}
 
     def close(self) -> None:
@@ -224,7 +227,7 @@ class OpenSearchSink:
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
         """Return a sink of a generation, which `open` creates; of some tables only, if given."""
-        return type(self)(self.options, Aside(generation, tables))
+        return type(self)(self.options, ShadowBuild(generation, tables))
 
     def switch(self, generation: int) -> None:
         """Switch readers to a generation; the previous one is kept."""
@@ -240,25 +243,25 @@ class OpenSearchSink:
         table = self._tables.get(version.name)
         if table is None:
             return
-        self._tables.learn()
+        self._tables.load_letters()
         ids, documents = Ids(version.key), Documents(version.columns)
         for each in self._indices.contents(table.target):
             row = documents.row(bytes(each.source))
             yield key_of(version, row, ids, each.id), each.version, row
-        shelf = Shelf(table.origin, version.name)
-        seqs = self._dead.of(shelf)
+        owner = LetterOwner(table.origin, version.name)
+        seqs = self._dead.of(owner)
         for some in _some(list(seqs)):
-            for id_, document in self._dead.documents(shelf, some).items():
+            for id_, document in self._dead.documents(owner, some).items():
                 row = documents.row(document)
                 yield key_of(version, row, ids, msgspec.json.decode(id_)), seqs[id_], row
 
     # --- within ---
 
-    def _found(self, record: Record) -> tuple[int, Build]:
+    def _ensure_build(self, record: Record) -> tuple[int, Build]:
         """Return this copy's generation; create it if it is missing."""
-        if self._aside is None:
+        if self._shadow is None:
             return record.generation, record.builds[str(record.generation)]
-        generation, tables = self._aside
+        generation, tables = self._shadow
 
         def add(found: Record) -> bool:
             if found.build(generation):
@@ -303,7 +306,7 @@ class OpenSearchSink:
 
     def _refuse_other_targets(self, build: Build) -> None:
         for name, index in self._written.items():
-            if build.tables[name].target.index != index:
+            if build.tables[name].target.name != index:
                 raise SwitchedError(f"another copy of the follower writes {name} elsewhere")
 
     def _expect_key(self, changes: Changes) -> None:
@@ -318,13 +321,13 @@ class OpenSearchSink:
                 raise
             self._refused.setdefault(name, error)
 
-    def _apply(self, changes: Changes, table: Table) -> int:
-        version, place = changes.version, table.target
+    def _apply(self, changes: Changes, table: TableIndices) -> int:
+        version, index = changes.version, table.target
         if version.name not in self._cut:  # in an executor: `begin` ran in the driver
-            self._tables.learn()
-        shelf = Shelf(table.origin, version.name)
+            self._tables.load_letters()
+        owner = LetterOwner(table.origin, version.name)
         self._cut.add(version.name)
-        self._written[version.name] = place.index
+        self._written[version.name] = index.name
         ids, documents = Ids(version.key), Documents(version.columns)
         actions = [
             Action(
@@ -333,17 +336,17 @@ class OpenSearchSink:
                 None if change.row is None else documents.document(change.row),
             )
             for change in changes.changes
-            if change.key is not None and change.seq > place.floor
+            if change.key is not None and change.seq > index.floor
         ]
-        outcome = send(self._client, place.door, actions)
-        news = outcome.applied
+        outcome = send(self._client, index.write_alias, actions)
+        new = outcome.applied
         if outcome.refused:
-            news += self._tables.bury(shelf, place, outcome.refused)
-        if self._dead.of(shelf):
+            new += self._tables.reject(owner, index, outcome.refused)
+        if self._dead.of(owner):
             refused = {each.action.id for each in outcome.refused}
             passed = ((each.id, each.version) for each in actions if each.id not in refused)
-            self._dead.take_back(shelf, passed)
-        return news
+            self._dead.delete(owner, passed)
+        return new
 
 
 def _some(ids: list[bytes]) -> Iterable[list[bytes]]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from sinks.contract import expect_key
 from sinks.opensearch.bulk import Action, Refused, send
-from sinks.opensearch.dead import DeadLetters, Shelf
+from sinks.opensearch.dead import DeadLetterIndex, LetterOwner
 from sinks.opensearch.mapping import alias, digest, properties
-from sinks.opensearch.record import Place, Record, Records, Table
+from sinks.opensearch.record import FollowerRecords, Record, TableIndex, TableIndices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,32 +44,34 @@ class OpenSearchOptions:
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
-class Tables:
+class WrittenTables:
     """The tables of the generation to which `records` is bound."""
 
     def __init__(
         self,
         options: OpenSearchOptions,
         client: Client,
-        records: Records,
+        records: FollowerRecords,
         indices: Indices,
-        dead: DeadLetters,
+        dead: DeadLetterIndex,
     ) -> None:
         self._options = options
         self._client, self._records, self._indices, self.dead = client, records, indices, dead
         self._fields: dict[str, dict[str, Any]] = {}  # by index
-        self._learnt = 0  # how many dead letters had been written when they were last loaded
+        self._letters_loaded = (
+            0  # how many dead letters had been written when they were last loaded
+        )
 
-    def get(self, name: str) -> Table | None:
+    def get(self, name: str) -> TableIndices | None:
         return self._records.build.tables.get(name)
 
-    def target(self, version: Version, truncated: int | None) -> Table:
+    def target(self, version: Version, truncated: int | None) -> TableIndices:
         """Return the table, ready for writing."""
-        table = self.get(version.name) or self.follow(version)
+        table = self.get(version.name) or self.ensure_index(version)
         if truncated is not None and truncated > table.target.floor:
             table = self._replaced(version, floor=truncated)
-            shelf = Shelf(table.origin, version.name)
-            self.dead.take_back(shelf, [(id_, truncated) for id_ in self.dead.of(shelf)])
+            owner = LetterOwner(table.origin, version.name)
+            self.dead.delete(owner, [(id_, truncated) for id_ in self.dead.of(owner)])
         return self._ready(version, table)
 
     def expect_key(self, changes: Changes) -> None:
@@ -84,47 +86,47 @@ class Tables:
             return
 
         def note(record: Record) -> bool:
-            table = self._records.mine(record).tables[name]
+            table = self._records.own_build(record).tables[name]
             if table.key is None:
                 table.key = key
             return table.key == key
 
         self._records.change(note)
 
-    def follow(self, version: Version) -> Table:
+    def ensure_index(self, version: Version) -> TableIndices:
         """Ensure that the table has an index for its version's documents."""
         table = self._ready(version, self.get(version.name) or self._added(version))
-        place, wanted = table.target, self._properties(version)
-        if place.index not in self._fields:
-            self._fields[place.index] = self._indices.fields(place)
-        has = self._fields[place.index]
+        index, wanted = table.target, self._properties(version)
+        if index.name not in self._fields:
+            self._fields[index.name] = self._indices.fields(index)
+        has = self._fields[index.name]
         if any(has[name] != each for name, each in wanted.items() if name in has):
-            return self._replaced(version, floor=place.floor, filled=False)
+            return self._replaced(version, floor=index.floor, filled=False)
         if wanted.keys() - has.keys():
-            self._indices.widen(place, has | wanted)
-            self._fields[place.index] = has | wanted
+            self._indices.add_fields(index, has | wanted)
+            self._fields[index.name] = has | wanted
         return table
 
-    def _added(self, version: Version) -> Table:
+    def _added(self, version: Version) -> TableIndices:
         public = self._options.aliases.get(version.name)
         public = public or alias(self._options.prefix, version)
 
         def add(record: Record) -> bool:
-            build = self._records.mine(record)
+            build = self._records.own_build(record)
             if version.name in build.tables:
                 return False
-            place = Place(self._name(public, version, 1))
-            build.tables[version.name] = Table(public, self._generation, place)
+            index = TableIndex(self._name(public, version, 1))
+            build.tables[version.name] = TableIndices(public, self._generation, index)
             return True
 
         return self._changed(add, version)
 
-    def _replaced(self, version: Version, *, floor: int, filled: bool = True) -> Table:
+    def _replaced(self, version: Version, *, floor: int, filled: bool = True) -> TableIndices:
         """Start another index for the table: empty, for a truncate at `floor`, or a copy."""
         seen = self._records.build.tables[version.name].made
 
         def replace(record: Record) -> bool:
-            table = self._records.mine(record).tables[version.name]
+            table = self._records.own_build(record).tables[version.name]
             if table.made != seen:  # another copy has done the same
                 return False
             if filled:
@@ -133,88 +135,92 @@ class Tables:
                 table.source = table.next
             table.made += 1
             name = self._name(table.alias, version, table.made)
-            table.next = Place(name, floor=floor, filled=filled)
+            table.next = TableIndex(name, floor=floor, filled=filled)
             return True
 
         return self._ready(version, self._changed(replace, version))
 
-    def _ready(self, version: Version, table: Table) -> Table:
+    def _ready(self, version: Version, table: TableIndices) -> TableIndices:
         """Create the index that the record names, and fill it."""
-        place = table.target
-        if place.uuid is not None and place.filled:
+        index = table.target
+        if index.uuid is not None and index.filled:
             return table
         aliases = [self._indices.name(self._generation)]
-        if place is table.now and self._records.known.generation == self._generation:
+        if index is table.now and self._records.known.generation == self._generation:
             aliases.append(table.alias)
-        made = self._indices.make(place, self._properties(version), *aliases)
-        if not place.filled:
-            self._fill(Shelf(table.origin, version.name), table.source or table.now, place)
+        uuid = self._indices.create(index, self._properties(version), *aliases)
+        if not index.filled:
+            self._fill(LetterOwner(table.origin, version.name), table.source or table.now, index)
 
         def note(record: Record) -> bool:
-            table = self._records.mine(record).tables[version.name]
+            table = self._records.own_build(record).tables[version.name]
             target = table.target
-            if target.index != place.index or (target.uuid, target.filled) == (made, True):
+            if target.name != index.name or (target.uuid, target.filled) == (uuid, True):
                 return False
-            target.uuid, target.filled, table.source = made, True, None
+            target.uuid, target.filled, table.source = uuid, True, None
             return True
 
         return self._changed(note, version)
 
-    def _changed(self, do: Callable[[Record], bool], version: Version) -> Table:
-        return self._records.mine(self._records.change(do)).tables[version.name]
+    def _changed(self, do: Callable[[Record], bool], version: Version) -> TableIndices:
+        return self._records.own_build(self._records.change(do)).tables[version.name]
 
-    def _fill(self, shelf: Shelf, old: Place, new: Place) -> None:
+    def _fill(self, owner: LetterOwner, old: TableIndex, new: TableIndex) -> None:
         """Copy the documents; retry those that were refused so far."""
         for refused in self._indices.fill(old, new):
-            self.bury(shelf, new, refused)
-        seqs = self.dead.of(shelf)
-        letters = self.dead.documents(shelf, seqs)
-        tried = [Action(id_, seqs[id_], document) for id_, document in letters.items()]
-        unfit = {each.action.id for each in send(self._client, new.door, tried).refused}
-        passed = [(each.id, each.version) for each in tried if each.id not in unfit]
-        self.dead.take_back(shelf, passed)
+            self.reject(owner, new, refused)
+        seqs = self.dead.of(owner)
+        letters = self.dead.documents(owner, seqs)
+        retried = [Action(id_, seqs[id_], document) for id_, document in letters.items()]
+        unfit = {each.action.id for each in send(self._client, new.write_alias, retried).refused}
+        passed = [(each.id, each.version) for each in retried if each.id not in unfit]
+        self.dead.delete(owner, passed)
 
-    def bury(self, shelf: Shelf, place: Place, refused: Sequence[Refused]) -> int:
+    def reject(self, owner: LetterOwner, index: TableIndex, refused: Sequence[Refused]) -> int:
         """Store refused documents as dead letters; return how many were new to the store.
 
         The dead letters are written first, so that none is missing after a crash in between.
         """
-        self.dead.put(shelf, place.index, refused)
+        self.dead.put(owner, index.name, refused)
 
         def count(record: Record) -> bool:
-            self._records.mine(record).letters += len(refused)
+            self._records.own_build(record).letters += len(refused)
             return True
 
-        self._learnt = self._records.mine(self._records.change(count)).letters
-        return self._empty(shelf, place, [(action.id, action.version) for action, _ in refused])
+        self._letters_loaded = self._records.own_build(self._records.change(count)).letters
+        return self._delete_rejected(
+            owner, index, [(action.id, action.version) for action, _ in refused]
+        )
 
-    def _empty(self, shelf: Shelf, place: Place, letters: Sequence[tuple[bytes, int]]) -> int:
+    def _delete_rejected(
+        self, owner: LetterOwner, index: TableIndex, letters: Sequence[tuple[bytes, int]]
+    ) -> int:
         """Delete the documents that have a dead letter; delete dead letters that were late."""
-        outcome = send(self._client, place.door, [Action(*each, None) for each in letters])
+        outcome = send(self._client, index.write_alias, [Action(*each, None) for each in letters])
         late = [(each.id, each.version) for each, there in outcome.stale if there > each.version]
-        self.dead.take_back(shelf, late)
+        self.dead.delete(owner, late)
         return outcome.applied
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the cached dead letters and fields."""
         self._fields.clear()
-        self.dead.forget()
-        self._learnt = 0
+        self.dead.clear()
+        self._letters_loaded = 0
 
-    def learn(self) -> None:
+    def load_letters(self) -> None:
         """Load the dead letters that other copies have written, if there are any.
 
         Fixes documents and dead letters that another copy wrote without knowing of each other.
         """
         build = self._records.build
-        if build.letters == self._learnt:
+        if build.letters == self._letters_loaded:
             return
-        self.dead.learn()
+        self.dead.load()
         for name, table in build.tables.items():
-            shelf = Shelf(table.origin, name)
+            owner = LetterOwner(table.origin, name)
             if table.target.uuid is not None and table.target.filled:
-                self._empty(shelf, table.target, list(self.dead.of(shelf).items()))
-        self._learnt = build.letters
+                self._delete_rejected(owner, table.target, list(self.dead.of(owner).items()))
+        self._letters_loaded = build.letters
 
     def _name(self, public: str, version: Version, number: int) -> str:
         return f"{public}-g{self._generation}-{digest(self._properties(version))}-{number}"

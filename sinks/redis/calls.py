@@ -25,7 +25,7 @@ BYTES_IN_A_CALL: Final = 1 << 20
 
 # The suffix after the seq in a version, the state of the row (sinks.redis.scripts): deleted,
 # existing without a place, existing at a place.
-GONE, HIDDEN, STANDS = b"0", b"00", b"1"
+DELETED, HIDDEN, PLACED = b"0", b"00", b"1"
 
 # Slot, keys, arguments.
 Operation: TypeAlias = tuple[int, tuple[bytes, ...], tuple[bytes, ...]]
@@ -39,14 +39,14 @@ class Layout(NamedTuple):
     moves: str  # "", or the kind of holder of a place: `place`, or the `claims` of members
 
 
-class Filling(NamedTuple):
+class TargetBuild(NamedTuple):
     """The build to which a table's rows are written, and whether readers see it."""
 
     build: int
     seen: bool
 
 
-class Laid:
+class StoredTable:
     """A version of a table, with its layout in one build."""
 
     def __init__(
@@ -61,35 +61,35 @@ class Laid:
         if names.cluster and not self.shaper.slot_is_fixed:
             raise ConfigError(
                 f"{version.name} has a key template by which a row moves between hash slots",
-                hint="put what its slot is to be told by into double braces, in front of the other "
+                hint="put what determines its slot into double braces, in front of the other "
                 "columns: text, as in `{{teams}}:{team_id}`, or columns of the primary key",
             )
 
     @property
-    def rows_can_go(self) -> str | None:
+    def why_not_evictable(self) -> str | None:
         """Return why the shape does not tolerate eviction of single keys; None if it does."""
         if self.layout.moves == "claims":
-            return "a collection that was evicted would come back with some of its members"
+            return "a collection that was evicted would reappear with only some of its members"
         if self.layout.moves:
-            return "a row that left its place could not be taken away from there"
+            return "a row that left its place could not be deleted there"
         return None
 
-    def operations(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
+    def operations(self, target: TargetBuild, changes: Iterable[Change]) -> Iterator[Operation]:
         """Yield the operation of each change."""
-        if self.layout.form == "plain" and not self.names.cluster and filling.seen:
-            yield from self._plainly(filling, changes)
+        if self.layout.form == "plain" and not self.names.cluster and target.seen:
+            yield from self._plainly(target, changes)
             return
-        build, table = filling.build, self.version.name
+        build, table = target.build, self.version.name
         plain, moves = self.layout.form == "plain", self.layout.moves
         for change in changes:
             assert change.key is not None
             slot = self.slot(change.key)
-            values = b"" if filling.seen else self.names.aside(build, slot)
+            values = b"" if target.seen else self.names.shadow(build, slot)
             companion = self.names.companions(build, table, slot) + change.key
             shaped = self.shaper.shaped(change)
             version = b"%016x%b" % (
                 change.seq,
-                STANDS if shaped else HIDDEN if change.row else GONE,
+                PLACED if shaped else HIDDEN if change.row else DELETED,
             )
             if plain:
                 place = shaped.place if shaped else self.shaper.place(change.key)
@@ -105,26 +105,26 @@ class Laid:
                 head = (version, shaped.place, shaped.kept, b"%d" % len(parts))
                 yield slot, tuple(keys), (*head, *parts)
 
-    def _plainly(self, filling: Filling, changes: Iterable[Change]) -> Iterator[Operation]:
+    def _plainly(self, target: TargetBuild, changes: Iterable[Change]) -> Iterator[Operation]:
         """Do the same for complete rows at their keys in one server, the most common case."""
         place, companions = (
             self.shaper.place,
-            self.names.companions(filling.build, self.version.name, 0),
+            self.names.companions(target.build, self.version.name, 0),
         )
         for change in changes:
             key, row = change.key, change.row
             assert key is not None
             keys = (place(key), companions + key)
             if row is None or change.unchanged:
-                yield 0, keys, (b"%016x%b" % (change.seq, HIDDEN if row else GONE), b"")
+                yield 0, keys, (b"%016x%b" % (change.seq, HIDDEN if row else DELETED), b"")
             else:
-                yield 0, keys, (b"%016x%b" % (change.seq, STANDS), row)
+                yield 0, keys, (b"%016x%b" % (change.seq, PLACED), row)
 
     def slot(self, key: bytes) -> int:
         """Return the hash slot of a row; 0 if there are no slots."""
         return self.names.slot(self.shaper.anchor(key)) if self.names.cluster else 0
 
-    def group(self, filling: Filling, slot: int, floor: bytes, operations: int) -> list[bytes]:
+    def group(self, target: TargetBuild, slot: int, floor: bytes, operations: int) -> list[bytes]:
         """Return the arguments that precede those of a group of operations of one slot."""
         ttl = self.layout.shape.ttl_seconds
         return [
@@ -133,20 +133,20 @@ class Laid:
             floor,
             b"" if ttl is None else b"%d" % ttl,
             self._life,
-            b"" if filling.seen else self.names.aside(filling.build, slot),
-            self.names.holders(filling.build, self.version.name, slot),
+            b"" if target.seen else self.names.shadow(target.build, slot),
+            self.names.holders(target.build, self.version.name, slot),
             self.layout.moves.encode(),
         ]
 
 
 @dataclasses.dataclass
-class Cut:
+class OpenCut:
     """The cut that is being written."""
 
     reached: int
     servers: list[str]  # the run id of each server, which changes with a restart
     # Operations not sent yet; None once the cut's changes are written as they arrive.
-    gathered: list[tuple[Laid, list[Operation]]] | None
+    gathered: list[tuple[StoredTable, list[Operation]]] | None
     changes: int = 0
     bytes: int = 0
     announced: bool = False
@@ -169,22 +169,22 @@ def gathered(operations: Iterable[Operation]) -> Iterator[tuple[int, Sequence[Op
     yield from waiting.items()
 
 
-def remembered(layout: Layout) -> bytes:
+def encoded_layout(layout: Layout) -> bytes:
     """Return a layout in its stored form."""
     return msgspec.json.encode(layout)
 
 
-def layout_of(stored: bytes) -> Layout:
+def decoded_layout(stored: bytes) -> Layout:
     """Return a stored layout."""
     return msgspec.json.decode(stored, type=Layout)
 
 
-def remembered_key(key: tuple[str, ...] | None) -> bytes:
+def encoded_key(key: tuple[str, ...] | None) -> bytes:
     """Return the columns of a key in their stored form."""
     return b"" if key is None else msgspec.json.encode(key)
 
 
-def key_columns(stored: bytes) -> tuple[str, ...] | None:
+def decoded_key(stored: bytes) -> tuple[str, ...] | None:
     """Return the stored columns of a key."""
     return msgspec.json.decode(stored, type=tuple[str, ...]) if stored else None
 

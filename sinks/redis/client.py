@@ -105,11 +105,11 @@ class Client:
     def run(self, script: Script, calls: Iterable[Call]) -> list[Any]:
         """Return the answers to calls of a script, which can all be repeated."""
         answers: list[Any] = []
-        under_way: deque[tuple[Call, Any]] = deque()
+        in_flight: deque[tuple[Call, Any]] = deque()
         failed: list[Call] = []
 
-        def settle() -> None:
-            call, line = under_way.popleft()
+        def read_answer() -> None:
+            call, line = in_flight.popleft()
             answer = _answer(line)
             if isinstance(answer, _REPEATED):
                 failed.append(call)
@@ -124,11 +124,11 @@ class Client:
                 head = (b"EVALSHA", script.digest, b"%d" % len(call.keys))
                 packed = _packed(head, call.keys, call.arguments)
                 line.send_packed_command((packed,), check_health=False)
-                under_way.append((call, line))
-                if len(under_way) >= _WINDOW:
-                    settle()
-            while under_way:
-                settle()
+                in_flight.append((call, line))
+                if len(in_flight) >= _WINDOW:
+                    read_answer()
+            while in_flight:
+                read_answer()
             answers += [self._repeat(script, call) for call in failed]
         return answers
 
@@ -265,7 +265,12 @@ def _answer(line: Any) -> Any:  # noqa: ANN401 - as many forms as commands
 
 
 _CAUSES: Final[tuple[tuple[str, type[CDCError], str, str], ...]] = (
-    ("LOST", StoreLostError, "is not the data that was opened: flushed, or begun anew", ""),
+    (
+        "LOST",
+        StoreLostError,
+        "is not the data that was opened: flushed, or replaced by another generation",
+        "",
+    ),
     ("SWITCHED", SwitchedError, "shows readers another generation", ""),
     (
         "OVERTAKEN",
@@ -276,27 +281,27 @@ _CAUSES: Final[tuple[tuple[str, type[CDCError], str, str], ...]] = (
     (
         "OLDER",
         UnavailableError,
-        "stands at an older frontier than was written to it: it lost its last writes in a crash",
-        "the follower opens it again and goes on from there; `appendfsync always` loses none",
+        "is at an older frontier than was written to it: it lost its last writes in a crash",
+        "the follower opens it again and continues from there; `appendfsync always` loses none",
     ),
     (
         "OOM",
         UnavailableError,
         "has no memory left for writes",
-        "raise `maxmemory`, or take fewer tables or columns; the follower goes on by itself",
+        "raise `maxmemory`, or follow fewer tables or columns; the follower retries",
     ),
     (
         "READONLY",
         UnavailableError,
-        "is a replica that takes no writes",
+        "is a replica that accepts no writes",
         "point `url` to the primary; after a failover the follower finds it by itself",
     ),
     ("LOADING", UnavailableError, "is loading its data", "it answers when it has; nothing to do"),
     (
         "MISCONF",
         UnavailableError,
-        "takes no writes, since it can't save its data",
-        "look at its log, mostly a full disk; the follower goes on by itself",
+        "accepts no writes, because it can't save its data",
+        "see its log: usually the disk is full; the follower retries",
     ),
     (
         "MOVED",
@@ -313,7 +318,7 @@ _CAUSES: Final[tuple[tuple[str, type[CDCError], str, str], ...]] = (
     (
         "WRONGTYPE",
         ConfigError,
-        "holds something else at a key of the follower's",
+        "has another type of value at a key of the follower",
         "give it a `prefix` and templates that nothing else uses, then `cdc rebuild` it",
     ),
 )
@@ -326,7 +331,7 @@ def translated(error: Exception) -> CDCError:
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return PermissionDeniedError(
             "Redis refuses the follower's user or password, or a command to it",
-            hint="mend `url` (redis://user:password@host), or the user's rights: it needs every "
+            hint="correct `url` (redis://user:password@host), or the user's rights: it needs every "
             "command but those of administration, on its keys (~*)",
         )
     word = (
@@ -338,17 +343,15 @@ def translated(error: Exception) -> CDCError:
     for cause, meaning, what, hint in _CAUSES:
         # In a script's error the server puts the cause after the location.
         if word == cause or f": {cause} " in text or f"-{cause} " in text:
-            return meaning(
-                f"Redis {what}", hint=hint or "the follower does by itself what it takes"
-            )
+            return meaning(f"Redis {what}", hint=hint or "the follower recovers without help")
     if "cluster support disabled" in text or "luster mode is not enabled" in text:
         return ConfigError(
-            "Redis is no cluster", hint="leave `cluster` out of the follower's section `redis`"
+            "Redis is no cluster", hint="remove `cluster` from the follower's section `redis`"
         )
     if word in _PASSING or not isinstance(error, exceptions.ResponseError):
         return UnavailableError(
             f"Redis can't be reached or gave no answer ({type(error).__name__})",
-            hint="see that it runs and that `url` names it; the follower goes on by itself",
+            hint="check that it runs and that `url` names it; the follower retries",
         )
     return ConfigError(
         f"Redis refuses a command: {text.partition(', with args')[0][:200]}",

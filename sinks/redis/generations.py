@@ -20,10 +20,10 @@ import msgspec
 from cdc.errors import ConfigError
 from sinks.redis.calls import Layout
 from sinks.redis.client import Call, Client, Script
-from sinks.redis.health import evicts, mark_slots
+from sinks.redis.health import evicts, raise_sentinels
 from sinks.redis.names import Companion, Names, slot_of
 from sinks.redis.rows import key_of
-from sinks.redis.scripts import MOVE, TURN
+from sinks.redis.scripts import ADVANCE_SWITCH, DELETE_ROWS, MOVE_VALUES
 from sinks.redis.state import (
     ALL,
     LOST,
@@ -32,39 +32,20 @@ from sinks.redis.state import (
     builds_of,
     fields_of,
     floor_field,
+    frontier_as_json,
     generations_of,
     layouts_of,
     sentinel_of,
-    stand_of,
+    sortable,
     step_of,
-    stored_of,
 )
 from sinks.shapes import Placer, Shape
 
 _UNENDED: Final = b"f" * 16  # above every seq
 
 
-class Aside(NamedTuple):
-    """A shadow build alongside the generation that readers see, of some tables only if given."""
-
-    generation: int
-    tables: frozenset[str] | None = None
-
-
-_TURN, _MOVE = Script(TURN), Script(MOVE)
-
-# KEYS: companions. ARGV: each row's place if its companion is plain.
-_CLEAR: Final = Script("""
-local call = redis.call
-for at = 1, #KEYS do
-  local kind = call('TYPE', KEYS[at]).ok
-  local place = ARGV[at]
-  if kind == 'hash' then place = call('HGET', KEYS[at], 'place') end
-  if place and kind ~= 'none' then call('DEL', place) end
-  call('DEL', KEYS[at])
-end
-return 1
-""")
+_ADVANCE_SWITCH, _MOVE_VALUES = Script(ADVANCE_SWITCH), Script(MOVE_VALUES)
+_DELETE_ROWS = Script(DELETE_ROWS)
 
 
 def switch(
@@ -85,7 +66,7 @@ def switch(
         if LOST in builds_of(fields, int(current)).values():
             _clear_unknown(client, names, prefix, shapes, fields)
         under_way = b"%b>%d" % (current, generation)
-        _turn(client, names, fields, generation, under_way, [b"applying", _UNENDED])
+        _advance(client, names, fields, generation, under_way, [b"applying", _UNENDED])
         fields = finish_switch(client, names, prefix, fields_of(client, names))
 
 
@@ -96,12 +77,12 @@ def finish_switch(client: Client, names: Names, prefix: str, fields: Fields) -> 
     the others have reached.
     """
     while b">" in fields.get(b"current", b""):
-        _go_on(client, names, prefix, fields)
+        _take_step(client, names, prefix, fields)
         fields = fields_of(client, names)
     return fields
 
 
-def _go_on(client: Client, names: Names, prefix: str, fields: Fields) -> None:
+def _take_step(client: Client, names: Names, prefix: str, fields: Fields) -> None:
     """Advance a switch by one step.
 
     In a cluster the sentinels get the step before anything is moved, so that each slot rejects
@@ -110,52 +91,57 @@ def _go_on(client: Client, names: Names, prefix: str, fields: Fields) -> None:
     """
     current = fields[b"current"]
     old, new = (int(each) for each in current.rstrip(b"+").split(b">"))
-    olds, news = builds_of(fields, old), builds_of(fields, new)
-    whole = ALL in news
+    old_builds, new_builds = builds_of(fields, old), builds_of(fields, new)
+    complete = ALL in new_builds
     tables = {
         table
-        for build in {*olds.values(), *news.values()}
+        for build in {*old_builds.values(), *new_builds.values()}
         for table in layouts_of(fields, build)
-        if whole or table in news
+        if complete or table in new_builds
     }
-    pairs = [(table, build_of(olds, table), build_of(news, table)) for table in sorted(tables)]
-    mark_slots(client, names, sentinel_of(fields))
+    pairs = [
+        (table, build_of(old_builds, table), build_of(new_builds, table))
+        for table in sorted(tables)
+    ]
+    raise_sentinels(client, names, sentinel_of(fields))
     if not current.endswith(b"+"):
         for table, before, after in pairs:
             _move(client, names, prefix, fields, _Move(new, b"old", table, before, before, after))
-        _turn(client, names, fields, new, current + b"+", [])
+        _advance(client, names, fields, new, current + b"+", [])
         return
     for table, before, after in pairs:
         _move(client, names, prefix, fields, _Move(new, b"new", table, after, before, after))
-    mark_slots(client, names, sentinel_of(fields, turns=1))
-    _turn(client, names, fields, new, b"%d" % new, _switched(fields, old, new, whole=whole))
+    raise_sentinels(client, names, sentinel_of(fields, turns=1))
+    _advance(
+        client, names, fields, new, b"%d" % new, _switched(fields, old, new, complete=complete)
+    )
 
 
-def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]:
+def _switched(fields: Fields, old: int, new: int, *, complete: bool) -> list[bytes]:
     """Return the follower's fields after the switch.
 
     If only some tables were rebuilt, the generation is at the older of both frontiers, and rows may
     exist up to the newest that either has reached. The tables that are ahead reject repeated
     changes by their floor: for rows with a previous key, nothing else would.
     """
-    stood = generations_of(fields)
-    applied, before = stood[new], stood[old]
+    frontiers = generations_of(fields)
+    applied, before = frontiers[new], frontiers[old]
     reached = int(fields.get(b"%d:reached" % new, b"0"), 16)
     builds, floors = builds_of(fields, new), list[bytes]()
     assert applied is not None
-    if not whole:
+    if not complete:
         for table, build in builds.items():
             field, floor = floor_field(build, table), b"%016xf" % applied.seq
             floors += [field, max(floor, fields.get(field, b""))]
         builds = builds_of(fields, old) | builds
         reached = max(reached, int(fields.get(b"%d:reached" % old, b"0"), 16))
-        if before is not None and stand_of(before) < stand_of(applied):
+        if before is not None and sortable(before) < sortable(applied):
             applied = before._replace(generation=applied.generation)
     return [
         *(b"generation", b"%d" % new),
         *(b"%d:builds" % new, msgspec.json.encode(builds)),
-        *(b"%d:applied" % new, stored_of(applied)),
-        *(b"%d:stand" % new, stand_of(applied)),
+        *(b"%d:applied" % new, frontier_as_json(applied)),
+        *(b"%d:stand" % new, sortable(applied)),
         *(b"%d:reached" % new, b"%016x" % reached),
         *(b"seq", b"%d" % applied.seq),
         *(b"lsn", str(applied.lsn).encode()),
@@ -165,14 +151,14 @@ def _switched(fields: Fields, old: int, new: int, *, whole: bool) -> list[bytes]
     ]
 
 
-def _turn(
+def _advance(
     client: Client, names: Names, fields: Fields, new: int, becomes: bytes, more: list[bytes]
 ) -> None:
     """Make one step of a switch; another copy may have made it before."""
     guard = (b"%d:token" % new, fields[b"%d:token" % new], fields[b"current"])
-    told = (b"current", becomes, b"step", step_of(fields, turns=1), *more)
+    changed = (b"current", becomes, b"step", step_of(fields, turns=1), *more)
     slot = slot_of(names.main) if names.cluster else 0
-    client.run(_TURN, [Call(slot, (names.main,), (*guard, *told))])
+    client.run(_ADVANCE_SWITCH, [Call(slot, (names.main,), (*guard, *changed))])
 
 
 class _Move(NamedTuple):
@@ -201,11 +187,11 @@ def _move(client: Client, names: Names, prefix: str, fields: Fields, move: _Move
             mine = by_slot.setdefault(slot, [names.sentinel(slot) if names.cluster else names.main])
             mine += [
                 place,
-                names.aside(move.after, slot) + place,
-                names.aside(move.before, slot) + place,
+                names.shadow(move.after, slot) + place,
+                names.shadow(move.before, slot) + place,
             ]
         calls = (Call(slot, keys, (*guard, move.whose)) for slot, keys in by_slot.items())
-        client.run(_MOVE, calls)
+        client.run(_MOVE_VALUES, calls)
 
 
 def _places(
@@ -250,9 +236,9 @@ def drop(client: Client, names: Names, generation: int) -> None:
             slots = [names.slot(name) for name in found]
             client.ask_all([(b"UNLINK", name) for name in found], slots)
     marks = [b"%d:" % generation, *(b"%b:%d:" % (k, b) for b in builds for k in _OF_BUILDS)]
-    gone = [name for name in fields if name.startswith(tuple(marks))]
-    if gone:
-        client.ask("HDEL", names.main, *gone)
+    deleted = [name for name in fields if name.startswith(tuple(marks))]
+    if deleted:
+        client.ask("HDEL", names.main, *deleted)
 
 
 _OF_BUILDS: Final = (b"layout", b"key", b"floor")
@@ -314,4 +300,4 @@ def _clear(
         Call(slot, [name for name, _ in mine], [place for _, place in mine])
         for slot, mine in by_slot.items()
     )
-    client.run(_CLEAR, calls)
+    client.run(_DELETE_ROWS, calls)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from cdc.errors import ConfigError, StoreLostError
-from sinks.redis.calls import Laid
+from sinks.redis.calls import StoredTable
 from sinks.redis.client import Client
 from sinks.redis.names import SLOTS, Names
-from sinks.redis.scripts import MARK, TELL, TOKEN_LENGTH
+from sinks.redis.scripts import RAISE_SENTINEL, RAISE_SEQ, TOKEN_LENGTH
 
 Evicts = Literal["", "volatile", "allkeys"]
-_LOOKED_AT: Final = range(0, SLOTS, 128)
-_AGAIN: Final = "the follower builds it anew from the log"
+_CHECKED_SLOTS: Final = range(0, SLOTS, 128)
+_REBUILT: Final = "the follower builds it again from the log"
 
 
 def evicts(client: Client) -> Evicts:
@@ -27,14 +27,14 @@ def evicts(client: Client) -> Evicts:
     return found
 
 
-def refuse_eviction(laid: Laid, found: Evicts) -> None:
+def refuse_eviction(stored_table: StoredTable, found: Evicts) -> None:
     """Raise ConfigError if evictions would make a table's data wrong."""
-    bears_not = laid.rows_can_go
-    mortal = laid.layout.shape.ttl_seconds is not None
-    if bears_not and (found == "allkeys" or (found == "volatile" and mortal)):
+    reason = stored_table.why_not_evictable
+    expires = stored_table.layout.shape.ttl_seconds is not None
+    if reason and (found == "allkeys" or (found == "volatile" and expires)):
         raise ConfigError(
-            f"{laid.version.name} can't stand in a Redis that evicts keys: {bears_not}",
-            hint="set `maxmemory-policy noeviction`, or take a form that is no collection, and a "
+            f"{stored_table.version.name} can't be kept in a Redis that evicts keys: {reason}",
+            hint="set `maxmemory-policy noeviction`, or use a form that is no collection, and a "
             "key of the primary key's columns",
         )
 
@@ -42,13 +42,13 @@ def refuse_eviction(laid: Laid, found: Evicts) -> None:
 # --- a cluster's sentinels: a key in each slot, since its servers can be lost one by one ---
 
 
-def mark_slots(client: Client, names: Names, sentinel: bytes, *, new: bool = False) -> None:
+def raise_sentinels(client: Client, names: Names, sentinel: bytes, *, new: bool = False) -> None:
     """Raise every slot's sentinel in a cluster to this one; `new`: sentinels may be missing."""
     if names.cluster:
         slots, last = range(SLOTS), b"new" if new else b""
-        mark = MARK.encode()
+        script = RAISE_SENTINEL.encode()
         client.ask_all(
-            [(b"EVAL", mark, b"1", names.sentinel(slot), sentinel, last) for slot in slots], slots
+            [(b"EVAL", script, b"1", names.sentinel(slot), sentinel, last) for slot in slots], slots
         )
 
 
@@ -62,41 +62,41 @@ def check_slots(client: Client, names: Names, sentinel: bytes) -> None:
     lost = sum(each is None or each[:TOKEN_LENGTH] != token or each < sentinel for each in found)
     if lost:
         raise StoreLostError(
-            f"the Redis cluster has lost the data of {lost} of {len(found)} hash slots looked at",
-            hint=_AGAIN,
+            f"the Redis cluster has lost the data of {lost} of {len(found)} checked hash slots",
+            hint=_REBUILT,
         )
 
 
-def tell_servers(client: Client, names: Names, generation: int, seq: int) -> None:
+def raise_seq(client: Client, names: Names, generation: int, seq: int) -> None:
     """Record on every server of a cluster that it has a generation's rows up to a seq.
 
     Done after these rows, and before the follower's own key has the seq: a server that has lost its
     last writes, in a failover or a crash, then has a lower seq than that key.
     """
     if names.cluster:
-        text, script = b"%016x" % seq, TELL.encode()
-        at = [(slot, names.frontier(generation, slot)) for slot in _LOOKED_AT]
-        client.ask_all([(b"EVAL", script, b"1", name, text) for _, name in at], _LOOKED_AT)
+        text, script = b"%016x" % seq, RAISE_SEQ.encode()
+        at = [(slot, names.frontier(generation, slot)) for slot in _CHECKED_SLOTS]
+        client.ask_all([(b"EVAL", script, b"1", name, text) for _, name in at], _CHECKED_SLOTS)
 
 
-def ask_servers(client: Client, names: Names, generation: int, stand: bytes) -> None:
-    """Raise StoreLostError if a server of a cluster lacks rows of the frontier `stand`."""
-    if names.cluster and stand:
-        asked = [(b"GET", names.frontier(generation, slot)) for slot in _LOOKED_AT]
-        if any((each or b"") < stand[:16] for each in client.ask_all(asked, _LOOKED_AT)):
+def expect_seq(client: Client, names: Names, generation: int, frontier: bytes) -> None:
+    """Raise StoreLostError if a server of a cluster lacks rows of the frontier `frontier`."""
+    if names.cluster and frontier:
+        asked = [(b"GET", names.frontier(generation, slot)) for slot in _CHECKED_SLOTS]
+        if any((each or b"") < frontier[:16] for each in client.ask_all(asked, _CHECKED_SLOTS)):
             raise StoreLostError(
                 "a server of the Redis cluster has lost its last writes: another took over, or it"
-                " was started again",
-                hint=f"{_AGAIN}; `appendfsync always`, and replicas that are waited for, lose less",
+                " was restarted",
+                hint=f"{_REBUILT}; `appendfsync always` and synchronous replicas lose less",
             )
 
 
 def refuse_orphans(client: Client, names: Names) -> None:
     """Raise StoreLostError if a cluster has the follower's data but not its own key."""
     if any(_sentinels(client, names)):
-        raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_AGAIN)
+        raise StoreLostError("the Redis cluster has lost the follower's frontier", hint=_REBUILT)
 
 
 def _sentinels(client: Client, names: Names) -> list[bytes | None]:
-    slots = sorted({*_LOOKED_AT, *client.first_slots()}) if names.cluster else []
+    slots = sorted({*_CHECKED_SLOTS, *client.first_slots()}) if names.cluster else []
     return client.ask_all([(b"GET", names.sentinel(slot)) for slot in slots], slots)

@@ -8,7 +8,7 @@
     shop:~cache.slot:{3x}                     in each slot of a cluster: that its data is not lost
     shop:~cache.2@{3x}                        in some slots: the last seq of a generation there
 
-A *build* is one filling of a table's keys; a generation has one build for each table, so that a
+A *build* is one target of a table's keys; a generation has one build for each table, so that a
 single table can be rebuilt. In a cluster `{tag}` follows the build, which puts a name into the hash
 slot of its value, with any braces in either.
 """
@@ -81,7 +81,7 @@ class Names:
         """Return the prefix of the holders of places; the place follows."""
         return b"%b%d:%b%b>" % (self._ours, build, self._tag(slot), table.encode())
 
-    def aside(self, build: int, slot: int) -> bytes:
+    def shadow(self, build: int, slot: int) -> bytes:
         """Return the prefix of a place in a build that readers do not see."""
         return b"%b%d=%b" % (self._ours, build, self._tag(slot))
 

@@ -47,13 +47,13 @@ class RedisReader:
             hint="it is being written to: wait, read less at once, or read without asking",
         )
         waiting = as_of.Waiting(seconds, _PAUSE_SECONDS, error)
-        return as_of.read(self.mark, lambda: work(self._client), waiting)
+        return as_of.read(self.frontier, lambda: work(self._client), waiting)
 
-    def mark(self) -> as_of.Mark | None:
+    def frontier(self) -> as_of.StoreFrontier | None:
         """Return the store's frontier; None while a cut is being written."""
         stored = self._client.hmget(self._main, *as_of.FIELDS)
         texts = [each.decode() if isinstance(each, bytes) else each for each in stored]
         generation, seq, lsn, committed_at_us, applying = texts
         if seq is None or applying:
             return None
-        return as_of.Mark(int(generation), int(seq), LSN.parse(lsn), int(committed_at_us))
+        return as_of.StoreFrontier(int(generation), int(seq), LSN.parse(lsn), int(committed_at_us))

@@ -23,40 +23,56 @@ from cdc.errors import (
     InvariantError,
     UnavailableError,
 )
-from sinks.contract import Applied, Changes, Standing, Version, expect_key, expect_tables
+from sinks.contract import (
+    Applied,
+    Changes,
+    ShadowBuild,
+    StoreState,
+    Version,
+    expect_key,
+    expect_tables,
+)
 from sinks.redis import health
 from sinks.redis.calls import (
-    Cut,
-    Laid,
+    OpenCut,
     Operation,
+    StoredTable,
+    decoded_key,
+    encoded_key,
+    encoded_layout,
     gathered,
-    key_columns,
     key_of_rows,
-    remembered,
-    remembered_key,
 )
 from sinks.redis.client import Call, Client, Script
-from sinks.redis.generations import Aside, clear, drop, finish_switch, switch
+from sinks.redis.generations import clear, drop, finish_switch, switch
 from sinks.redis.names import Names, slot_of
-from sinks.redis.rows import forgets, key_of, news, stored_rows, takes
-from sinks.redis.scripts import ANNOUNCE, APPLY, BEGIN, FLOOR, FORGET, REMEMBER, TAKE
+from sinks.redis.rows import below_floor, count_newer, key_of, orphans, stored_rows
+from sinks.redis.scripts import (
+    ANNOUNCE,
+    APPLY,
+    BEGIN,
+    DELETE_BELOW_FLOOR,
+    DELETE_ORPHANS,
+    RAISE_FLOOR,
+    SET_ONCE,
+)
 from sinks.redis.state import (
     ALL,
     LOST,
     Fields,
-    State,
-    again,
+    GenerationState,
     builds_of,
     create,
     fields_of,
     floor_field,
+    frontier_as_json,
     generations_of,
     key_field,
     layout_field,
+    reread,
     sentinel_of,
-    stand_of,
+    sortable,
     state_of,
-    stored_of,
 )
 from sinks.shapes import Shape
 
@@ -65,7 +81,8 @@ SMALL_CHANGES: Final = 3_000
 SMALL_BYTES: Final = 4 << 20
 
 _APPLY, _BEGIN, _ANNOUNCE = Script(APPLY), Script(BEGIN), Script(ANNOUNCE)
-_FLOOR, _REMEMBER, _TAKE, _FORGET = map(Script, (FLOOR, REMEMBER, TAKE, FORGET))
+_RAISE_FLOOR, _SET_ONCE = Script(RAISE_FLOOR), Script(SET_ONCE)
+_DELETE_BELOW_FLOOR, _DELETE_ORPHANS = Script(DELETE_BELOW_FLOOR), Script(DELETE_ORPHANS)
 
 
 class Settings(NamedTuple):
@@ -83,25 +100,26 @@ class Settings(NamedTuple):
 class RedisSink:
     """One follower's keys, of the generation that readers see or of another."""
 
-    whole_rows = True
+    complete_rows = True
     parallel = True
 
-    def __init__(self, settings: Settings, aside: Aside | None = None) -> None:
-        self._settings, self._aside = settings, aside
+    def __init__(self, settings: Settings, shadow: ShadowBuild | None = None) -> None:
+        self._settings, self._shadow = settings, shadow
         self._names = Names(settings.prefix, settings.follower, cluster=settings.cluster)
         self._client = self._connect()
-        self._laid: dict[int, Laid] = {}
-        self._known: set[tuple[int, str]] = set()  # builds' tables whose layout the store knows
+        self._tables: dict[int, StoredTable] = {}
+        # Builds' tables whose layout the store has.
+        self._checked_layouts: set[tuple[int, str]] = set()
         # By build and table, the rows' key, and the seq of the truncate from which on they have it.
         self._keys: dict[tuple[int, str], tuple[tuple[str, ...] | None, int]] = {}
-        self._state: State | None = None
-        self._cut: Cut | None = None
+        self._state: GenerationState | None = None
+        self._cut: OpenCut | None = None
         self._evicts: health.Evicts = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop connections and unsent changes: a copy writes its changes immediately."""
         cut = self._cut and dataclasses.replace(self._cut, gathered=None, is_copy=True)
-        return self.__dict__ | {"_client": None, "_laid": {}, "_cut": cut}
+        return self.__dict__ | {"_client": None, "_tables": {}, "_cut": cut}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -112,46 +130,46 @@ class RedisSink:
         seconds = settings.answer_seconds
         return Client(settings.url, cluster=settings.cluster, answer_seconds=seconds)
 
-    def open(self) -> Standing | None:
-        self._cut, self._known, self._keys = None, set(), {}
+    def open(self) -> StoreState | None:
+        self._cut, self._checked_layouts, self._keys = None, set(), {}
         self._evicts = health.evicts(self._client)
         fields = fields_of(self._client, self._names)
         fields = finish_switch(self._client, self._names, self._settings.prefix, fields)
-        if not fields and self._aside is None:
+        if not fields and self._shadow is None:
             health.refuse_orphans(self._client, self._names)
-        fields = self._made(fields)
+        fields = self._created(fields)
         self._state = state_of(fields, self._generation(fields))
         health.check_slots(self._client, self._names, self._state.sentinel)
-        health.ask_servers(self._client, self._names, self._state.generation, self._state.stand)
-        return self._state.standing
+        health.expect_seq(self._client, self._names, self._state.generation, self._state.frontier)
+        return self._state.stored
 
-    def _made(self, fields: Fields) -> Fields:
+    def _created(self, fields: Fields) -> Fields:
         generation = self._generation(fields)
-        tables = self._aside.tables if self._aside else None
+        tables = self._shadow.tables if self._shadow else None
         if b"%d:token" % generation in fields:
-            if self._aside:
+            if self._shadow:
                 begun = builds_of(fields, generation)
                 expect_tables(generation, None if ALL in begun else begun, tables)
             return fields
         builds = dict.fromkeys(tables or (ALL,), generation)
         fresh = not fields
-        if fresh and generation > 1 and self._aside is not None:
+        if fresh and generation > 1 and self._shadow is not None:
             # The follower's own key was lost: the remaining values stay visible to readers until
             # this generation replaces them.
             create(self._client, self._names, 1, {ALL: LOST})
         fields = create(self._client, self._names, generation, builds)
         if fresh:
-            health.mark_slots(self._client, self._names, sentinel_of(fields), new=True)
+            health.raise_sentinels(self._client, self._names, sentinel_of(fields), new=True)
         return fields
 
     def _generation(self, fields: Fields) -> int:
-        return self._aside.generation if self._aside else int(fields.get(b"generation", b"1"))
+        return self._shadow.generation if self._shadow else int(fields.get(b"generation", b"1"))
 
-    def anew(self, generation: int) -> None:
+    def start_over(self, generation: int) -> None:
         self._cut = self._state = None
         clear(self._client, self._names, self._settings.prefix, self._settings.shapes)
         fields = create(self._client, self._names, generation, {ALL: generation})
-        health.mark_slots(self._client, self._names, sentinel_of(fields), new=True)
+        health.raise_sentinels(self._client, self._names, sentinel_of(fields), new=True)
 
     def histories(self) -> frozenset[str]:
         return frozenset()
@@ -160,73 +178,75 @@ class RedisSink:
         state = self._opened()
         for version in versions:
             if state.holds(version.name):
-                self._lay(version)
-        if self._aside is not None:  # it keeps its generation, whichever readers see
-            self._state = state = again(self._client, self._names, state)
-        cut = (state.stand, b"%016x" % reached, b"" if above is None else b"%016x" % above)
+                self._table_of(version)
+        if self._shadow is not None:  # it keeps its generation, whichever readers see
+            self._state = state = reread(self._client, self._names, state)
+        cut = (state.frontier, b"%016x" % reached, b"" if above is None else b"%016x" % above)
         stored = self._main(_BEGIN, b"%d" % state.generation, *cut)
-        state.stand = max(state.stand, stored or b"")
-        health.ask_servers(self._client, self._names, state.generation, stored or b"")
+        state.frontier = max(state.frontier, stored or b"")
+        health.expect_seq(self._client, self._names, state.generation, stored or b"")
         servers = self._client.runs()
-        self._cut = Cut(reached, servers, None if self._settings.cluster else [])
+        self._cut = OpenCut(reached, servers, None if self._settings.cluster else [])
 
     def write(self, changes: Changes) -> int:
-        cut = self._begun()
+        cut = self._open_cut()
         if not self._opened().holds(changes.version.name):
             return 0
-        laid = self._lay(changes.version)
+        stored_table = self._table_of(changes.version)
         if changes.truncated is not None:
             self._send_gathered(cut)
-            self._truncate(cut, laid, changes, changes.truncated)
+            self._truncate(cut, stored_table, changes, changes.truncated)
         self._expect_key(cut, changes)
-        operations = self._operations(changes, laid)
+        operations = self._operations(changes, stored_table)
         cut.changes += len(changes.changes)
         if cut.gathered is None or cut.changes > SMALL_CHANGES:
             self._send_gathered(cut)
-            return self._send(cut, laid, operations)
+            return self._send(cut, stored_table, operations)
         mine = list(operations)
         cut.bytes += sum(len(part) for each in mine for part in each[2])
         if cut.bytes > SMALL_BYTES:
             self._send_gathered(cut)
-            return self._send(cut, laid, mine)
-        cut.gathered.append((laid, mine))
-        return news(self._client, laid, self._opened().filling(laid.version.name), mine)
+            return self._send(cut, stored_table, mine)
+        cut.gathered.append((stored_table, mine))
+        return count_newer(
+            self._client, stored_table, self._opened().target(stored_table.version.name), mine
+        )
 
     def commit(self, applied: Applied) -> None:
-        cut, state = self._begun(), self._opened()
+        cut, state = self._open_cut(), self._opened()
         for error in cut.refused.values():
             raise error
         # Checked on the connection that commits: a restart after the answer breaks that connection.
         if self._client.runs() != cut.servers:
             raise UnavailableError(
-                "Redis was started again, or another server took over, while a cut was written",
+                "Redis was restarted, or another server took over, while a cut was written",
                 hint="the follower writes the cut again; `appendfsync always` loses no writes",
             )
         keys, arguments = [self._names.main], self._guard()
         # The complete cut in one call; if an error interrupts it, `applying` stays set.
         if cut.gathered and state.generation == int(state.current):
             arguments += [b"applying", b"%016x" % cut.reached]
-        for laid, operations in cut.gathered or ():
-            filling = state.filling(laid.version.name)
-            floor = floor_field(filling.build, laid.version.name)
+        for stored_table, operations in cut.gathered or ():
+            target = state.target(stored_table.version.name)
+            floor = floor_field(target.build, stored_table.version.name)
             for _, mine in gathered(operations):
-                arguments += laid.group(filling, 0, floor, len(mine))
+                arguments += stored_table.group(target, 0, floor, len(mine))
                 for _, touched, given in mine:
                     keys += touched
                     arguments += given
-        stand = stand_of(applied)
+        frontier = sortable(applied)
         seen = (b"%d" % applied.seq, str(applied.lsn).encode(), b"%d" % applied.committed_at_us)
         mark = b"%d" % state.generation
-        arguments += [b"commit", mark, stand, stored_of(applied), *seen]
-        health.tell_servers(self._client, self._names, state.generation, applied.seq)
+        arguments += [b"commit", mark, frontier, frontier_as_json(applied), *seen]
+        health.raise_seq(self._client, self._names, state.generation, applied.seq)
         self._client.run(_APPLY, [Call(self._main_slot, keys, arguments)])
-        state.stand, self._cut = max(state.stand, stand), None
+        state.frontier, self._cut = max(state.frontier, frontier), None
 
     def rows(self, version: Version, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        laid = self._lay(version)
+        stored_table = self._table_of(version)
         if self._cut is not None:
             self._send_gathered(self._cut)
-        found = stored_rows(self._client, laid, self._opened().filling(version.name), keys)
+        found = stored_rows(self._client, stored_table, self._opened().target(version.name), keys)
         return {key: row for key, (_, row) in found.items() if row}
 
     def close(self) -> None:
@@ -245,7 +265,7 @@ class RedisSink:
 
     def at(self, generation: int, tables: frozenset[str] | None = None) -> Self:
         """Return a sink of a generation, which `open` creates; of some tables only, if given."""
-        return type(self)(self._settings, Aside(generation, tables))
+        return type(self)(self._settings, ShadowBuild(generation, tables))
 
     def switch(self, generation: int) -> None:
         """Switch readers to a generation, whose values get the names of the previous one's."""
@@ -258,25 +278,28 @@ class RedisSink:
 
     def forgets(self, version: Version) -> bool:
         """Return whether rows may be evicted or expire, together with their companions."""
-        return self._evicts == "allkeys" or self._lay(version).layout.shape.ttl_seconds is not None
+        return (
+            self._evicts == "allkeys"
+            or self._table_of(version).layout.shape.ttl_seconds is not None
+        )
 
     def contents(self, version: Version) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield each row's key, seq and stored value as JSON."""
-        laid, filling = self._lay(version), self._opened().filling(version.name)
-        pattern = self._names.pattern(filling.build, version.name)
+        stored_table, target = self._table_of(version), self._opened().target(version.name)
+        pattern = self._names.pattern(target.build, version.name)
         for names in self._client.scan(pattern):
             keys = [key for key in (key_of(name, version.name) for name in names) if key]
-            for key, (seq, row) in stored_rows(self._client, laid, filling, keys).items():
+            for key, (seq, row) in stored_rows(self._client, stored_table, target, keys).items():
                 yield key, seq, row
 
     # --- helpers ---
 
-    def _opened(self) -> State:
+    def _opened(self) -> GenerationState:
         if self._state is None:
             raise InvariantError("a Redis sink is used that was not opened")
         return self._state
 
-    def _begun(self) -> Cut:
+    def _open_cut(self) -> OpenCut:
         if self._cut is None:
             raise InvariantError("a Redis sink is written to outside a cut")
         return self._cut
@@ -294,45 +317,45 @@ class RedisSink:
         (answer,) = self._client.run(script, [call])
         return answer
 
-    def _lay(self, version: Version) -> Laid:
+    def _table_of(self, version: Version) -> StoredTable:
         """Return a table's layout, which must be the same during all of its build."""
-        laid = self._laid.get(version.schema_id)
-        if laid is None or laid.version != version:
+        stored_table = self._tables.get(version.schema_id)
+        if stored_table is None or stored_table.version != version:
             settings = self._settings
             shape = settings.shapes.get(version.name, Shape())
             life = settings.tombstone_seconds
-            laid = Laid(self._names, settings.prefix, shape, version, life)
-            health.refuse_eviction(laid, self._evicts)
-            self._laid[version.schema_id] = laid
-        build = self._opened().filling(version.name).build
-        if (build, version.name) not in self._known:
-            layout = remembered(laid.layout)
-            stored = self._main(_REMEMBER, layout_field(build, version.name), layout)
+            stored_table = StoredTable(self._names, settings.prefix, shape, version, life)
+            health.refuse_eviction(stored_table, self._evicts)
+            self._tables[version.schema_id] = stored_table
+        build = self._opened().target(version.name).build
+        if (build, version.name) not in self._checked_layouts:
+            layout = encoded_layout(stored_table.layout)
+            stored = self._main(_SET_ONCE, layout_field(build, version.name), layout)
             if stored != layout:
                 raise ConfigError(
                     f"{version.name} has another shape than when it was filled",
                     hint=f"set the old one again, or `cdc rebuild {self._settings.follower}`",
                 )
-            self._known.add((build, version.name))
-        return laid
+            self._checked_layouts.add((build, version.name))
+        return stored_table
 
-    def _expect_key(self, cut: Cut, changes: Changes) -> None:
+    def _expect_key(self, cut: OpenCut, changes: Changes) -> None:
         """Record an error for rows with another key than the stored ones.
 
         A later truncate in the cut clears the error, so only `commit` raises it. A task raises at
         once, because tasks never get a table with a truncate in the cut.
         """
         table, key = changes.version.name, key_of_rows(changes)
-        at = (self._opened().filling(table).build, table)
+        at = (self._opened().target(table).build, table)
         if changes.truncated is not None:
             cut.refused.pop(table, None)
             self._keys.pop(at, None)
         if key is None:
             return
         if at not in self._keys:
-            stored = self._main(_REMEMBER, key_field(*at), remembered_key(key))
+            stored = self._main(_SET_ONCE, key_field(*at), encoded_key(key))
             floor = self._client.ask("HGET", self._names.main, floor_field(*at)) or b"0"
-            self._keys[at] = key_columns(stored), int(floor[:16], 16)
+            self._keys[at] = decoded_key(stored), int(floor[:16], 16)
         try:
             expect_key(changes, *self._keys[at])
         except ConfigError as error:
@@ -340,28 +363,30 @@ class RedisSink:
                 raise
             cut.refused.setdefault(table, error)
 
-    def _operations(self, changes: Changes, laid: Laid) -> Iterator[Operation]:
+    def _operations(self, changes: Changes, stored_table: StoredTable) -> Iterator[Operation]:
         """Yield the changes' operations, each with its own table version."""
-        filling = self._opened().filling(changes.version.name)
+        target = self._opened().target(changes.version.name)
         if len(changes.versions) == 1:
-            yield from laid.operations(filling, changes.changes)
+            yield from stored_table.operations(target, changes.changes)
             return
-        by_id = {version.schema_id: self._lay(version) for version in changes.versions}
+        by_id = {version.schema_id: self._table_of(version) for version in changes.versions}
         for schema_id, each in groupby(changes.changes, lambda change: change.schema_id):
-            yield from by_id[schema_id].operations(filling, each)
+            yield from by_id[schema_id].operations(target, each)
 
-    def _send_gathered(self, cut: Cut) -> None:
+    def _send_gathered(self, cut: OpenCut) -> None:
         """Send the gathered part of a cut; its further changes are then written as they arrive."""
         gathered_so_far, cut.gathered = cut.gathered or [], None
-        for laid, operations in gathered_so_far:
-            self._send(cut, laid, operations)
+        for stored_table, operations in gathered_so_far:
+            self._send(cut, stored_table, operations)
 
-    def _send(self, cut: Cut, laid: Laid, operations: Iterable[Operation]) -> int:
+    def _send(
+        self, cut: OpenCut, stored_table: StoredTable, operations: Iterable[Operation]
+    ) -> int:
         """Apply operations, many keys per call; return how many were new to the store."""
         self._announce(cut)
         state = self._opened()
-        filling = state.filling(laid.version.name)
-        floor = field = floor_field(filling.build, laid.version.name)
+        target = state.target(stored_table.version.name)
+        floor = field = floor_field(target.build, stored_table.version.name)
         guard = self._guard()
         if self._settings.cluster:
             floor = self._client.ask("HGET", self._names.main, field) or b""
@@ -370,7 +395,7 @@ class RedisSink:
         def calls() -> Iterator[Call]:
             for slot, mine in gathered(operations):
                 keys = [self._names.sentinel(slot) if self._settings.cluster else self._names.main]
-                arguments = guard + laid.group(filling, slot, floor, len(mine))
+                arguments = guard + stored_table.group(target, slot, floor, len(mine))
                 for _, touched, given in mine:
                     keys += touched
                     arguments += given
@@ -378,25 +403,33 @@ class RedisSink:
 
         return sum(self._client.run(_APPLY, calls()))
 
-    def _announce(self, cut: Cut) -> None:
+    def _announce(self, cut: OpenCut) -> None:
         if not cut.announced:
             state = self._opened()
             self._main(_ANNOUNCE, b"%d" % state.generation, b"%016x" % cut.reached)
             cut.announced = True
 
-    def _truncate(self, cut: Cut, laid: Laid, changes: Changes, seq: int) -> None:
+    def _truncate(
+        self, cut: OpenCut, stored_table: StoredTable, changes: Changes, seq: int
+    ) -> None:
         """Reject late rows from here on, then delete the existing ones."""
         self._announce(cut)
-        state, table = self._opened(), laid.version.name
-        filling, floor = state.filling(table), b"%016xf" % seq
-        at = (filling.build, table)
+        state, table = self._opened(), stored_table.version.name
+        target, floor = state.target(table), b"%016xf" % seq
+        at = (target.build, table)
         self._main(
-            _FLOOR, floor_field(*at), floor, key_field(*at), remembered_key(key_of_rows(changes))
+            _RAISE_FLOOR,
+            *(floor_field(*at), floor, key_field(*at)),
+            encoded_key(key_of_rows(changes)),
         )
         guard = [b"", state.sentinel, b""] if self._settings.cluster else self._guard()
-        for names in self._client.scan(self._names.pattern(filling.build, table)):
-            self._client.run(_TAKE, takes(laid, filling, guard, floor, names))
-        if self._evicts == "allkeys" and laid.placer.template is None:
-            where = self._names.values(laid.placer.head, None if filling.seen else filling.build)
+        for names in self._client.scan(self._names.pattern(target.build, table)):
+            self._client.run(
+                _DELETE_BELOW_FLOOR, below_floor(stored_table, target, guard, floor, names)
+            )
+        if self._evicts == "allkeys" and stored_table.placer.template is None:
+            where = self._names.values(
+                stored_table.placer.head, None if target.seen else target.build
+            )
             for names in self._client.scan(where):
-                self._client.run(_FORGET, forgets(laid, filling, guard, names))
+                self._client.run(_DELETE_ORPHANS, orphans(stored_table, target, guard, names))

@@ -3,10 +3,10 @@
 A hash. For readers: `generation`, `seq`, `lsn`, `committed_at_us` of the applied frontier, and
 `applying`, which is empty unless rows with a later seq may exist. For us, by generation `1:…`:
 `token` (a new one for each generation that starts, so that no copy continues in other data),
-`builds`, `stand` and `applied`, `reached`; and by build and table `layout:`, `key:` (empty while
-unknown) and `floor:`. `current` is the generation, and during a switch the old and the new one:
-`1>2`, then `1>2+`; `step` counts these steps. `sentinel` is the token of a cluster's sentinels,
-which also have the step, so that each slot rejects old writers.
+`builds`, `stand` (the frontier) and `applied`, `reached`; and by build and table `layout:`, `key:`
+(empty while unknown) and `floor:`. `current` is the generation, and during a switch the old and the
+new one: `1>2`, then `1>2+`; `step` counts these steps. `sentinel` is the token of a cluster's
+sentinels, which also have the step, so that each slot rejects old writers.
 """
 
 from __future__ import annotations
@@ -19,30 +19,21 @@ from typing import Any, Final
 import msgspec
 
 from cdc.errors import StoreLostError, SwitchedError
-from sinks.contract import Applied, Standing
-from sinks.redis.calls import Filling, Layout, layout_of
+from sinks.contract import Applied, StoreState
+from sinks.redis.calls import Layout, TargetBuild, decoded_layout
 from sinks.redis.client import Call, Client, Script
 from sinks.redis.names import Names, slot_of
+from sinks.redis.scripts import CREATE_GENERATION
 
 Fields = dict[bytes, bytes]
 ALL: Final = "*"  # in builds: the build of every table that is not named
 LOST: Final = 0  # the build of a generation whose state was lost
 
-# KEYS the follower's key. ARGV: generation, token, builds, the sentinels' token.
-_CREATE: Final = Script("""
-local call, main, g = redis.call, KEYS[1], ARGV[1]
-if call('HSETNX', main, g .. ':token', ARGV[2]) == 1 then
-  call('HSET', main, g .. ':builds', ARGV[3])
-end
-if call('HSETNX', main, 'current', g) == 1 then
-  call('HSET', main, 'generation', g, 'applying', '', 'sentinel', ARGV[4])
-end
-return call('HGETALL', main)
-""")
+_CREATE: Final = Script(CREATE_GENERATION)
 
 
 @dataclasses.dataclass
-class State:
+class GenerationState:
     """A generation's state, as the sink read it when it opened it."""
 
     generation: int
@@ -51,18 +42,18 @@ class State:
     sentinel: bytes
     builds: dict[str, int]
     seen: dict[str, int]  # the builds of the generation that readers see
-    stand: bytes  # the applied frontier, as the scripts compare it
-    standing: Standing | None
+    frontier: bytes  # the applied frontier, as the scripts compare it
+    stored: StoreState | None
 
     def holds(self, table: str) -> bool:
         """Return whether the generation has the table; it may be for some tables only."""
         return ALL in self.builds or table in self.builds
 
-    def filling(self, table: str) -> Filling:
+    def target(self, table: str) -> TargetBuild:
         """Return the build to which a table's rows are written."""
         seen = build_of(self.seen, table)
         build = self.builds.get(table, self.builds.get(ALL, seen))
-        return Filling(build, build == seen)
+        return TargetBuild(build, build == seen)
 
 
 def build_of(builds: Mapping[str, int], table: str) -> int:
@@ -94,12 +85,12 @@ def create(client: Client, names: Names, generation: int, builds: Mapping[str, i
     return pairs(answer)
 
 
-def state_of(fields: Fields, generation: int) -> State:
+def state_of(fields: Fields, generation: int) -> GenerationState:
     """Return the state of an existing generation."""
     mark = b"%d:" % generation
     applied = fields.get(mark + b"applied")
     reached = int(fields.get(mark + b"reached", b"0"), 16)
-    return State(
+    return GenerationState(
         generation,
         fields[mark + b"token"],
         fields[b"current"],
@@ -107,22 +98,22 @@ def state_of(fields: Fields, generation: int) -> State:
         builds_of(fields, generation),
         builds_of(fields, int(fields[b"generation"])),
         fields.get(mark + b"stand", b""),
-        _standing(applied, reached, generation),
+        _stored_state(applied, reached, generation),
     )
 
 
-def again(client: Client, names: Names, state: State) -> State:
+def reread(client: Client, names: Names, state: GenerationState) -> GenerationState:
     """Return the current state of the same generation, for a sink that keeps it."""
     fields = fields_of(client, names)
     if fields.get(b"%d:token" % state.generation) != state.token:
-        raise StoreLostError("the generation that was built is gone", hint="build it again")
+        raise StoreLostError("the generation that was built is missing", hint="build it again")
     if b">" in fields[b"current"]:
         raise SwitchedError(
             "a switch of the follower's generations is under way",
-            hint="whoever opens the store goes on with it",
+            hint="the next process that opens the store continues it",
         )
     found = state_of(fields, state.generation)
-    return dataclasses.replace(found, stand=max(found.stand, state.stand))
+    return dataclasses.replace(found, frontier=max(found.frontier, state.frontier))
 
 
 def sentinel_of(fields: Fields, *, turns: int = 0) -> bytes:
@@ -151,7 +142,7 @@ def layouts_of(fields: Fields, build: int) -> dict[str, Layout]:
     """Return the layouts of a build, by table."""
     mark = layout_field(build, "")
     return {
-        name[len(mark) :].decode(): layout_of(stored)
+        name[len(mark) :].decode(): decoded_layout(stored)
         for name, stored in fields.items()
         if name.startswith(mark)
     }
@@ -169,23 +160,23 @@ def floor_field(build: int, table: str) -> bytes:
     return b"floor:%d:%b" % (build, table.encode())
 
 
-def stand_of(applied: Applied) -> bytes:
+def sortable(applied: Applied) -> bytes:
     """Return a frontier as text that sorts like frontiers."""
     return b"%016x%016x" % (applied.seq, applied.lsn)
 
 
-def stored_of(applied: Applied) -> bytes:
+def frontier_as_json(applied: Applied) -> bytes:
     """Return a frontier as JSON."""
     ends = {topic: tuple(each) for topic, each in applied.ends.items()}
     return msgspec.json.encode(applied._replace(lsn=int(applied.lsn), ends=ends)._asdict())  # type: ignore[arg-type]
 
 
-def _standing(applied: bytes | None, reached: int, generation: int) -> Standing | None:
+def _stored_state(applied: bytes | None, reached: int, generation: int) -> StoreState | None:
     if applied is None and not reached:
         return None
     nothing = Applied.beginning("", generation)
-    return Standing(nothing if applied is None else _frontier(applied), reached)
+    return StoreState(nothing if applied is None else _frontier(applied), reached)
 
 
 def _frontier(stored: bytes) -> Applied:
-    return Applied.told(msgspec.json.decode(stored))
+    return Applied.from_fields(msgspec.json.decode(stored))

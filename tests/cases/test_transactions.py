@@ -256,4 +256,4 @@ def test_the_times_of_an_event_are_its_commits(empty: Case) -> None:
     first, second = empty.events()
     times = {(e.source["ts_ms"], e.source["ts_us"], e.value["ts_us"]) for e in (first, second)}
     assert len(times) == 1
-    assert 0 <= after - first.source["ts_us"] < 5_000_000
+    assert 0 <= after - first.source["ts_us"] < 60_000_000

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from cdc.errors import ConfigError, OvertakenError, StoreLostError
-from sinks.contract import Changes, Sink, Standing, Version
+from sinks.contract import Changes, Sink, StoreState, Version
 from tests.contract.under_test import (
     CLICKS,
     LINES,
@@ -27,7 +27,7 @@ from tests.contract.under_test import (
 
 
 @contextmanager
-def opened(store: StoreUnderTest) -> Iterator[tuple[Sink, Standing | None]]:
+def opened(store: StoreUnderTest) -> Iterator[tuple[Sink, StoreState | None]]:
     """Open another sink on the store."""
     sink = store.sink()
     try:
@@ -43,18 +43,18 @@ def written(sink: Sink, seq: int, *tables: Changes) -> None:
         sink.write(changes)
 
 
-def test_a_new_store_is_told_from_one_that_stands_at_a_frontier(store: StoreUnderTest) -> None:
+def test_a_new_store_differs_from_one_at_a_frontier(store: StoreUnderTest) -> None:
     """And another process reads the complete frontier back."""
-    with opened(store) as (sink, standing):
-        assert standing is None
+    with opened(store) as (sink, state):
+        assert state is None
         assert apply(sink, 3, Changes((USERS,), [change(USERS, 3, row(USERS, 3, 1), 1)])) == 1
-    with opened(store) as (_, standing):
-        assert standing is not None
-        assert standing.applied == applied(3)
-        assert standing.applied.ends["shop.public.users"][2] == 9
-        assert standing.reached <= 3
+    with opened(store) as (_, state):
+        assert state is not None
+        assert state.applied == applied(3)
+        assert state.applied.ends["shop.public.users"][2] == 9
+        assert state.reached <= 3
     with opened(store) as (_, again):
-        assert again == standing
+        assert again == state
 
 
 def test_rows_are_created_changed_and_deleted(sink: Sink, store: StoreUnderTest) -> None:
@@ -82,14 +82,16 @@ def test_rows_are_created_changed_and_deleted(sink: Sink, store: StoreUnderTest)
         Changes((USERS,), [change(USERS, 5, row(USERS, 5, 2), 2), change(USERS, 6, None, 1)]),
     )
     assert store.rows("public.users") == {key(USERS, 2): row(USERS, 5, 2)}
-    if sink.whole_rows:
+    if sink.complete_rows:
         keys = [key(USERS, each) for each in (1, 2, 9)]
         assert set(sink.rows(USERS, keys)) == {key(USERS, 2)}
 
 
-def test_what_is_not_sent_keeps_its_stored_value(sink: Sink, store: StoreUnderTest) -> None:
+def test_a_column_that_is_not_sent_keeps_its_stored_value(
+    sink: Sink, store: StoreUnderTest
+) -> None:
     """In a sink that takes such rows; others get complete ones."""
-    if sink.whole_rows:
+    if sink.complete_rows:
         pytest.skip("the follower fills its rows")
     first, second = row(USERS, 1, 1, body="kept"), row(USERS, 2, 1, body="kept")
     apply(sink, 1, Changes((USERS,), [change(USERS, 1, first, 1)]))
@@ -101,7 +103,7 @@ def test_what_is_not_sent_keeps_its_stored_value(sink: Sink, store: StoreUnderTe
     assert store.rows("public.users") == {key(USERS, 1): third}
 
 
-def test_what_comes_twice_or_late_changes_nothing(sink: Sink, store: StoreUnderTest) -> None:
+def test_a_repeated_or_late_change_has_no_effect(sink: Sink, store: StoreUnderTest) -> None:
     """An older row, an older delete and a row older than its delete do not count as applied."""
     newest = Changes((USERS,), [change(USERS, 5, row(USERS, 5, 1), 1), change(USERS, 6, None, 2)])
     assert apply(sink, 6, newest) >= 1
@@ -117,9 +119,7 @@ def test_what_comes_twice_or_late_changes_nothing(sink: Sink, store: StoreUnderT
         assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
 
 
-def test_a_truncate_takes_what_is_below_it_and_nothing_above(
-    sink: Sink, store: StoreUnderTest
-) -> None:
+def test_a_truncate_deletes_only_rows_below_its_seq(sink: Sink, store: StoreUnderTest) -> None:
     """Only in its own table; what the same cut wrote after the truncate stays."""
     old = [change(USERS, seq, row(USERS, seq, seq), seq) for seq in (1, 2, 3)]
     lines = Changes((LINES,), [change(LINES, 4, row(LINES, 4, 1, 1), 1, 1)])
@@ -143,25 +143,25 @@ def test_a_cut_that_was_not_ended_is_known_and_can_be_written_again(
     """A writer that died halfway leaves a record of how far its rows may reach."""
     with opened(store) as (sink, _):
         sink.begin(1, [USERS])
-    with opened(store) as (sink, standing):  # the very first cut
-        assert standing is not None
-        assert (standing.applied.seq, standing.applied.place, standing.reached) == (0, 0, 1)
+    with opened(store) as (sink, state):  # the very first cut
+        assert state is not None
+        assert (state.applied.seq, state.applied.place, state.reached) == (0, 0, 1)
         apply(sink, 1, Changes((USERS,), [change(USERS, 1, row(USERS, 1, 1), 1)]))
         cut = Changes(
             (USERS,), [change(USERS, each, row(USERS, each, each), each) for each in (2, 3)]
         )
         written(sink, 3, cut)
-    with opened(store) as (sink, standing):
-        assert standing is not None
-        assert (standing.applied.seq, standing.reached) == (1, 3)
+    with opened(store) as (sink, state):
+        assert state is not None
+        assert (state.applied.seq, state.reached) == (1, 3)
         sink.begin(2, [USERS])  # the recorded seq does not go back
-    with opened(store) as (sink, standing):
-        assert standing is not None
-        assert standing.reached == 3
+    with opened(store) as (sink, state):
+        assert state is not None
+        assert state.reached == 3
         apply(sink, 3, cut)
-    with opened(store) as (_, standing):
-        assert standing is not None
-        assert (standing.applied, max(standing.reached, 3)) == (applied(3), 3)
+    with opened(store) as (_, state):
+        assert state is not None
+        assert (state.applied, max(state.reached, 3)) == (applied(3), 3)
     assert set(store.rows("public.users")) == {key(USERS, each) for each in (1, 2, 3)}
 
 
@@ -178,15 +178,15 @@ def test_two_copies_repeat_each_other_and_the_frontier_never_goes_back(
             apply(one, seq, cut)
         for seq, cut in enumerate(cuts, 1):
             assert apply(other, seq, cut) == 0
-    with opened(store) as (_, standing):
-        assert standing is not None
-        assert standing.applied == applied(6)
+    with opened(store) as (_, state):
+        assert state is not None
+        assert state.applied == applied(6)
     assert store.rows("public.users") == {
         key(USERS, n % 3): row(USERS, n, n % 3) for n in (4, 5, 6)
     }
 
 
-def test_changes_of_one_frontiers_rows_meet_no_others(store: StoreUnderTest) -> None:
+def test_a_cut_above_a_frontier_is_refused_at_another(store: StoreUnderTest) -> None:
     """A difference between two frontiers does not apply to a store that is between them."""
     with opened(store) as (one, _), opened(store) as (other, _):
         one.begin(3, [USERS], above=0)
@@ -199,15 +199,15 @@ def test_changes_of_one_frontiers_rows_meet_no_others(store: StoreUnderTest) -> 
         with pytest.raises(OvertakenError, match="another cut"):
             other.begin(3, [USERS], above=0)
         one.begin(5, [USERS], above=3)
-    with opened(store) as (other, standing):
-        assert standing is not None
-        assert (standing.applied, standing.reached) == (applied(3), 5)
+    with opened(store) as (other, state):
+        assert state is not None
+        assert (state.applied, state.reached) == (applied(3), 5)
         with pytest.raises(OvertakenError, match="another cut"):
             other.begin(6, [USERS], above=3)
         other.begin(5, [USERS], above=3)
 
 
-def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:
+def test_a_lost_store_raises_and_can_start_over(store: StoreUnderTest) -> None:
     """Both `open` and a running writer raise it; the copy that was replaced stays locked out."""
     with opened(store) as (old, _):
         apply(old, 2, Changes((USERS,), [change(USERS, 2, row(USERS, 2, 1), 1)]))
@@ -219,7 +219,7 @@ def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:
         try:
             assert new.open() is None
         except StoreLostError:
-            new.anew(2)
+            new.start_over(2)
             assert new.open() is None
         with pytest.raises(StoreLostError):
             apply(old, 3, late)
@@ -228,9 +228,9 @@ def test_a_lost_store_says_so_and_is_begun_anew(store: StoreUnderTest) -> None:
         new.commit(applied(1, generation=2))
         new.close()
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 1, 1)}
-    with opened(store) as (_, standing):
-        assert standing is not None
-        assert standing.applied == applied(1, generation=2)
+    with opened(store) as (_, state):
+        assert state is not None
+        assert state.applied == applied(1, generation=2)
 
 
 def test_a_tables_versions_are_followed(sink: Sink, store: StoreUnderTest) -> None:
@@ -263,7 +263,7 @@ def test_a_column_that_is_dropped_in_the_cut_that_brings_it(
     assert {k: v for k, v in seen[key(USERS, 2)].items() if v is not None} == short
 
 
-def test_a_table_without_a_key_is_held_or_refused(sink: Sink, store: StoreUnderTest) -> None:
+def test_a_table_without_a_key_is_stored_or_refused(sink: Sink, store: StoreUnderTest) -> None:
     """Never in part: such rows differ only by their values, and may occur twice."""
     same = row(CLICKS, 1)
     cut = Changes(
@@ -318,7 +318,7 @@ def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
         for version in chance.sample([USERS, LINES], chance.randint(1, 2)):
             many = chance.randint(1, 6)
             cut.append(
-                _changes(chance, version, seq, many, model[version.name], whole=sink.whole_rows)
+                _changes(chance, version, seq, many, model[version.name], whole=sink.complete_rows)
             )
             seq += many + 1
         done.append((seq, cut))
@@ -333,9 +333,9 @@ def _play(store: StoreUnderTest, chance: Random, first: int) -> None:
                 sink.open()
             apply(sink, again[0], *again[1])
         assert {name: store.rows(name) for name in tables} == model
-    standing = sink.open()
-    assert standing is not None
-    assert standing.applied == applied(seq)
+    state = sink.open()
+    assert state is not None
+    assert state.applied == applied(seq)
     sink.close()
 
 

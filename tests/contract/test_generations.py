@@ -50,7 +50,7 @@ def seqs(sink: Generations, version: Version) -> dict[bytes, int]:
     return {each: seq for each, seq, _ in sink.contents(version)}
 
 
-def test_a_generation_is_built_aside_and_readers_see_it_from_its_switch_on(
+def test_readers_see_a_shadow_build_from_its_switch_on(
     several: Generations, store: StoreUnderTest
 ) -> None:
     """And the previous generation's follower notices, and continues in the new one."""
@@ -73,9 +73,9 @@ def test_a_generation_is_built_aside_and_readers_see_it_from_its_switch_on(
     assert store.rows("public.users") == {key(USERS, n): row(USERS, 6, n) for n in (1, 3)}
     with pytest.raises(SwitchedError):
         several.begin(7, [USERS])
-    standing = several.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.applied.generation) == (6, 2)
+    state = several.open()
+    assert state is not None
+    assert (state.applied.seq, state.applied.generation) == (6, 2)
     put(several, 2, 8, users(8, 4))
     assert key(USERS, 4) in store.rows("public.users")
     aside.close()
@@ -105,7 +105,7 @@ def test_the_one_before_stays_until_it_is_dropped(
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_some_tables_are_built_aside_and_the_others_shared(
+def test_a_shadow_build_of_some_tables_shares_the_others(
     several: Generations, store: StoreUnderTest, *, ahead: bool
 ) -> None:
     """The next cut must reach what any table has: before that, the store is at no frontier."""
@@ -118,9 +118,9 @@ def test_some_tables_are_built_aside_and_the_others_shared(
     if not ahead:
         put(aside, 2, 6, users(6, 2))
     several.switch(2)
-    standing = several.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (5, 6)
+    state = several.open()
+    assert state is not None
+    assert (state.applied.seq, state.reached) == (5, 6)
     put(several, 2, 6, users(6, 2))
     assert store.rows("public.users") == {
         key(USERS, n): row(USERS, seq, n) for n, seq in ((1, 5), (2, 6))

@@ -40,7 +40,7 @@ def several(sink: Sink) -> Generations:
     return cast("Generations", sink)
 
 
-def test_a_table_built_aside_leaves_the_others_at_the_frontier_that_readers_see(
+def test_a_shadow_build_of_one_table_leaves_the_others_at_their_frontier(
     several: Generations, store: StoreUnderTest
 ) -> None:
     """It may be far ahead of them: it must not write the other tables."""
@@ -51,16 +51,16 @@ def test_a_table_built_aside_leaves_the_others_at_the_frontier_that_readers_see(
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 5, 1)}
     assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}
     several.switch(2)
-    standing = several.open()
-    assert standing is not None
-    assert (standing.applied.seq, standing.reached) == (5, 8)
+    state = several.open()
+    assert state is not None
+    assert (state.applied.seq, state.reached) == (5, 8)
     put(several, 2, 8, users(8, 1), lines(7, 7, 8))
     assert store.rows("public.users") == {key(USERS, 1): row(USERS, 8, 1)}
     assert store.rows("public.lines") == {key(LINES, n, 1): row(LINES, 7, n, 1) for n in (7, 8)}
     aside.close()
 
 
-def test_what_was_begun_for_some_tables_is_not_gone_on_with_for_others(
+def test_a_shadow_build_is_not_continued_for_other_tables(
     several: Generations,
 ) -> None:
     """Otherwise those would miss earlier changes, and readers would lose rows at the switch."""
@@ -81,7 +81,7 @@ def test_what_was_begun_for_some_tables_is_not_gone_on_with_for_others(
     assert list(several.generations()) == [1]
 
 
-def test_a_switch_that_is_killed_before_any_of_its_steps_takes_nothing_away(
+def test_a_switch_that_is_killed_before_any_of_its_steps_loses_nothing(
     several: Generations, store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The follower continues at the old or the new generation; the next switch completes it."""
@@ -112,9 +112,9 @@ def test_a_switch_that_is_killed_before_any_of_its_steps_takes_nothing_away(
             moved += 1
         several.switch(number)
         assert several.current() == number
-        standing = several.open()
-        assert standing is not None
-        assert standing.applied.generation == number
+        state = several.open()
+        assert state is not None
+        assert state.applied.generation == number
         put(several, number, at, users(at, 1, 2), lines(4, 7))
         assert store.rows("public.users") == {key(USERS, n): row(USERS, at, n) for n in (1, 2)}
         assert store.rows("public.lines") == {key(LINES, 7, 1): row(LINES, 4, 7, 1)}

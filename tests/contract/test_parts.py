@@ -20,7 +20,7 @@ from tests.contract.under_test import (
 def told(sink: Sink, seq: int, number: int) -> Change:
     """Return an update without a value for `body`; complete if the sink needs that."""
     at, update = key(USERS, number), row(USERS, seq, number, body=None)
-    if not sink.whole_rows:
+    if not sink.complete_rows:
         return change(USERS, seq, update, number, unchanged=("body",))
     stored = msgspec.json.decode(sink.rows(USERS, [at])[at])
     return change(USERS, seq, update | {"body": stored["body"]}, number)

@@ -12,13 +12,17 @@ import pytest
 from cdc.log.follower_reports import Readings
 from cdc.playground.demo.database import wal_end
 from cdc.playground.demo.stores import prove_followers
-from cdc.playground.servers.java import system_java
 from tests.faults.follower_world import Follow
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.load import TABLES, Load
+from tests.fixtures.spark import need_java
 from tests.fixtures.witness import Witness
 
-pytestmark = [pytest.mark.containers, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.long("the embedded path is in the first tier, and images are in test_containers"),
+    pytest.mark.containers,
+    pytest.mark.slow,
+]
 
 
 def _cdc(config_file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,8 +68,7 @@ def test_three_stores_follow_and_equal_the_database_killed_or_not(
     tmp_path: Path,
 ) -> None:
     """From Postgres into Delta Lake, Redis and OpenSearch; the followers killed on the way."""
-    if system_java() is None:
-        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    need_java()
     # The tables that have keys: stores of keys and values follow no others.
     keyed = ["public.users", "public.pairs", "public.whole", "public.named"]
     line = container_pipeline(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from cdc.playground.demo.schema import OLD_ROWS
-from cdc.playground.servers.java import system_java
+from tests.fixtures.spark import need_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,11 +78,11 @@ def read_until(child: subprocess.Popen[str], text: str) -> None:
     pytest.fail(f"the demo ended before it said {text!r}")
 
 
+@pytest.mark.long("five minutes of chaos")
 @pytest.mark.timeout(900)
 def test_killed_with_everything_else_the_followers_equal_the_database(tmp_path: Path) -> None:
     """Three stores at one LSN: each killed round ends when the followers have caught up."""
-    if system_java() is None:
-        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    need_java()
     result = outcome(tmp_path / "demo", "--for", "25s", "--chaos", "--seed", "7", followers=True)
     assert result["followers"].keys() == {"mirror", "cache", "search"}
     assert result["followers"]["mirror"] > result["followers"]["cache"] > 100
@@ -95,10 +95,11 @@ def test_the_log_equals_the_database_and_nothing_is_left(tmp_path: Path) -> None
     result = outcome(tmp_path / "demo", "--for", "6s", "--seed", "7")
     assert result["tables"] == 8
     assert result["initial"] == OLD_ROWS
-    assert result["changes"] > 300
+    assert result["changes"] > 50
     assert not (tmp_path / "demo" / "data").exists()
 
 
+@pytest.mark.long("chaos")
 @pytest.mark.timeout(400)
 def test_it_still_does_after_kills_of_daemon_broker_and_postgres(tmp_path: Path) -> None:
     result = outcome(tmp_path / "demo", "--for", "30s", "--chaos", "--seed", "11")
@@ -106,6 +107,7 @@ def test_it_still_does_after_kills_of_daemon_broker_and_postgres(tmp_path: Path)
     assert all(kill["recovered_seconds"] is not None for kill in result["kills"])
 
 
+@pytest.mark.long("a second demo")
 def test_ctrl_c_ends_with_the_proof(tmp_path: Path) -> None:
     with demo(tmp_path / "demo") as child:
         read_until(child, "changes in the log")
@@ -116,6 +118,7 @@ def test_ctrl_c_ends_with_the_proof(tmp_path: Path) -> None:
         assert left_running(tmp_path / "demo") == []
 
 
+@pytest.mark.long("a second demo; test_local_stack has servers tied to their process")
 def test_a_killed_demo_takes_everything_with_it(tmp_path: Path) -> None:
     """Servers, daemon and generator; and the next demo in the folder runs as the first one did."""
     home = tmp_path / "demo"

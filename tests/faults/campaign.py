@@ -17,6 +17,7 @@ import psycopg
 
 from tests.faults.crew import Crew
 from tests.faults.injuries import FAULTS, HEAVY, Ward
+from tests.fixtures.broker import KAFKA_SETTINGS
 from tests.fixtures.daemon import wait_until
 from tests.fixtures.load import TABLES, Load
 from tests.fixtures.witness import Witness
@@ -161,6 +162,7 @@ def behind_kafka(stack: LocalStack, new_proxy: Callable[[str, int], Proxy]) -> P
     names = {"PLAINTEXT": broker, "DAEMON": own}
     told = {"PLAINTEXT": broker, "DAEMON": proxy.port}
     settings = {
+        **KAFKA_SETTINGS,
         "listeners": ",".join(
             [f"{name}://127.0.0.1:{port}" for name, port in names.items()]
             + [f"CONTROLLER://127.0.0.1:{controller}"]

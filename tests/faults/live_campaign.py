@@ -67,7 +67,7 @@ class LiveRound(Round):
 
     def _resumed(self) -> bool:
         done = self.cdc("snapshot", "resume")
-        return done.returncode == 0 or "no live snapshot" in done.stdout + done.stderr
+        return done.returncode == 0 or "no incremental snapshot" in done.stdout + done.stderr
 
     def listed(self) -> list[dict[str, Any]]:
         """Return what `cdc snapshot list` shows; nothing where a server is down."""

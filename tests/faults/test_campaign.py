@@ -24,6 +24,7 @@ _SEED = first_seed("LOCKSTEP_KILLS")
 _RESULT = os.environ.get("LOCKSTEP_RESULT")
 
 
+@pytest.mark.long("more faults", again=True)
 @pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(240 + 10 * _FAULTS)

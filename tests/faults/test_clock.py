@@ -30,6 +30,7 @@ time.time_ns = lambda: _time_ns() + _offset() * 1_000_000_000
 """
 
 
+@pytest.mark.long("the other direction", sample=["back"])
 @pytest.mark.parametrize("first", [_HOUR, -_HOUR], ids=["forward", "back"])
 def test_a_clock_that_jumps_an_hour_changes_nothing(
     first: int, pipeline: NewPipeline, tmp_path: Path

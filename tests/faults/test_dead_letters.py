@@ -16,10 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc.cli.main import run
-from cdc.encode import oversize as dead
 from cdc.errors import Exit
-from cdc.log import dead_letter_topic as letters_topic
-from cdc.log import names, reader
+from cdc.log import dead_letter_topic, names
+from cdc.log.limits import record_limit
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
@@ -57,7 +56,7 @@ def set_limit(line: PipelineUnderTest, topic: str, max_message_bytes: int) -> No
         future.result()
 
 
-def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
+def test_a_value_of_50_mb_is_complete_in_the_log_in_bounded_memory(
     pipeline: NewPipeline, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     line = pipeline(_DOCS)
@@ -77,9 +76,9 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
     created, moved = pointers(line)
     assert (created["op"], created["source"]["seq"], moved["op"]) == ("c", 2, "c")
     assert created["after"] == {"id": 2, "name": "n2", "body": "__debezium_unavailable_value"}
-    letters = list(letters_topic.heads(line.config))
+    letters = list(dead_letter_topic.heads(line.config))
     topic = names.dead_topic(line.config.prefix)
-    ends = [end for each in reader.read_frontiers(line.config) for end in each.partitions]
+    ends = [end for each in line.frontiers() for end in each.partitions]
     [stands] = {(name, count) for name, _, _, count in ends if name == topic}
     assert stands == (topic, 0)
     assert max(end[2] for end in ends if end[0] == topic) > sum(2 + h.chunks for h in letters) - 2
@@ -104,6 +103,7 @@ def test_a_value_of_50_mb_stands_whole_in_the_log_in_bounded_memory(
     assert run(["dead", "show", "1-1", *config]) == Exit.CONFIG
 
 
+@pytest.mark.long("memory")
 def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline) -> None:
     line = pipeline("CREATE TABLE blobs (id int PRIMARY KEY, data bytea)")
     daemon = line.start().wait_ready()
@@ -113,7 +113,7 @@ def test_a_bytea_of_100_mb_needs_a_bounded_multiple_of_it(pipeline: NewPipeline)
     arrived(line, 1)
     # In the stream it is text of 200 MB, in the event text of 133 MB.
     assert daemon.peak_rss_mb < 900
-    [head] = letters_topic.heads(line.config)
+    [head] = dead_letter_topic.heads(line.config)
     assert head.bytes > 133_000_000
     assert converge(line.config).rows == 1
 
@@ -132,7 +132,7 @@ def test_rows_around_the_limit_of_their_topic(pipeline: NewPipeline) -> None:
     whole = {r.event["source"]["seq"] for r in data_records(line)} - {
         event["source"]["seq"] for event in pointers(line)
     }
-    limit = dead.record_limit(most)
+    limit = record_limit(most)
     sizes = [len(r.key or b"") + len(r.value or b"") for r in data_records(line)]
     assert all(size <= limit for size in sizes)
     assert max(sizes) > limit - 100
@@ -151,6 +151,7 @@ def test_a_topic_that_does_not_take_the_producers_batches_is_refused_with_the_re
     line.ends(daemon, Exit.CONFIG, "takes 300000 bytes at once", "batch.size under log.kafka")
 
 
+@pytest.mark.long("volume; the limit of a topic is tested with smaller rows")
 def test_rows_around_16_mb(pipeline: NewPipeline) -> None:
     line = pipeline(_DOCS)
     line.start().wait_ready()
@@ -200,6 +201,7 @@ def test_old_rows_keyless_tables_and_long_keys(pipeline: NewPipeline) -> None:
     assert deleted["before"]["id"] == 2
 
 
+@pytest.mark.long("volume")
 @pytest.mark.parametrize("streaming", ["on", "off"])
 def test_a_large_transaction_of_large_rows(streaming: str, pipeline: NewPipeline) -> None:
     """Above logical_decoding_work_mem: streamed before the commit, and split in between."""
@@ -221,6 +223,7 @@ def test_a_large_transaction_of_large_rows(streaming: str, pipeline: NewPipeline
     assert daemon.peak_rss_mb < 400
 
 
+@pytest.mark.long("the other places", sample=["in_letter"])
 @pytest.mark.parametrize(
     "failpoint", ["after_sequence", "in_letter", "after_produce", "before_commit", "after_commit"]
 )

@@ -33,6 +33,10 @@ def _wait_for_death(daemon: Daemon, load: Load) -> None:
     assert daemon.process.returncode == -signal.SIGKILL, "it ended by itself"
 
 
+@pytest.mark.long(
+    "each place with one way of writing is enough for a commit",
+    sample=[f"{name}-{('off', 'on')[at % 2]}" for at, name in enumerate(failpoints.NAMES)],
+)
 @pytest.mark.parametrize("direct", ["off", "on"])
 @pytest.mark.parametrize("name", failpoints.NAMES)
 def test_killed_there_it_loses_nothing(name: str, direct: str, pipeline: NewPipeline) -> None:
@@ -49,6 +53,7 @@ def test_killed_there_it_loses_nothing(name: str, direct: str, pipeline: NewPipe
     assert daemon.term() == 0
 
 
+@pytest.mark.long("a minute; the campaign kills while it recovers")
 def test_crash_after_crash_at_every_place_loses_nothing(pipeline: NewPipeline) -> None:
     """Every failpoint, in random order, at its first hit: it dies while recovering from a crash."""
     line = pipeline(*TABLES, batch=_SMALL)

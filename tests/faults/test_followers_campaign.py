@@ -14,12 +14,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cdc.playground.servers.java import system_java
 from cdc.playground.servers.stack import LocalStack
 from tests.faults.follower_campaign import FollowerCampaign
 from tests.faults.follower_world import World
 from tests.fixtures.daemon import NewPipeline
 from tests.fixtures.seeds import first_seed
+from tests.fixtures.spark import need_java
 
 _ROUNDS = int(os.environ.get("LOCKSTEP_FOLLOWERS", "1"))
 _READS = int(os.environ.get("LOCKSTEP_READS", "50"))
@@ -34,13 +34,13 @@ _RESULT = os.environ.get("LOCKSTEP_RESULT")
 def world(
     killable_stack: LocalStack, killable_pipeline: NewPipeline, tmp_path: Path
 ) -> Iterator[World]:
-    if system_java() is None:
-        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    need_java()
     made = World(killable_pipeline, killable_stack, tmp_path, _SEED)
     yield made
     made.close()
 
 
+@pytest.mark.long("more rounds", again=True)
 @pytest.mark.followers
 @pytest.mark.slow
 @pytest.mark.timeout(1_200 + 600 * _ROUNDS + _READS)

@@ -35,6 +35,7 @@ def begin(line: PipelineUnderTest, **log: object) -> tuple[Daemon, Witness]:
 # --- the network ---
 
 
+@pytest.mark.long("bad lines of other kinds", sample=["reset"])
 @pytest.mark.parametrize("way", ["reset", "crumbs", "slow", "late"])
 def test_a_bad_line_to_the_broker_loses_nothing(
     way: str, guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
@@ -56,6 +57,7 @@ def test_a_bad_line_to_the_broker_loses_nothing(
     assert daemon.peak_rss_mb <= _LIMIT_MB
 
 
+@pytest.mark.long("waits for a timeout; test_network has it for Postgres")
 @pytest.mark.slow
 def test_a_half_open_connection_to_the_broker_is_left(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
@@ -75,6 +77,7 @@ def test_a_half_open_connection_to_the_broker_is_left(
     assert daemon.peak_rss_mb <= _LIMIT_MB
 
 
+@pytest.mark.long("memory over time")
 def test_a_quota_makes_it_slow_and_holds_memory_down(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -110,13 +113,14 @@ def test_another_producer_with_our_id_fences_once_and_the_daemon_starts_over(
                 "transactional.id": f"{config.prefix}.{config.pipeline}",
             }
         )
-        other.init_transactions(30)
+        other.init_transactions(60)
         wait_until(lambda: daemon.metric("lockstep_reconnects_total") >= 1, "not fenced")
         moves(daemon)
     witness.check()
     assert daemon.process.poll() is None
 
 
+@pytest.mark.long("waits for a timeout; test_two_daemons has it with another daemon")
 def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -137,6 +141,7 @@ def test_a_transaction_that_timed_out_under_a_frozen_daemon_is_written_again(
     assert daemon.process.poll() is None
 
 
+@pytest.mark.long("waits until an id expires")
 def test_a_transactional_id_that_the_broker_forgot_is_taken_anew(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -177,6 +182,7 @@ def test_a_wrong_password_says_so_and_is_not_tried_for_ever(
     assert "wrong" not in said.replace("is wrong", "")
 
 
+@pytest.mark.long("the other right", sample=["WRITE-TOPIC"])
 @pytest.mark.parametrize(("operation", "what"), [("WRITE", "TOPIC"), ("WRITE", "TRANSACTIONAL_ID")])
 def test_a_right_that_is_revoked_is_named_and_waited_for(
     operation: str, what: str, guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest

@@ -9,7 +9,7 @@ from base64 import b64decode
 
 import pytest
 
-from cdc.log import dead_letter_topic as letters_topic
+from cdc.log import dead_letter_topic
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
 
 _MB = 1 << 20
@@ -43,6 +43,7 @@ def said(daemon: Daemon, event: str) -> int:
     return sum(each["event"] == event for each in daemon.events)
 
 
+@pytest.mark.long("volume; test_dead_letters has a value of 50 MB")
 @pytest.mark.parametrize("streaming", ["on", "off"])
 def test_a_row_of_random_bytes_larger_than_the_queue_goes_through(
     streaming: str, pipeline: NewPipeline
@@ -59,11 +60,11 @@ def test_a_row_of_random_bytes_larger_than_the_queue_goes_through(
     assert said(daemon, "starting over") == 0
     # Postgres sends two characters per byte.
     assert daemon.peak_rss_mb < _BASE_MB + 3 * 2 * size / _MB
-    [head] = letters_topic.heads(line.config)
+    [head] = dead_letter_topic.heads(line.config)
     assert head.bytes > size * 4 / 3
     insert_random(line, 2, 1_000)
     arrives(line, daemon, 2, 120)
     # The dead letter has byte for byte what Postgres has.
-    event = json.loads(letters_topic.event(line.config, head.id))
+    event = json.loads(dead_letter_topic.event(line.config, head.id))
     sha256 = line.query("SELECT encode(sha256(data), 'hex') FROM blobs WHERE id = 1")[0]
     assert hashlib.sha256(b64decode(event["after"]["data"])).hexdigest() == sha256

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 
-from cdc.log import reader
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.witness import Witness, data_records
@@ -41,7 +40,7 @@ def test_killed_in_its_middle_it_arrives_once_and_whole_in_little_memory(
     assert converge(line.config).events == _ROWS + 2
     # The complete transaction is between two frontiers, in any number of Kafka transactions; an
     # idle slot may have had a frontier before all of them.
-    assert {0, 1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in reader.read_frontiers(line.config)}
+    assert {0, 1, _ROWS + 1, _ROWS + 2} >= {each.seq for each in line.frontiers()}
     assert peak_mb <= _LIMIT_MB
 
 

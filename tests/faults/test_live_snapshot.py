@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
+import pytest
 
 from cdc import failpoints
-from cdc.operate.commands import snapshots
+from cdc.operate.commands import snapshots, tables
+from cdc.snapshot.incremental import topic as live_topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import Load
 from tests.integration.test_live_snapshot import begin, found, wait_state
+from tests.integration.test_masks import caught_up, everything
 
 # TOAST that an update does not send, and rows that the log has only from a snapshot.
 _TABLES = (
@@ -31,12 +37,14 @@ _OTHERS = (
     "CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY, n int)",
 )
 
+_COMMITTING = "SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
 
 def _begun(pipeline: NewPipeline) -> PipelineUnderTest:
     return pipeline(*_TABLES, *_OTHERS, batch={"max_events": 800, "max_wait_ms": 50})
 
 
-def test_killed_at_every_step_of_a_chunk_it_goes_on(pipeline: NewPipeline) -> None:
+def test_killed_at_every_step_of_a_chunk_it_continues(pipeline: NewPipeline) -> None:
     """Before and after each watermark, and around the commit that carries rows and progress."""
     line = _begun(pipeline)
     (number,) = snapshots.start(line.config, ["public.users"])
@@ -55,12 +63,93 @@ def test_killed_at_every_step_of_a_chunk_it_goes_on(pipeline: NewPipeline) -> No
     converge(line.config)
 
 
+@pytest.mark.long("kills at every step of a chunk are in the first tier")
 def test_a_commit_in_the_log_that_no_select_sees_yet_is_waited_for(
     killable_pipeline: NewPipeline,
 ) -> None:
-    """Synchronous replication to a missing standby: flushed, decoded, and not visible."""
+    """Flushed, decoded, and not visible."""
     line = _begun(killable_pipeline)
     line.start().wait_ready()
+    with missing_standby(line):
+        writer = threading.Thread(
+            target=_write, args=(line, "UPDATE users SET n = 77, name = 'late' WHERE id = 5")
+        )
+        writer.start()
+        topic = f"{line.config.prefix}.public.users"
+        wait_until(lambda: line.resume()[1].seq >= 1, f"nothing came to {topic}")
+        assert line.query("SELECT n FROM users WHERE id = 5") == (1,), "it is not visible"
+        number = begin(line, "public.users")
+        wait_until(lambda: waits(line, number), "it does not say what it waits for")
+        record = found(line, number)
+        assert record is not None
+        assert record.rows == 0, "no row may be published as it was before"
+    writer.join()
+    wait_state(line, number)
+    converge(line.config)
+
+
+def test_a_table_whose_addition_is_decoded_and_not_visible_yet_is_waited_for(
+    killable_pipeline: NewPipeline,
+) -> None:
+    """Its command is in the transaction that publishes it; another that is absent is refused."""
+    line = _begun(killable_pipeline)
+    line.start().wait_ready()
+    line.database.execute(
+        "CREATE TABLE late (id int PRIMARY KEY, n int)",
+        "INSERT INTO late SELECT i, i FROM generate_series(1, 500) i",
+    )
+    with missing_standby(line):
+        adding = threading.Thread(target=tables.add, args=(line.config, ["public.late"]))
+        adding.start()
+        wait_until(
+            lambda: any(waits(line, each.id) for each in live_topic.read(line.config)),
+            "it does not say what it waits for",
+        )
+        (record,) = live_topic.read(line.config)
+        assert "public.late is not published yet" in (record.why or "")
+        assert record.active
+    adding.join()
+    assert wait_state(line, record.id).rows == 500
+    refused = begin(line, "public.nowhere")
+    assert "does not exist" in (wait_state(line, refused, "failed").why or "")
+    wait_state(line, begin(line, "public.users"))
+    converge(line.config)
+
+
+def test_a_partition_that_no_lookup_sees_yet_shows_nothing_that_its_root_hides(
+    killable_pipeline: NewPipeline,
+) -> None:
+    """It is created with its first row, in one transaction: what it is a part of is looked up."""
+    line = killable_pipeline(
+        "CREATE TABLE split (id int PRIMARY KEY, secret text) PARTITION BY RANGE (id)",
+        "CREATE TABLE split_1 PARTITION OF split FOR VALUES FROM (0) TO (10)",
+        source={"partitions": "leaf"},
+        tables={"public.split": {"mask": {"secret": {"fixed": "x"}}}},
+    )
+    line.start().wait_ready()
+    made = (
+        "BEGIN; CREATE TABLE split_2 PARTITION OF split FOR VALUES FROM (10) TO (20);"
+        " INSERT INTO split VALUES (11, 'whispered'); COMMIT"
+    )
+    with missing_standby(line):
+        writer = threading.Thread(target=_write, args=(line, made))
+        writer.start()
+        wait_until(lambda: line.query(_COMMITTING) == (1,), "it does not wait")
+        time.sleep(2.0)  # far longer than a lookup takes
+        assert line.resume()[1].seq == 0, "its row is in the log"
+    writer.join()
+    caught_up(line, 1)
+    assert b"whispered" not in everything(line)
+
+
+def waits(line: PipelineUnderTest, number: str) -> bool:
+    record = found(line, number)
+    return record is not None and "waits for transaction" in (record.why or "")
+
+
+@contextmanager
+def missing_standby(line: PipelineUnderTest) -> Iterator[None]:
+    """Make every commit wait for a synchronous standby that does not exist."""
     with line.database.connect() as admin:
 
         def standby(name: str) -> None:
@@ -74,28 +163,9 @@ def test_a_commit_in_the_log_that_no_select_sees_yet_is_waited_for(
         admin.execute("SET synchronous_commit = local")
         standby("nobody")
         try:
-            writer = threading.Thread(
-                target=_write, args=(line, "UPDATE users SET n = 77, name = 'late' WHERE id = 5")
-            )
-            writer.start()
-            topic = f"{line.config.prefix}.public.users"
-            wait_until(lambda: line.resume()[1].seq >= 1, f"nothing came to {topic}")
-            assert line.query("SELECT n FROM users WHERE id = 5") == (1,), "it is not visible"
-            number = begin(line, "public.users")
-
-            def waits() -> bool:
-                record = found(line, number)
-                return record is not None and "waits for transaction" in (record.why or "")
-
-            wait_until(waits, "it does not say what it waits for")
-            record = found(line, number)
-            assert record is not None
-            assert record.rows == 0, "no row may be published as it was before"
+            yield
         finally:
             standby("")
-        writer.join()
-    wait_state(line, number)
-    converge(line.config)
 
 
 def _write(line: PipelineUnderTest, statement: str) -> None:

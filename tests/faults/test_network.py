@@ -94,6 +94,7 @@ def test_a_half_open_connection_is_noticed_and_left(behind: Behind) -> None:
     behind.witness.check()
 
 
+@pytest.mark.long("waits almost for a timeout")
 def test_silence_shorter_than_the_timeout_costs_nothing(behind: Behind) -> None:
     behind.daemon.wait_ready()
     with Load(behind.pipeline.database.dsn, seed=4, steps_per_second=200) as load:
@@ -107,6 +108,7 @@ def test_silence_shorter_than_the_timeout_costs_nothing(behind: Behind) -> None:
     assert behind.daemon.metric("lockstep_reconnects_total") == 0
 
 
+@pytest.mark.long("bad lines of other kinds", sample=["crumbs"])
 @pytest.mark.parametrize("way", ["crumbs", "slow", "late"])
 def test_a_bad_line_is_only_slow(way: str, behind: Behind) -> None:
     """One byte at a time; 60 kB a second; every chunk 50 ms late."""

@@ -14,7 +14,7 @@ import pytest
 from cdc.events import LSN
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Finding, Severity
-from cdc.source.setup import alter_slot
+from cdc.publication.objects import alter_slot
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -135,6 +135,7 @@ def test_a_promotion_without_the_slot_is_refused_with_the_remedy(
     )
 
 
+@pytest.mark.long("the findings have unit tests")
 @pytest.mark.parametrize("major", majors(17, 18))
 def test_the_doctor_says_what_a_promotion_would_find_missing_and_what_it_says_mends_it(
     major: int, new_pair: NewPair
@@ -181,12 +182,17 @@ def test_a_server_set_back_by_a_copy_of_its_files_is_refused(major: int, new_pai
     line.refused(_CONFIG, "the server was set back", str(line.resume()[1].end_lsn))
 
 
+@pytest.mark.long("a minute; a copy of the files is refused in the first tier")
+@pytest.mark.parametrize("last", ["rows", "message"])
 @pytest.mark.parametrize("wrote", [True, False], ids=["with rows", "without"])
 @pytest.mark.parametrize("major", majors(15, 16, 17, 18))
 def test_a_restored_server_whose_wal_has_passed_the_logs_end_is_refused(
-    major: int, new_pair: NewPair, *, wrote: bool
+    major: int, new_pair: NewPair, *, wrote: bool, last: str
 ) -> None:
-    """Its WAL now ends after the log: only what the slot sends again shows it."""
+    """Its WAL now ends after the log: only what the slot sends again shows it.
+
+    With followers, a canary, a message outside any transaction, mostly ends the log.
+    """
     pair, line = new_pair(major, _USERS, standby=False)
     data = pair.primary.home.data / f"postgres-{major}"
     daemon = line.start().wait_ready()
@@ -198,6 +204,9 @@ def test_a_restored_server_whose_wal_has_passed_the_logs_end_is_refused(
     daemon = line.start().wait_ready()
     for key in range(2, 20):
         publish(line, key)
+    if last == "message":
+        line.database.execute("SELECT pg_logical_emit_message(false, 'mine', 'a canary')")
+        wait_until(lambda: line.resume()[1].xid == 0, "the message is not in the log")
     assert daemon.term() == 0
     pair.primary.stop("postgres")
     shutil.rmtree(data)

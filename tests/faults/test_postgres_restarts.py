@@ -52,6 +52,7 @@ def a_backend(stack: LocalStack) -> int:
     return found[0]
 
 
+@pytest.mark.long("the other ways of going down", sample=["immediate", "backend crash"])
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["smart", "immediate", "killed", "backend crash"])
 def test_however_postgres_goes_down_nothing_is_lost(
@@ -77,7 +78,7 @@ def test_however_postgres_goes_down_nothing_is_lost(
             if how == "smart":
                 time.sleep(1.0)  # it admits no new client, and waits for the connected ones
                 process.signal(signal.SIGINT)
-            assert process.wait(20), "the daemon holds the shutdown up"
+            assert process.wait(90), "the daemon holds the shutdown up"
             killable_stack.start("postgres")
         wait_until(lambda: daemon.metric("lockstep_reconnects_total") >= 1, "it does not notice")
         moves(daemon)
@@ -189,6 +190,7 @@ class Role:
         self.line.database.execute(f"DROP OWNED BY {self.name}", f"DROP ROLE {self.name}")
 
 
+@pytest.mark.long("half a minute; other refusals are in the first tier")
 @pytest.mark.slow
 def test_a_role_that_lost_replication_is_told_and_tried_again_seldom(role: Role) -> None:
     """It worked before, so the right may be granted again: alert, retry seldom, go on."""
@@ -229,6 +231,7 @@ def test_connections_that_ran_out_are_waited_for(role: Role) -> None:
         role.drop()
 
 
+@pytest.mark.long("half a minute; other refusals are in the first tier")
 @pytest.mark.slow
 def test_a_password_that_is_rotated_is_taken_up_when_its_file_is(role: Role) -> None:
     """First in the database, then in the file: in between the server refuses us."""

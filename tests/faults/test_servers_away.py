@@ -37,6 +37,7 @@ def _moves(daemon: Daemon, seconds: float = 90.0) -> None:
     )
 
 
+@pytest.mark.long("the other way of being away", sample=["dies"])
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["hangs", "dies"])
 def test_a_broker_that_is_away_costs_time_only(
@@ -94,6 +95,7 @@ def _active_all_along(line: PipelineUnderTest, seconds: float, walsender: int) -
     return kept
 
 
+@pytest.mark.long("waits for the grace")
 def test_a_stop_while_the_broker_is_away_ends_within_its_grace(
     killable_stack: LocalStack, killable_pipeline: NewPipeline
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_shutdown_of_postgres_while_the_broker_hangs_loses_nothing(
     witness.check()
 
 
+@pytest.mark.long("the campaign stops daemons under load")
 def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeline) -> None:
     line = pipeline(*TABLES, batch=_BATCH)
     witness = Witness(line)
@@ -204,6 +207,7 @@ def test_told_to_stop_under_load_it_leaves_nothing_half_done(pipeline: NewPipeli
     witness.check()
 
 
+@pytest.mark.long("a stop that is told twice is in the first tier")
 @pytest.mark.parametrize("rows", [300, 6_000])
 def test_told_to_stop_inside_a_source_transaction_it_reads_on_to_an_end_that_is_near(
     rows: int, pipeline: NewPipeline, new_proxy: Callable[[str, int], Proxy]

@@ -85,7 +85,8 @@ def test_killed_between_any_two_steps_it_ends_with_the_database(pipeline: NewPip
     converge(line.config)
 
 
-def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> None:
+@pytest.mark.long("a minute of repeated attempts")
+def test_a_rewrite_under_the_snapshot_starts_it_again(pipeline: NewPipeline) -> None:
     """TRUNCATE, VACUUM FULL, a type change, DROP: an old snapshot would see too few rows."""
     # 27 s for each generation: even on a loaded machine the rewrite comes while rows are copied.
     slow = {**_RANGES, "rows_per_second": 1500, "max_parallel": 1}
@@ -119,6 +120,7 @@ def test_a_rewrite_under_the_snapshot_begins_it_anew(pipeline: NewPipeline) -> N
     converge(line.config)
 
 
+@pytest.mark.long("a minute of repeated attempts")
 def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stream(
     pipeline: NewPipeline,
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_table_that_is_truncated_again_and_again_is_named_and_read_in_the_stre
     converge(line.config)
 
 
+@pytest.mark.long("test_snapshot_zombie has a sample of it")
 def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) -> None:
     """Its export is ended from outside, another takes over; the thawed one writes nothing more."""
     line = pipeline(
@@ -174,6 +177,7 @@ def test_a_frozen_coordinator_and_its_tasks_are_fenced(pipeline: NewPipeline) ->
     assert state(line).generation == 2
 
 
+@pytest.mark.long("test_snapshot_zombie has a sample of it")
 def test_a_hand_over_that_hung_comes_too_late(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +210,8 @@ def test_a_hand_over_that_hung_comes_too_late(
     converge(line.config)
 
 
-def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
+@pytest.mark.long("half a minute; the campaign of snapshots kills Postgres")
+def test_a_database_that_restarts_starts_a_generation_and_leaves_no_stale_row(
     killable_pipeline: NewPipeline, killable_stack: LocalStack
 ) -> None:
     line = killable_pipeline(
@@ -227,7 +232,7 @@ def test_a_database_that_restarts_begins_a_generation_and_leaves_no_stale_row(
     assert "a new generation" in daemon.log
 
 
-def test_what_would_hide_rows_stops_it_in_words(pipeline: NewPipeline) -> None:
+def test_what_would_hide_rows_stops_it_with_an_explanation(pipeline: NewPipeline) -> None:
     """A role without the right to read, and a row-level security policy."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

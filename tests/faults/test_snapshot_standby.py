@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import ConfigError, Exit
 from cdc.source.connection import connect
-from cdc.source.export import Export, where_read
+from cdc.source.export import Export, config_for_rows
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -79,6 +79,7 @@ def test_rows_come_from_the_standby_and_changes_from_the_primary(new_line: NewLi
     _one_server_is_asked_for(pair, line)
 
 
+@pytest.mark.long("needs a standby; the path with one is in the first tier")
 def test_a_slot_that_nears_its_limit_ends_the_snapshot_and_is_kept(new_line: NewLine) -> None:
     """The snapshot stops before Postgres invalidates the slot."""
     _, line = new_line(
@@ -103,7 +104,7 @@ def _one_server_is_asked_for(pair: Pair, line: PipelineUnderTest) -> None:
     other = psycopg.conninfo.make_conninfo(pair.primary_dsn, dbname=DATABASE)
     export = Export(line.config)
     try:
-        with connect(where_read(line.config)) as same:
+        with connect(config_for_rows(line.config)) as same:
             export.check_same_server(same)
         with (
             psycopg.connect(other, autocommit=True) as primary,

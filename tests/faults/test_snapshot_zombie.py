@@ -14,15 +14,14 @@ from msgspec.structs import replace
 from cdc.errors import CDCError, FencedError, Policy
 from cdc.log import reader
 from cdc.log.publisher import Publisher
-from cdc.snapshot.initial import due, handover, topic
-from cdc.snapshot.initial import session as initial
+from cdc.snapshot.initial import due, handover, session, topic
 from tests.faults import snapshot_account
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.initial.host import Host
+    from cdc.snapshot.initial.host import HostProcess
 
 _ROWS = 3_000
 _TABLE = ("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
@@ -42,8 +41,9 @@ class Alone:
         pass
 
 
+@pytest.mark.long("the other moment", sample=["read_resume"])
 @pytest.mark.parametrize("where", ["read_resume", "read_schemas"])
-def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
+def test_a_hand_over_that_hung_does_not_commit_after_its_successors(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """It has the daemon's writers open when it hangs, before and after its last check."""
@@ -70,7 +70,7 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
         """Do as a daemon does, up to the hand-over."""
         while True:
             try:
-                initial.take(config, cast("Host", Alone()))
+                session.take(config, cast("HostProcess", Alone()))
             except CDCError as error:
                 if asleep.is_set() or error.policy is not Policy.BACKOFF:
                     raise
@@ -107,7 +107,7 @@ def test_a_hand_over_that_hung_does_not_commit_behind_its_heirs(
     assert (account.generations, account.snapshot_rows) == (1, _ROWS)
 
 
-def test_a_state_written_beside_a_hand_over_does_not_take_it_back(pipeline: NewPipeline) -> None:
+def test_a_state_written_during_a_hand_over_does_not_revert_it(pipeline: NewPipeline) -> None:
     """Another coordinator wrote its own state before the hand-over's commit markers arrived."""
     line = pipeline(*_TABLE, snapshot=_INITIAL)
     line.start().wait_ready()
@@ -115,17 +115,18 @@ def test_a_state_written_beside_a_hand_over_does_not_take_it_back(pipeline: NewP
     found = topic.read_state(line.config)
     assert found is not None
     stale = replace(found, stage="planning", generation=found.generation + 1, token="other")
-    publisher = Publisher(line.config, initial.LANE)
+    publisher = Publisher(line.config, session.WRITER)
     publisher.open()
     publisher.begin()
     publisher.add(*topic.state_record(line.config, stale))
     publisher.commit()
-    assert initial.take(line.config, cast("Host", Alone())) == "done"
+    assert session.take(line.config, cast("HostProcess", Alone())) == "done"
     line.start().wait_ready()
     line.database.execute("INSERT INTO t VALUES (2)")
     converge(line.config)
 
 
+@pytest.mark.long("the hand-over that hung is in the first tier")
 @pytest.mark.parametrize("place", ["begin", "fence"])
 def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
     pipeline: NewPipeline, monkeypatch: pytest.MonkeyPatch, place: str
@@ -141,18 +142,18 @@ def test_a_coordinator_that_has_not_seen_the_hand_over_yet_starts_over(
         monkeypatch.setattr(due, "state", lambda _: known.state)
     else:
         # Between its first read and its fencing, and its own state is after the hand-over's.
-        def late(config: Config, tasks: int, fence: Any = initial._fence) -> None:  # noqa: ANN401
+        def late(config: Config, tasks: int, fence: Any = session._fence) -> None:  # noqa: ANN401
             monkeypatch.undo()
             fresh = topic.read(config)
             assert fresh.plan is not None
             handover.write(config, fresh.plan, fresh.plan.token)
             fence(config, tasks)
 
-        monkeypatch.setattr(initial, "_fence", late)
+        monkeypatch.setattr(session, "_fence", late)
     with pytest.raises(FencedError, match="handed the initial snapshot over"):
-        initial.take(config, cast("Host", Alone()))
+        session.take(config, cast("HostProcess", Alone()))
     monkeypatch.undo()
-    assert initial.take(config, cast("Host", Alone())) == "done"
+    assert session.take(config, cast("HostProcess", Alone())) == "done"
     line.start().wait_ready()
     line.database.execute("INSERT INTO t VALUES (2)")
     converge(line.config)

@@ -25,11 +25,11 @@ from psycopg import conninfo
 from cdc.log import reader
 from cdc.playground.servers import ports
 from cdc.playground.servers import spark as files
-from cdc.playground.servers.java import system_java
 from cdc.snapshot.initial import topic
 from jobs.reading_as_of import read_as_of_arrow
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, wait_until
+from tests.fixtures.spark import need_java
 
 HOME: Final = Path(pyspark.__file__).parent
 SECRET: Final = "correct-horse-battery"
@@ -73,8 +73,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    if system_java() is None:
-        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    need_java()
     taken = {ports.choose()}
     for _ in range(2):
         taken.add(ports.choose(taken))
@@ -162,6 +161,7 @@ def follow(cluster: Cluster, config_file: Path, log: Path) -> None:
     assert done.returncode == 0, log.read_text()[-6_000:]
 
 
+@pytest.mark.long("two minutes on a Spark cluster")
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_a_killed_executor_costs_no_row_and_followers_catch_up_by_the_readmes_lines(

@@ -7,8 +7,11 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from cdc.log import topics
-from cdc.log.offsets import Place, Question
+from cdc.log.offsets import Question
+from cdc.log.partitions import Partition
 from cdc.playground.servers.stack import LocalStack
 from tests.faults.campaign import behind_kafka
 from tests.fixtures.daemon import Daemon, NewPipeline, PipelineUnderTest, wait_until
@@ -39,7 +42,7 @@ def _release_slot(line: PipelineUnderTest) -> None:
     assert line.query("SELECT pg_terminate_backend(%s, 10000)", pid)[0]
 
 
-def _held(line: PipelineUnderTest) -> dict[Place, int]:
+def _held(line: PipelineUnderTest) -> dict[Partition, int]:
     """Return the data partitions with an open transaction, with their last stable offsets."""
     admin = topics.admin(line.config)
     existing = topics.existing(admin, line.config.prefix)
@@ -105,6 +108,7 @@ def test_started_at_once_one_works_and_the_other_takes_over_when_it_is_killed(
     witness.check()
 
 
+@pytest.mark.long("a minute; test_zombie_lanes has a sample")
 def test_what_a_zombie_was_writing_never_becomes_visible(
     killable_stack: LocalStack,
     killable_pipeline: NewPipeline,

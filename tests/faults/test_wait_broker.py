@@ -13,6 +13,7 @@ from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.integration.test_wait import FOLLOWERS, FakeFollower
 
 
+@pytest.mark.long("half a minute; test_kafka_away has brokers that are away")
 def test_a_client_outlives_the_broker(
     killable_pipeline: NewPipeline, killable_stack: LocalStack
 ) -> None:

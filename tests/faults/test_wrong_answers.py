@@ -18,7 +18,8 @@ from cdc.events import LSN
 from cdc.log import absence, names, reader, resume, topics
 from cdc.log.client import settings
 from cdc.log.frontiers import record
-from cdc.log.ranges import Range, RangeReader
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
 from cdc.log.records import FrontierRecord
 from cdc.operate.commands.setup import set_up
 from cdc.snapshot.initial import due, topic
@@ -40,6 +41,7 @@ def through(line: PipelineUnderTest, broker: GuardedBroker, named: str, times: i
     return liar
 
 
+@pytest.mark.long("other wrong answers are in the first tier")
 def test_an_unfinished_snapshot_is_not_skipped_for_one_wrong_answer(
     guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -62,10 +64,15 @@ def test_an_unfinished_snapshot_is_not_skipped_for_one_wrong_answer(
     # 500 rows, 299 changes of them, and this one.
     wait_until(lambda: line.resume()[1].seq >= 800, "the row does not arrive")
     assert line.resume()[1].seq == 800
-    assert all(each.holes >= 0 for each in reader.read_frontiers(line.config))
+    assert all(each.holes >= 0 for each in line.frontiers())
 
 
-@pytest.mark.parametrize("named", [names.resume_topic, names.schema_topic, names.frontier_topic])
+@pytest.mark.long("the other topics", sample=["resume_topic"])
+@pytest.mark.parametrize(
+    "named",
+    [names.resume_topic, names.schema_topic, names.frontier_topic],
+    ids=["resume_topic", "schema_topic", "frontier_topic"],
+)
 def test_no_topic_of_ours_is_missed_for_one_wrong_answer(
     named: object, guarded_broker: GuardedBroker, guarded_line: PipelineUnderTest
 ) -> None:
@@ -154,17 +161,17 @@ def test_what_is_committed_and_not_yet_visible_is_waited_for(bare: PipelineUnder
     (ours,) = (each for each in topics.internal_topics(line.config) if each.name == topic_name)
     topics.ensure(topics.admin(line.config), line.config, [ours])
     before = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
-    before.init_transactions(15.0)
+    before.init_transactions(60.0)
     before.begin_transaction()
     before.produce(topic_name, b"x", key=b'{"pipeline":"another"}')
-    before.flush(15.0)
+    before.flush(60.0)
     line.set_up()
     with ThreadPoolExecutor(1) as threads:
         asked = [threads.submit(due.state, line.config)]
         time.sleep(3.0)
         assert not any(each.done() for each in asked), "it decided by what is not visible yet"
-        before.abort_transaction(15.0)
-        state = asked[0].result(30.0)
+        before.abort_transaction(60.0)
+        state = asked[0].result(120.0)
     assert state is not None
     assert state.stage == "due"
     assert reader.read_resume(line.config) is not None
@@ -178,10 +185,10 @@ def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) 
     topic_name = names.data_topic(line.config.prefix, "public", "users")
     end = reader.end_offsets(line.config, [(topic_name, 0)])[topic_name, 0]
     held = Producer(settings(line.config, **{"transactional.id": "somebody else's"}))
-    held.init_transactions(15.0)
+    held.init_transactions(60.0)
     held.begin_transaction()
     held.produce(topic_name, b"x", key=b"x", partition=0)
-    held.flush(15.0)
+    held.flush(60.0)
     line.database.execute("UPDATE users SET n = 1")
     wait_until(lambda: line.resume()[1].seq == 1_000, "the rows do not arrive")
     # A frontier that is written now must not end before records that it counts.
@@ -190,16 +197,16 @@ def test_an_open_transaction_hides_records_and_is_no_gap(pipeline: NewPipeline) 
     assert reader.written_ends(line.config, [place])[place] > end + 1
     with closing(RangeReader(line.config)) as ranges:
         with pytest.raises(UnavailableError, match=r"held back .* by a transaction that is open"):
-            ranges.expect((topic_name, 0), Range(0, end + 3))
-        held.abort_transaction(15.0)
+            ranges.expect_complete((topic_name, 0), Range(0, end + 3))
+        held.abort_transaction(60.0)
         wait_until(lambda: not raises(ranges, (topic_name, 0), end + 3), "it stays held")
         with pytest.raises(GapError, match="should reach"):
-            ranges.expect((topic_name, 0), Range(0, 1_000_000))
+            ranges.expect_complete((topic_name, 0), Range(0, 1_000_000))
 
 
 def raises(ranges: RangeReader, place: tuple[str, int], end: int) -> bool:
     try:
-        ranges.expect(place, Range(0, end))
+        ranges.expect_complete(place, Range(0, end))
     except UnavailableError:
         return True
     return False

@@ -1,4 +1,4 @@
-"""A daemon stopped between its lanes' steps, replaced, and woken: no event is visible twice.
+"""A daemon stopped between its producers' steps, replaced, and woken: no event is visible twice.
 
 It stops itself at a failpoint instead of dying: at `in_turn` one batch has been committed and the
 next is fully acknowledged, so two writers of the zombie go on after the successor has fenced them.
@@ -42,9 +42,10 @@ def failpoints_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
 
 
+@pytest.mark.long("the other lanes", sample=["after_flush:9-on"])
 @pytest.mark.parametrize("direct", ["off", "on"])
 @pytest.mark.parametrize("failpoint", ["after_flush:9", "in_turn:4"])
-def test_a_zombie_with_both_lanes_on_their_way_commits_neither(
+def test_a_zombie_with_two_batches_in_flight_commits_neither(
     failpoint: str, direct: str, pipeline: NewPipeline, failpoints_stop: None
 ) -> None:
     """The successor writes nothing directly, and fences a zombie that does."""

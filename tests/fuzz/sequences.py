@@ -13,20 +13,18 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from cdc.decode import messages
-from cdc.decode.frames import PADDING, whole
+from cdc.decode.frames import PADDING, content_end
 from cdc.decode.messages import Relation
-from cdc.errors import CDCError, ProtocolError
+from cdc.errors import CDCError
 from cdc.events import LSN
 from cdc.sequence.in_progress import InProgress
 from cdc.sequence.spool import Spool
 from cdc.sequence.state import Pause, Step
-from cdc.source.stream import Stream
 from tests.golden.reading import RECORDINGS, load
 from tests.property.histories import KEYS, TABLES
+from tests.property.played import PlayedStream
 from tests.property.stream import Session, begin, frame, position
 
 
@@ -37,22 +35,13 @@ def _spool() -> Spool:
     return Spool(Path(folder))
 
 
-def _refuse(message: bytes) -> None:
-    raise ProtocolError(f"a message of type {message[:1]!r}")
-
-
 class _Walk:
     """Walks chunks as `cdc.daemon.pipeline` does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.in_progress = InProgress(_spool())
-        # What the stream's own part of the walk reads.
-        ignore = lambda *_, **__: None  # noqa: E731 - feedback goes nowhere
-        wire = SimpleNamespace(other=_refuse, send=ignore)
-        self._stream: Any = SimpleNamespace(_wire=wire, _fatal=None, _feedback=ignore)
-        keepalive: Any = Stream._keepalive
-        self._stream._keepalive = lambda body: keepalive(self._stream, body)
+        self._stream = PlayedStream([])
 
     def take(self, chunk: bytes, *, streamed: bool = False) -> None:
         at = 0
@@ -62,10 +51,10 @@ class _Walk:
                 at, step = self.in_progress.walk(chunk, at)
             else:
                 at, step = self._session.sequencer.feed(chunk, at, streamed=streamed)
-            assert at <= whole(chunk), "the padding is nobody's message"
+            assert at <= content_end(chunk), "the padding is nobody's message"
             match step:
                 case Pause.OTHER:
-                    at = Stream.other(self._stream, chunk, at)
+                    at = self._stream.other(chunk, at)
                 case Relation():
                     self._session.describe(step)
                 case messages.StreamStart():

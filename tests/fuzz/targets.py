@@ -68,7 +68,8 @@ def _decode_seeds() -> Iterator[bytes]:
 _RECORDS: Final[tuple[records.Record | FollowerRecord, ...]] = (
     records.ResumeIdentity(
         pipeline="p", epoch=1, system_identifier="7", timeline=1, database="d", slot="s",
-        publication=records.Publication(name="p", oid=1, tables={"a.b": 2}), partitions={"t": 4},
+        publication=records.PinnedPublication(name="p", oid=1, tables={"a.b": 2}),
+        partitions={"t": 4},
     ),
     records.ResumePosition(
         end_lsn=LSN(9), commit_lsn=LSN(8), ordinal=3, open=False, seq=42, committed_at_us=1,

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Self
 
 import orjson
 import psycopg
+from msgspec.structs import replace
 
-from cdc.config import Config, Log, Source, TableRule
+from cdc.config import Config, Log, Snapshot, Source, TableRule
 from cdc.config.value_options import Values
 from cdc.decode import frames
 from cdc.decode.messages import Relation
@@ -21,22 +22,22 @@ from cdc.encode.routes import Table
 from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.log.records import SchemaRecord
-from cdc.sequence.relations import Relations
+from cdc.sequence.relations import RelationRequest, Relations
 from cdc.snapshot.initial import plan as plans
-from cdc.snapshot.initial.rows import Rows, event_format
+from cdc.snapshot.initial.rows import Rows, transaction
 from cdc.snapshot.initial.task import masks, prove, range_query
-from cdc.source import catalog
 from cdc.source.connection import connect, take_any_text
 from cdc.source.copying import Copying
-from cdc.source.described import Described, described
-from cdc.source.lookups import look_up_one
+from cdc.source.described import DescribedTable, describe_tables
+from cdc.source.lookups import look_up
 from cdc.source.pinned import connect_for_rows, pinned
 from tests.property.stream import DATABASE, EPOCH, PARTITIONS, Session, frame, position
 
 SLOT = "both"
 PIPELINE = "both"
 PUBLICATION = "lockstep_both"
-PAGES = plans.Pages(8_192, 2)  # so that most tables have several ranges
+PAGE = 8_192
+TWO_PAGES = Snapshot(range_bytes=2 * PAGE)  # so that most tables have several ranges
 TAKEN_AT_US = 1_767_323_045_123_456
 
 # Source fields in which a snapshot's row and an insert differ: snapshot flag, times, position.
@@ -114,9 +115,9 @@ class BothWays:
         with Copying(self.sql, query) as copying:
             while chunk := copying.read():
                 at = 0
-                while at < frames.whole(chunk) and chunk[at] == frames.COPY_DATA:
+                while at < frames.content_end(chunk) and chunk[at] == frames.COPY_DATA:
                     stop = at + 1 + frames.length(chunk, at)[0]
-                    if stop > frames.whole(chunk) or chunk[at + 5 : stop] == b"\xff\xff":
+                    if stop > frames.content_end(chunk) or chunk[at + 5 : stop] == b"\xff\xff":
                         break
                     at, count = stop, count + 1
                 copying.taken(chunk, at)
@@ -131,21 +132,22 @@ class BothWays:
             found = exporting.execute("SELECT pg_export_snapshot()").fetchone()
             assert found is not None
             with pinned(rows, found[0]):
-                for table in described(rows, PUBLICATION):
+                for table in describe_tables(rows, PUBLICATION):
                     version, _ = plans.version(self.config, relations, table, LSN(1))
                     versions.append(version)
                     sent += self._copy(rows, table, version)
         return versions, sorted(sent, key=_order)
 
     def _copy(
-        self, rows: catalog.Connection, table: Described, version: SchemaRecord
+        self, rows: psycopg.Connection, table: DescribedTable, version: SchemaRecord
     ) -> list[Sent]:
         seqs = plans.Seqs(1)
-        planned = plans.cut(self.config, table, version, PARTITIONS, PAGES, seqs)
+        config = replace(self.config, snapshot=TWO_PAGES)
+        planned = plans.cut(config, table, version, PARTITIONS, PAGE, seqs)
         batch = Batch()
         chosen = masks(self.config, rows, version)
         to = _table(batch, version, chosen, Session(position(), {}).dead)
-        event = event_format(to, EPOCH, LSN(7), TAKEN_AT_US)
+        event = to.encoder.copied_format(LSN(7), *transaction(EPOCH, LSN(7), TAKEN_AT_US))
         sent, seqs_seen = [], set()
         for each in [each for number, heap in enumerate(planned) for each in heap.ranges(number)]:
             heap = planned[each.table]
@@ -191,19 +193,12 @@ class _Streamed(Session):
 
     def describe(self, relation: Relation) -> SchemaRecord:
         config, sql = self._both.config, self._both.sql
-        facts, told = look_up_one(sql, PUBLICATION, relation.relation_id)
+        facts, told = look_up(sql, PUBLICATION, [relation.relation_id])[relation.relation_id]
         named = (relation.namespace, relation.name)
         selection = config.selection.of(named, *told.ancestors)
-        version, new = self.relations.version(
-            relation,
-            facts,
-            self.sequencer.types,
-            self.sequencer.transaction_lsn,
-            replaying=False,
-            values=config.values,
-            published=told,
-            selection=selection,
-        )
+        types, lsn = self.sequencer.types, self.sequencer.transaction_lsn
+        request = RelationRequest(relation, facts, types, lsn, told, selection, config.values)
+        version, new = self.relations.version(request, replaying=False)
         if new:
             self.new_versions.append(version)
         chosen = [column_mask(selection, column.name) for column in version.columns]

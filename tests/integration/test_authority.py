@@ -19,12 +19,15 @@ from cdc.errors import ConfigError
 from cdc.log import names, reader
 from cdc.log.follower_reports import CANARY
 from cdc.operate.commands import migrations, snapshots
-from cdc.operate.doctor import authority as doctor_authority
+from cdc.operate.doctor import authority as authority_checks
 from cdc.operate.findings import Severity
-from cdc.snapshot.incremental import commands
+from cdc.snapshot.incremental import commands, watermarks
 from cdc.snapshot.incremental import topic as live_topic
-from cdc.source import authority, members
+from cdc.snapshot.incremental.records import TableName
+from cdc.source import authority
 from cdc.source.authority import Scope
+from cdc.source.commands import send_command
+from cdc.source.connection import connect
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
@@ -95,6 +98,7 @@ def test_a_command_of_a_role_without_grants_empties_nothing(pipeline: NewPipelin
     assert line.daemon.term() == 0
 
 
+@pytest.mark.long("half a minute; a command of such a role is in the first tier")
 def test_a_condition_of_a_role_without_grants_runs_nothing(pipeline: NewPipeline) -> None:
     line = running(pipeline)
     with guest(line) as sql:
@@ -241,18 +245,19 @@ def test_a_captured_command_is_obeyed_once_and_a_changed_one_never(pipeline: New
     assert line.daemon.health()["status"] == 200
 
 
+@pytest.mark.long("half a minute; forged commands are in the first tier")
 def test_marks_that_a_stranger_copies_change_no_snapshot(pipeline: NewPipeline) -> None:
     """A low watermark sent again would make older rows overwrite newer changes."""
     line = running(pipeline)
     watch_wal(line)
     assert wait_state(line, begin(line, "public.users")).rows >= 0
-    mark = json.loads(captured(line, commands.MARK))
+    mark = json.loads(captured(line, watermarks.PREFIX))
     assert not mark[4], "the last one is a high one"
     with guest(line) as sql:
         for low in (True, False):
             forged = [*mark[:2], mark[2] + 1, mark[3], low, mark[5]]
-            emit(sql, commands.MARK, json.dumps(forged).encode())
-        emit(sql, commands.MARK, json.dumps(mark).encode())
+            emit(sql, watermarks.PREFIX, json.dumps(forged).encode())
+        emit(sql, watermarks.PREFIX, json.dumps(mark).encode())
     wait_until(lambda: refused(line) >= 2, "forged marks were taken")
     line.database.execute(f"SELECT pg_drop_replication_slot('seen_{line.database.name}')")
     converge(line.config)
@@ -279,6 +284,7 @@ def test_bytes_of_any_kind_end_no_daemon(pipeline: NewPipeline) -> None:
     assert line.daemon.term() == 0
 
 
+@pytest.mark.long("the other encoding", sample=["LATIN1"])
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_prefix_that_is_not_utf8_ends_no_daemon(pipeline: NewPipeline, encoding: str) -> None:
     line = pipeline(_TABLE)
@@ -324,16 +330,15 @@ def test_without_a_secret_commands_are_refused_on_both_sides(pipeline: NewPipeli
     )
     assert ran.exit_code != 0
     with line.database.connect() as connection:
-        body = commands.encode(
-            commands.Command(do="start", tables=(commands.Of("public", "users"),))
-        )
-        members.send_command(connection, signing, commands.COMMAND, body)
+        body = commands.encode(commands.Command(do="start", tables=(TableName("public", "users"),)))
+        send_command(connection, signing, commands.COMMAND, body)
     wait_until(lambda: refused(line) >= 1, "it was obeyed")
     assert live_topic.read(line.config) == []
     assert "no control.secret" in line.daemon.log
     assert line.daemon.term() == 0
 
 
+@pytest.mark.long("as the condition of a role without grants")
 def test_who_may_command_can_not_run_sql(pipeline: NewPipeline) -> None:
     """By command, signal row and command line: a condition compares columns, or is refused."""
     line = pipeline(
@@ -379,7 +384,9 @@ def test_the_doctor_tells_who_may_do_what(pipeline: NewPipeline) -> None:
             f"GRANT SELECT ON lockstep.ddl_key TO {role}",
             f"ALTER ROLE {role} REPLICATION",
         )
-        told = {each.check: each for each in doctor_authority.examine(line.config)}
+        with connect(line.config) as connection:
+            found = list(authority_checks.examine(connection, line.config))
+        told = {each.check: each for each in found}
     assert all(
         role in told[check].what
         for check in ("replication_roles", "trigger_keys", "signal_writers")

@@ -7,6 +7,7 @@ from base64 import b64decode
 from typing import Any
 
 import orjson
+import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.log import names, reader
@@ -25,7 +26,7 @@ def test_a_canary_is_an_event_with_a_seq_and_the_time_it_was_sent(pipeline: NewP
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)", source={"canary_seconds": 0.2})
     line.start().wait_ready()
     began_us = time.time_ns() // 1_000
-    before = reader.read_frontiers(line.config)
+    before = line.frontiers()
     # More often than the source is polled.
     wait_until(lambda: len(canaries(line)) >= 5, "few canaries")
     events = canaries(line)
@@ -33,14 +34,12 @@ def test_a_canary_is_an_event_with_a_seq_and_the_time_it_was_sent(pipeline: NewP
     assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
     sent = [int(b64decode(each["message"]["content"])) for each in events]
     assert sent == sorted(sent)
-    assert sent[-1] - began_us < 60_000_000
-    wait_until(
-        lambda: reader.read_frontiers(line.config)[-1].seq >= seqs[-1], "no frontier has them"
-    )
-    assert len(reader.read_frontiers(line.config)) > len(before)
+    assert sent[-1] - began_us < 600_000_000
+    wait_until(lambda: line.frontiers()[-1].seq >= seqs[-1], "no frontier has them")
+    assert len(line.frontiers()) > len(before)
 
 
-def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipeline) -> None:
+def test_where_none_may_be_sent_the_daemon_warns_and_continues(pipeline: NewPipeline) -> None:
     """Also if transactions are read-only by default, which does not prevent canaries."""
     line = pipeline("CREATE TABLE t (id int PRIMARY KEY)")
     role = f"r_{line.database.name}"
@@ -73,6 +72,7 @@ def test_where_none_may_be_sent_the_daemon_says_so_and_goes_on(pipeline: NewPipe
         )
 
 
+@pytest.mark.long("waits for a canary")
 def test_a_follower_that_is_added_later_gets_canaries_from_the_daemon_that_runs(
     pipeline: NewPipeline,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import ConfigError, Exit
 from cdc.operate.health import Health, State
-from cdc.operate.http import MAX_CONNECTIONS, Server, serve
+from cdc.operate.http import MAX_CONNECTIONS, HttpServer, serve
 from cdc.operate.metrics import Metrics
 
 
@@ -21,14 +21,14 @@ def health() -> Health:
 
 
 @pytest.fixture
-def server(health: Health) -> Iterator[Server]:
+def server(health: Health) -> Iterator[HttpServer]:
     server = serve("127.0.0.1:0", health, Metrics())
     assert server is not None
     yield server
     server.close()
 
 
-def get(server: Server, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+def get(server: HttpServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path)
@@ -38,7 +38,7 @@ def get(server: Server, path: str, method: str = "GET") -> tuple[int, str, bytes
         connection.close()
 
 
-def test_ready_follows_the_state_and_says_why(server: Server, health: Health) -> None:
+def test_ready_follows_the_state_and_gives_the_reason(server: HttpServer, health: Health) -> None:
     status, kind, body = get(server, "/readyz")
     assert (status, kind) == (503, "application/json")
     assert json.loads(body)["state"] == "starting"
@@ -50,14 +50,14 @@ def test_ready_follows_the_state_and_says_why(server: Server, health: Health) ->
     assert json.loads(body)["lag_seconds"] == 0
 
 
-def test_metrics_are_prometheus_text(server: Server) -> None:
+def test_metrics_are_prometheus_text(server: HttpServer) -> None:
     status, kind, body = get(server, "/metrics")
     assert status == 200
     assert kind.startswith("text/plain")
     assert b"lockstep_published_lsn 0.0" in body
 
 
-def test_other_paths_name_the_right_ones(server: Server) -> None:
+def test_other_paths_name_the_right_ones(server: HttpServer) -> None:
     status, _, body = get(server, "/")
     assert status == 404
     assert b"/livez /readyz /healthz /metrics" in body
@@ -65,7 +65,7 @@ def test_other_paths_name_the_right_ones(server: Server) -> None:
     assert get(server, "/metrics", "POST")[0] == 501
 
 
-def test_silent_clients_cannot_use_up_the_server(server: Server, health: Health) -> None:
+def test_silent_clients_cannot_use_up_the_server(server: HttpServer, health: Health) -> None:
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
     try:
         # Another connection is closed at once instead of waiting for a thread.
@@ -76,7 +76,7 @@ def test_silent_clients_cannot_use_up_the_server(server: Server, health: Health)
             each.close()
 
 
-def test_an_address_in_use_is_an_error_of_the_configuration(server: Server) -> None:
+def test_an_address_in_use_is_an_error_of_the_configuration(server: HttpServer) -> None:
     with pytest.raises(ConfigError, match=r"cannot serve HTTP on http\.listen") as caught:
         serve(f"127.0.0.1:{server.port}", Health(), Metrics())
     assert caught.value.exit_code is Exit.CONFIG

@@ -81,7 +81,7 @@ def test_a_generation_brings_its_key_along(tmp_path: Path) -> None:
         assert lake.ids() == {7: seq}
 
 
-def test_files_that_another_spark_has_written_anew_are_read(tmp_path: Path) -> None:
+def test_files_that_another_spark_has_rewritten_are_read(tmp_path: Path) -> None:
     """Its own settings write timestamps as INT96: no time zone, and as nanoseconds up to 2262."""
     lake = Lake(tmp_path)
     at = USERS.columns[1]._replace(name="at", type="timestamptz", type_id=1184)

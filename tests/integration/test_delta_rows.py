@@ -12,7 +12,7 @@ import pytest
 from cdc.config.value_options import Values
 from cdc.log.records import SchemaRecord
 from sinks.contract import Change, Changes, Column, Version
-from sinks.delta.columns import Reader, arrow_type, wanted
+from sinks.delta.columns import ColumnReader, arrow_type, wanted
 from sinks.delta.json import rows as as_json
 from sinks.delta.layout import OURS
 from sinks.delta.rows import EXACT_TYPE, batch
@@ -94,7 +94,7 @@ def plain(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["id"]))
 
 
-def read(version: Version, rows: list[bytes], reader: Reader) -> pa.Table:
+def read(version: Version, rows: list[bytes], reader: ColumnReader) -> pa.Table:
     columns = [(name, arrow_type(kind)) for name, kind in wanted(version)]
     ours = [
         ("_seq", pa.int64()),
@@ -139,11 +139,11 @@ def test_a_row_of_the_log_is_what_direct_mode_makes_of_it(
             kind = tables[name]
             told = whole[name]
             version = version_of(direct.versions[name], values)
-            found = read(version, rows[name], Reader(version))
+            found = read(version, rows[name], ColumnReader(version))
             assert found.schema.equals(told.schema), (kind, values)
             assert repr(plain(found)) == repr(plain(told)), (kind, values)
             again = [row for _, row in as_json(found, version)]
-            assert repr(plain(read(version, again, Reader(version)))) == repr(plain(found)), (
+            assert repr(plain(read(version, again, ColumnReader(version)))) == repr(plain(found)), (
                 kind,
                 values,
             )

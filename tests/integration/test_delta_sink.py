@@ -21,7 +21,8 @@ from sinks.contract import Change, Changes, Version
 from sinks.delta import generations as delta_generations
 from sinks.delta import layout as delta_layout
 from sinks.delta.frontiers import Frontiers
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from tests.contract.under_test import CLICKS, LINES, USERS, applied, apply, change, key, row
 
 APPLIERS = ("delta-rs", "vectors")
@@ -86,11 +87,11 @@ def test_killed_between_two_mirrors_readers_see_the_frontier_before(
     assert lake.ids(lsn=applied(2).lsn) == {1: 1, 2: 1}
 
 
-def test_what_an_older_generation_left_is_in_no_frontier_of_the_new_one(lake: Lake) -> None:
+def test_a_frontier_never_has_rows_of_an_older_generation(lake: Lake) -> None:
     """A mirror joins at its table's first event in the log, whatever it held until then."""
     old = lake.sink()
     apply(old, 50, users(10, 1), lines(50, 1, 2))
-    old.anew(2)
+    old.start_over(2)
     new = lake.sink()
     for seq in (10, 20):
         new.begin(seq, [USERS])
@@ -149,7 +150,7 @@ def _die(*_: object) -> None:
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
-def test_a_copy_that_lags_behind_brings_no_deleted_row_back(lake: Lake, applier: str) -> None:
+def test_a_copy_that_lags_restores_no_deleted_row(lake: Lake, applier: str) -> None:
     """It commits its cut after the other copy has written two."""
     apply(lake.sink(applier=applier), 1, users(1, 1, 2))
     late, other = lake.sink(applier=applier), lake.sink(applier=applier)
@@ -176,11 +177,11 @@ def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> No
     changes, states = list[Change](), {0: dict[int, int]()}
     for seq in range(1, 41):
         number = chance.randint(1, 6)
-        is_gone = chance.random() < 0.3
-        changes.append(change(USERS, seq, None if is_gone else row(USERS, seq, number), number))
+        has_ended = chance.random() < 0.3
+        changes.append(change(USERS, seq, None if has_ended else row(USERS, seq, number), number))
         state = dict(states[seq - 1])
         state.pop(number, None)
-        states[seq] = state if is_gone else state | {number: seq}
+        states[seq] = state if has_ended else state | {number: seq}
     first = lake.sink(applier=applier)
     apply(first, 1, Changes((USERS,), changes[:1]))
 
@@ -208,7 +209,7 @@ def test_two_writers_at_once_leave_what_one_does(lake: Lake, applier: str) -> No
         assert rows == states[found.applied.seq]
 
 
-def test_what_a_copy_writes_meanwhile_is_no_sign_of_a_loss(
+def test_a_concurrent_write_of_a_copy_is_no_loss(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy starts and ends a cut after this writer read the frontiers, before the mirror."""
@@ -252,7 +253,7 @@ def test_upkeep_leaves_every_frontier_that_is_kept(lake: Lake, applier: str) -> 
     }
 
 
-def test_what_direct_mode_wrote_is_taken_over(lake: Lake) -> None:
+def test_mirrors_that_direct_mode_wrote_are_adopted(lake: Lake) -> None:
     """Its rows are as of the consistent point; until they are complete, the follower waits."""
     rows = pa.table(
         {
@@ -275,10 +276,10 @@ def test_what_direct_mode_wrote_is_taken_over(lake: Lake) -> None:
         write_deltalake(path, rows, mode="overwrite", commit_properties=said)
 
     is_direct: Callable[[str, str], bool] = lambda _, table: table == "users"  # noqa: E731
-    with pytest.raises(ConfigError, match="Delta directly"):
+    with pytest.raises(ConfigError, match="directly into Delta"):
         lake.sink(is_direct=is_direct).begin(12, [USERS])
     written(None)
-    with pytest.raises(UnavailableError, match="not whole yet"):
+    with pytest.raises(UnavailableError, match="not complete yet"):
         lake.sink(is_direct=is_direct).begin(12, [USERS])
     written(str(LSN(7)), "another")
     with pytest.raises(ConfigError, match="is no mirror"):
@@ -296,7 +297,7 @@ def test_what_direct_mode_wrote_is_taken_over(lake: Lake) -> None:
     assert found[key(USERS, 2)]["body"] is None
 
 
-def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
+def test_a_missing_or_older_mirror_is_a_lost_store(lake: Lake) -> None:
     sink = lake.sink()
     apply(sink, 1, users(1, 1), lines(1, 1))
     apply(sink, 2, users(2, 1))
@@ -308,7 +309,7 @@ def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
     lost = DeltaSink(Settings("shop", "mirror", "shop", str(lake.path)))
     with pytest.raises(StoreLostError):
         lost.open()
-    lost.anew(2)
+    lost.start_over(2)
     again = lake.sink()
     apply(again, 1, users(1, 7))
     assert lake.ids() == {7: 1}
@@ -317,7 +318,7 @@ def test_a_mirror_that_is_gone_or_older_is_a_lost_store(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("applier", APPLIERS)
-def test_a_column_whose_name_changes_its_case_alone_is_the_same_one(
+def test_a_column_whose_name_only_changes_its_case_is_the_same_one(
     lake: Lake, applier: str
 ) -> None:
     """Delta's column names ignore case; rows written before keep the column's values."""
@@ -343,7 +344,7 @@ def test_a_column_whose_name_changes_its_case_alone_is_the_same_one(
     assert lake.ids(lsn=applied(3).lsn) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_fixed_mask_keeps_the_type_that_its_rows_told(lake: Lake) -> None:
+def test_a_fixed_mask_keeps_the_type_that_its_rows_showed(lake: Lake) -> None:
     """Deletes carry no type: neither they nor the next row may cause a rewrite of the mirror."""
 
     def masked(version: Version) -> Version:

@@ -15,7 +15,8 @@ import pytest
 from cdc.errors import ConfigError
 from jobs.reading_as_of import read_as_of
 from sinks.contract import Change, Changes
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from tests.contract.under_test import USERS, applied, apply, change, key, row
 from tests.property.test_delta_appliers import TABLES, opened, play_on
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long("keys of other kinds", sample=["plain", "pair"])
 @pytest.mark.parametrize("table", TABLES)
 def test_all_appliers_leave_the_same_rows(
     spark: SparkSession,
@@ -54,7 +56,7 @@ def test_spark_reads_several_mirrors_as_of_one_lsn(spark: SparkSession, tmp_path
         read_as_of(spark, path, ["public.orders"])
 
 
-def test_names_that_parquet_does_not_take_are_mapped(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_that_parquet_refuses_are_mapped(spark: SparkSession, tmp_path: Path) -> None:
     """So is a column that is added later: Spark reads both."""
     name = USERS.columns[1]._replace(name="a name, {odd}")
     version = USERS._replace(columns=(USERS.columns[0], name))
@@ -95,6 +97,7 @@ print("rows", table["public.users"].count())
 """
 
 
+@pytest.mark.long("starts Spark once more; reading as of an LSN is in the first tier")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ours", "settings"])
 def test_a_process_of_its_own_reads_as_of_an_lsn(tmp_path: Path, how: str) -> None:

@@ -22,10 +22,10 @@ from cdc.events import LSN
 from cdc.log.records import SchemaRecord
 from cdc.snapshot.initial.records import PlannedTable
 from cdc.source.connection import connect
-from cdc.source.described import Described, described
-from jobs.copying.data_source import Ranges, SnapshotReader, Table, spark_schema
+from cdc.source.described import DescribedTable, describe_tables
+from jobs.copying.data_source import CopiedTable, Ranges, SnapshotReader, spark_schema
 from sinks.delta import layout as delta_layout
-from sinks.delta.types import DeltaType, Kind
+from sinks.delta.types import DeltaType, TypeKind
 from tests.fixtures.decoded import Decoded
 from tests.fixtures.servers import Database
 from tests.integration.test_values_types import fill
@@ -52,17 +52,17 @@ class Mirror:
         row = self.exporting.execute("SELECT pg_export_snapshot()").fetchone()
         assert row is not None
         self.snapshot = str(row[0])
-        self.tables = {t.name: t for t in described(self.exporting, "decoded")}
+        self.tables = {t.name: t for t in describe_tables(self.exporting, "decoded")}
         self.versions = {each.table: each for each in versions or decoded.schemas()}
 
-    def table(self, name: str, pages_per_range: int = 1) -> Table:
+    def table(self, name: str, pages_per_range: int = 1) -> CopiedTable:
         """Return the table as a plan has it, divided into ranges."""
         told, version = self.tables[name], self.versions[name]
         planned = _planned(told, version, pages_per_range)
         ranges = tuple(planned.ranges(0))
-        return Table(version, {0: planned}, ranges, self.snapshot, 2, 0x16E9058, TAKEN_AT)
+        return CopiedTable(version, {0: planned}, ranges, self.snapshot, 2, 0x16E9058, TAKEN_AT)
 
-    def read(self, table: Table, masks: list[ColumnMask | None] | None = None) -> pa.Table:
+    def read(self, table: CopiedTable, masks: list[ColumnMask | None] | None = None) -> pa.Table:
         """Return all rows."""
         hidden = masks or [None] * len(table.version.columns)
         schema = spark_schema(self.config, table.version, hidden)
@@ -76,7 +76,7 @@ class Mirror:
         return pa.Table.from_batches(batches, to_arrow_schema(schema, timezone="UTC"))
 
 
-def _planned(told: Described, version: SchemaRecord, pages_per_range: int) -> PlannedTable:
+def _planned(told: DescribedTable, version: SchemaRecord, pages_per_range: int) -> PlannedTable:
     [heap] = told.heaps
     names = tuple(column.name for column in told.columns)
     return PlannedTable(
@@ -175,7 +175,7 @@ def _written(value: sql.Composable) -> sql.Composable:
     return sql.SQL("CASE WHEN {0} IS NULL THEN NULL ELSE format('%s', {0}) END").format(value)
 
 
-def test_types_are_natural_where_values_are_exact_and_text_where_not(
+def test_types_are_natural_if_values_are_exact_and_text_otherwise(
     decoded: Decoded, mirror: Callable[[], Mirror]
 ) -> None:
     decoded.write("CREATE DOMAIN public.amount AS numeric(10,2)")
@@ -260,11 +260,11 @@ def test_each_row_has_its_place_and_masks_hide_here_too(
         source.read(table, masks)
 
 
-def test_columns_that_delta_takes_for_one_are_refused() -> None:
-    text = DeltaType("string", Kind.TEXT)
-    with pytest.raises(ConfigError, match="takes for one: id"):
+def test_columns_that_differ_only_in_case_are_refused() -> None:
+    text = DeltaType("string", TypeKind.TEXT)
+    with pytest.raises(ConfigError, match="treats as one: id"):
         delta_layout.schema([("id", text), ("ID", text)], "public.t")
-    with pytest.raises(ConfigError, match="takes for one: _seq"):
+    with pytest.raises(ConfigError, match="treats as one: _seq"):
         delta_layout.schema([("_seq", text)], "public.t")
     assert delta_layout.properties(["a", "b c"]) == {"delta.columnMapping.mode": "name"}
     assert delta_layout.properties(["a", "Ä_1"]) == {}

@@ -14,14 +14,15 @@ from deltalake import DeltaTable
 from cdc.config import Config, Log, Source
 from cdc.config.followers import DeltaFollower, Follower, RedisFollower
 from cdc.errors import ConfigError, GapError
-from jobs.documents.following import DocumentsFollower
+from jobs.documents.mirror_cuts import MirrorCuts
 from jobs.reading_as_of import read_as_of_arrow
-from sinks.contract import Applied, Changes, Standing
+from sinks.contract import Applied, Changes, StoreState
 from sinks.delta import frontiers as delta_frontiers
 from sinks.delta import lake
 from sinks.delta import vectors as delta_vectors
 from sinks.delta.frontiers import Frontiers
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from tests.contract.under_test import USERS, applied, apply, change, row
 
 KEPT_HOURS = 3
@@ -64,7 +65,7 @@ def aged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Aged:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_what_frontiers_are_in_stays_bounded(
+def test_the_table_of_frontiers_stays_bounded(
     aged: Aged, monkeypatch: pytest.MonkeyPatch, *, restarts: bool
 ) -> None:
     """Over many batches, with and without restarts, with an occasional `tidy` or none."""
@@ -95,7 +96,7 @@ def _seqs(path: Path) -> list[int]:
     return sorted(DeltaTable(path).to_pyarrow_table()["seq"].to_pylist())
 
 
-def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged: Aged) -> None:
+def test_a_frontier_is_kept_by_its_write_time_and_then_reported_as_missing(aged: Aged) -> None:
     """The source's time does not count: a follower catching up with an old log writes now."""
     sink = aged.sink(vacuum_hours=KEPT_HOURS)
 
@@ -107,13 +108,13 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
         sink.write(users(seq, seq))
         sink.commit(stand(seq))
 
-    documents = DocumentsFollower(_config(aged.path), "cache", lambda _: {})
+    documents = MirrorCuts(_config(aged.path), "cache", lambda _: {})
     for seq in range(1, 6):
         cut(seq)
     sink._tidy()
     for seq in range(1, 6):
         assert aged.ids(seq) == set(range(1, seq + 1))
-        assert (documents.cut(Standing(stand(seq), seq)) is None) == (seq == 5)
+        assert (documents.cut(StoreState(stand(seq), seq)) is None) == (seq == 5)
     aged.older(KEPT_HOURS + 1)
     for seq in range(6, 8):
         cut(seq)
@@ -121,9 +122,9 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
     assert [aged.ids(seq) == set(range(1, seq + 1)) for seq in (5, 6, 7)] == [True] * 3
     with pytest.raises(ConfigError, match="no frontier so old"):
         aged.ids(4)
-    with pytest.raises(GapError, match="does not have"):
-        documents.cut(Standing(stand(4), 4))
-    assert documents.cut(Standing(stand(5), 5)) is not None
+    with pytest.raises(GapError, match="no longer has"):
+        documents.cut(StoreState(stand(4), 4))
+    assert documents.cut(StoreState(stand(5), 5)) is not None
     # The newest frontier is the current state, and kept at any age.
     aged.older(100)
     sink._tidy()
@@ -131,7 +132,7 @@ def test_a_frontier_is_kept_by_when_it_was_written_and_then_told_to_be_gone(aged
     sink.close()
 
 
-def test_an_old_generation_stays_whole_until_it_is_dropped(aged: Aged) -> None:
+def test_an_old_generation_stays_complete_until_it_is_dropped(aged: Aged) -> None:
     sink = aged.sink(vacuum_hours=KEPT_HOURS)
     for seq in range(1, 4):
         apply(sink, seq, users(seq, seq))
@@ -160,7 +161,7 @@ def test_an_old_generation_stays_whole_until_it_is_dropped(aged: Aged) -> None:
 
 @pytest.mark.parametrize("applier", ["delta-rs", "vectors"])
 @pytest.mark.parametrize(("hours", "kept"), [(0.5, 1 + 168), (2_000, 2_000 + 168), (0, 876_000)])
-def test_files_and_log_are_kept_as_long_as_is_told(
+def test_files_and_log_are_kept_as_long_as_configured(
     aged: Aged, applier: str, hours: float, kept: int
 ) -> None:
     """Half an hour is not rounded to 0; Delta's own 7 and 30 days are no limits; 0 keeps all."""
@@ -182,7 +183,7 @@ def test_files_and_log_are_kept_as_long_as_is_told(
     sink.close()
 
 
-def test_upkeep_comes_though_no_process_lives_so_long(
+def test_upkeep_runs_although_no_process_lives_as_long_as_its_interval(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with `cdc follow --once` every few minutes: due upkeep runs once, not in each process."""
@@ -204,7 +205,7 @@ def test_upkeep_comes_though_no_process_lives_so_long(
     assert done == [3, 6, 9]
 
 
-def test_checkpoints_come_however_many_commits_a_batch_is(
+def test_checkpoints_are_written_for_any_number_of_commits_per_batch(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For deletion vectors we write them; a batch commits a change, and then the tidying up."""
@@ -220,7 +221,7 @@ def test_checkpoints_come_however_many_commits_a_batch_is(
     sink.close()
 
 
-def test_a_mirror_is_the_followers_however_much_others_have_done_to_it_since(aged: Aged) -> None:
+def test_a_mirror_stays_the_followers_after_commits_of_others(aged: Aged) -> None:
     apply(aged.sink(), 1, users(1, 1))
     table = DeltaTable(aged.path / "public.users")
     for _ in range(51):

@@ -50,7 +50,8 @@ def bad(found: dict[str, Finding]) -> set[str]:
     return {name for name, each in found.items() if each.severity in worse}
 
 
-def test_a_source_in_order_is_told_so_before_and_after_setup(
+@pytest.mark.long("the findings have unit tests")
+def test_a_source_in_order_is_reported_so_before_and_after_setup(
     path: Path, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.execute("CREATE TABLE users (id int PRIMARY KEY)")
@@ -104,11 +105,11 @@ def test_an_open_transaction_that_writes_is_found(path: Path, database: Database
     with database.connect() as connection, connection.transaction():
         connection.execute("INSERT INTO users VALUES (1)")
         pid = connection.info.backend_pid
-        from cdc.source import server as inspection  # noqa: PLC0415 - one test's
         from cdc.source.connection import connect  # noqa: PLC0415
+        from cdc.source.server import open_transactions  # noqa: PLC0415 - one test's
 
         with connect(load(path, {})) as asking:
-            assert pid in [each.pid for each in inspection.holders(asking)]
+            assert pid in [each.pid for each in open_transactions(asking)]
 
 
 def test_it_examines_the_one_server_while_the_other_is_away(
@@ -149,7 +150,7 @@ def test_a_changed_partition_count_is_found(
     list(set_up(load(path, {})))
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     topic = f"{topic_prefix}.public.users"
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(120)
     found = findings(path)
     assert found["log"].severity is Severity.ERROR
     assert "has 3 partitions, the resume record pins 2" in found["log"].what

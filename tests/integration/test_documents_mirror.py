@@ -24,9 +24,11 @@ from cdc.events import LSN
 from cdc.log import names
 from cdc.log.records import FrontierRecord, encode
 from jobs.apply.running import Run
-from jobs.documents.following import DocumentsFollower, DocumentsFollowing, apply
+from jobs.documents.following import DocumentsFollowing, apply
+from jobs.documents.mirror_cuts import MirrorCuts
 from sinks.contract import Applied, Change, Changes, Column, Generations, Version
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from sinks.memory import STORES, MemorySink
 from sinks.redis import sink as redis_sink
 from tests.fixtures.servers import KafkaServer
@@ -67,7 +69,7 @@ class Shop:
         self._open()
 
     def _open(self) -> None:
-        self.follower = DocumentsFollower(self.config, "cache", self._in_force)
+        self.follower = MirrorCuts(self.config, "cache", self._in_force)
         self.sink = self.store()
 
     def _in_force(self, lsn: LSN) -> Mapping[str, Version]:
@@ -201,7 +203,7 @@ def test_documents_are_those_of_the_mirrors_frontier(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
-def test_what_a_torn_cut_has_written_goes_with_its_row(shop: Shop) -> None:
+def test_documents_of_a_torn_cut_are_deleted_with_their_rows(shop: Shop) -> None:
     """Also if the row is in neither of the frontiers between which the follower continues."""
     chosen = Random(6)
     for step in range(10):
@@ -222,7 +224,7 @@ def test_what_a_torn_cut_has_written_goes_with_its_row(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("shop", ["redis_store", "opensearch_store"], indirect=True)
-def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> None:
+def test_two_copies_apply_only_cuts_from_the_stores_frontier(shop: Shop) -> None:
     """One starts unknown to the other: what it wrote would be in neither end of the next cut."""
     people = {(n,): {"id": n, "name": "x"} for n in (1, 2, 3)}
     shop.cut({"shop.people": {(1,): people[1,]}})
@@ -250,7 +252,7 @@ def test_of_two_copies_none_goes_on_from_where_the_other_is_not(shop: Shop) -> N
     shop.check()
 
 
-def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None:
+def test_a_column_is_added_to_every_document_and_removed_again(shop: Shop) -> None:
     """A mirror without the documents' frontier is a gap."""
     shop.cut({"shop.people": {(n,): {"id": n, "name": "x"} for n in (1, 2)}})
     shop.follow()
@@ -276,7 +278,7 @@ def test_a_column_comes_into_every_document_and_goes_from_it(shop: Shop) -> None
     other.mirror.close()
 
 
-def test_documents_of_another_log_are_not_gone_on_with(
+def test_documents_of_another_log_are_not_continued(
     shop: Shop, kafka_server: KafkaServer, topic_prefix: str
 ) -> None:
     """Nor is their LSN reported as one of this log, which may already be past it."""

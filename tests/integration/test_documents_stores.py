@@ -228,6 +228,7 @@ def shop(
         search.indices.delete(index=f"{made.config.prefix}-*", ignore_unavailable=True)
 
 
+@pytest.mark.long("all stores and Spark; test_documents_mirror has the documents")
 @pytest.mark.slow
 def test_documents_in_every_store_are_what_sql_makes_of_the_rows(shop: Shop) -> None:
     """Children and their children are moved, deleted and added; so are parents; then truncates."""

@@ -46,6 +46,7 @@ def two_epochs(made: PipelineUnderTest) -> None:
     )
 
 
+@pytest.mark.long("two minutes of Spark")
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [20_000, 40])
 def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state(
@@ -86,6 +87,6 @@ def test_a_new_follower_whose_first_cut_spans_two_epochs_has_the_databases_state
     for name in ("cache", "mirror"):
         told: list[str] = []
         builder = LogBuilder(made.config, made.config_file, name, lambda: spark, told.append)
-        outcome = Rebuild(everyone.sink(name), builder, told.append).anew()
+        outcome = Rebuild(everyone.sink(name), builder, told.append).run()
         assert not any(each.differences for each in outcome.tables), told
     compare()

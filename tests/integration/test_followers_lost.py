@@ -66,7 +66,7 @@ class Stores:
         admin = AdminClient({"bootstrap.servers": self.pipeline.bootstrap})
         cut = [TopicPartition(topic, number, 3) for number in range(3)]
         for future in admin.delete_records(cut).values():
-            future.result(30)
+            future.result(120)
 
     def rebuild(self, name: str) -> None:
         told: list[str] = []
@@ -74,7 +74,7 @@ class Stores:
         builder = LogBuilder(config, self.pipeline.config_file, name, lambda: spark, told.append)
         reported = read(config)[name].generation
         sink = self.followed.sink(name)
-        outcome = Rebuild(sink, builder, told.append, reported=reported).anew()
+        outcome = Rebuild(sink, builder, told.append, reported=reported).run()
         assert outcome.generation == 2, told
 
     # -- injuries ----------------------------------------------------------------------------------
@@ -123,9 +123,10 @@ def stores(
         search.indices.delete(index=f"{made.config.prefix}-*", ignore_unavailable=True)
 
 
+@pytest.mark.long("two minutes of Spark; the contract has lost stores")
 @pytest.mark.slow
 @pytest.mark.parametrize("injure", [Stores.part_of_each, Stores.record_of_each])
-def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
+def test_a_store_that_lost_a_part_keeps_the_rest_if_the_log_is_too_short(
     stores: Stores, injure: Callable[[Stores], None]
 ) -> None:
     """It halts and names the table at each start; its hint works."""
@@ -141,7 +142,7 @@ def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
         run = stores.followed.run(name, until)
         assert run.run() is Exit.CONFIG, run.error
         assert run.error is not None
-        assert "public.lines begins at offset 3 of " in run.error.what
+        assert "public.lines starts at offset 3 of " in run.error.what
         assert f"cdc rebuild {name}" in run.error.hint
         told = read(stores.pipeline.config)[name]
         assert (told.state, told.what, told.lsn) == ("halted", run.error.what, 0)
@@ -159,6 +160,7 @@ def test_a_store_that_lost_a_part_keeps_the_rest_where_the_log_is_too_short(
     assert stores.users() == stores.wanted()
 
 
+@pytest.mark.long("Spark once more")
 @pytest.mark.slow
 def test_a_lake_that_is_not_mounted_is_no_new_one(stores: Stores) -> None:
     """Neither without a folder nor with an empty one: the follower waits, and finds it again."""

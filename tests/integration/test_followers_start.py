@@ -41,8 +41,9 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.long("waits for a timeout")
 @pytest.mark.slow
-def test_a_source_whose_worker_does_not_start_is_never_told_as_working(
+def test_a_source_whose_worker_does_not_start_is_never_reported_as_working(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors are counted, with reason and start; nothing is applied; later the job recovers."""
@@ -85,6 +86,7 @@ def test_a_source_whose_worker_does_not_start_is_never_told_as_working(
     assert in_delta(str(lake), "public.users", ("id", "name", "body")) == rows
 
 
+@pytest.mark.long("waits for a timeout")
 @pytest.mark.slow
 def test_a_source_starts_however_long_its_imports_take(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +110,7 @@ def test_a_source_starts_however_long_its_imports_take(
     assert run.progress.errors == 0
 
 
+@pytest.mark.long("the other signal", sample=["15"])
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_job_at_once_while_spark_starts(
@@ -137,7 +140,7 @@ def test_a_signal_ends_the_job_at_once_while_spark_starts(
     try:
         wait_until(lambda: began.exists() or job.poll() is not None, "no Java", LONG)
         job.send_signal(number)
-        _, said = job.communicate(timeout=60)
+        _, said = job.communicate(timeout=120)
     finally:
         job.kill()
     assert job.returncode == 0, said
@@ -169,8 +172,9 @@ def test_ctrl_c_ends_a_job_that_follows(pipeline: NewPipeline, tmp_path: Path) -
     assert "bug" not in rest
 
 
+@pytest.mark.long("half a minute; test_followers_status has what is reported")
 @pytest.mark.slow
-def test_a_job_says_how_far_each_follower_is(pipeline: NewPipeline, tmp_path: Path) -> None:
+def test_a_job_prints_how_far_each_follower_is(pipeline: NewPipeline, tmp_path: Path) -> None:
     made = pipeline(*TABLES[:1], followers={"mirror": {"delta": {"path": str(tmp_path / "l")}}})
     made.start().wait_ready()
     made.database.execute("INSERT INTO users SELECT g, 'n' FROM generate_series(1, 10) g")

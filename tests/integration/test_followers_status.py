@@ -31,7 +31,7 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
     line = pipeline(tables, followers=FOLLOWERS, source={"canary_seconds": 0})
     line.start().wait_ready()
     line.database.execute("INSERT INTO t VALUES (1)")
-    wait_until(lambda: reader.read_frontiers(line.config), "no frontier comes")
+    wait_until(line.frontiers, "no frontier comes")
     return line
 
 
@@ -50,14 +50,14 @@ def status(line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]) -> tuple
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_status_tells_what_a_follower_lacks_and_since_when(
+def test_status_shows_what_a_follower_lacks_and_since_when(
     line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, told = status(line, capsys)
     assert code == Exit.FAILED
     assert [each["state"] for each in told["followers"]] == ["new"]
     assert told["problems"][0]["what"] == "cache has never run"
-    frontier = reader.read_frontiers(line.config)[-1]
+    frontier = line.frontiers()[-1]
     follower.report(lsn=LSN(frontier.lsn - 100), seq=0, place=0, state="catching_up")
     code, told = status(line, capsys)
     assert (code, told["problems"]) == (Exit.OK, [])
@@ -76,11 +76,11 @@ def test_status_tells_what_a_follower_lacks_and_since_when(
     assert (code, told["problems"]) == (Exit.OK, [])
     (cache,) = told["followers"]
     assert cache["lag_seconds"] == 0
-    assert 0 <= cache["canary_age_seconds"] < 60
+    assert 0 <= cache["canary_age_seconds"] < 600
     assert any("cache is following: redis is slow" in each for each in told["warnings"])
     run(["status", "-c", str(line.config_file)])
     out = capsys.readouterr().out
-    assert f"following; holds all up to {frontier.lsn}, seq 0; behind" in out
+    assert f"following; holds all up to {frontier.lsn}, seq 0; lags by" in out
     assert "; canary " in out
     assert "all is well" not in out
     follower.report(lsn=frontier.lsn, place=place + 1_000, canary_at_us=now_us, moved_at_us=now_us)
@@ -88,7 +88,7 @@ def test_status_tells_what_a_follower_lacks_and_since_when(
     assert "all is well" in capsys.readouterr().out
 
 
-def test_a_job_that_stands_at_its_first_batch_is_not_well(
+def test_a_job_that_stalls_at_its_first_batch_is_not_ok(
     line: PipelineUnderTest, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the job runs and reports."""
@@ -96,7 +96,7 @@ def test_a_job_that_stands_at_its_first_batch_is_not_well(
     monkeypatch.setattr(followers, "STALLED_SECONDS", 0.4)
 
     def session(run: Run) -> None:
-        run.stands(Applied.beginning(line.config.pipeline, 1))
+        run.opened_at(Applied.beginning(line.config.pipeline, 1))
         run.to("catching_up")
         run.stopping.wait()
 
@@ -121,7 +121,7 @@ def test_a_job_that_stands_at_its_first_batch_is_not_well(
         thread.join()
 
 
-def test_status_tells_who_has_halted_or_does_not_run_or_can_not_go_on(
+def test_status_shows_which_follower_has_halted_or_does_not_run(
     line: PipelineUnderTest, follower: FakeFollower, capsys: pytest.CaptureFixture[str]
 ) -> None:
     far = end_of_frontiers(line) + 1_000
@@ -146,7 +146,7 @@ def test_status_tells_who_has_halted_or_does_not_run_or_can_not_go_on(
         TopicPartition(*place)
     ].result(60)
     line.database.execute("INSERT INTO t VALUES (2)")
-    wait_until(lambda: reader.read_frontiers(line.config), "no frontier comes")
+    wait_until(line.frontiers, "no frontier comes")
     follower.report(place=0)
     code, told = status(line, capsys)
     assert code == Exit.CONFIG
@@ -173,7 +173,8 @@ def test_the_daemon_shows_its_followers_and_stays_ready(
         assert daemon.metric(f"lockstep_follower_{name}") > 0
 
 
-def test_the_doctor_tells_what_followers_lack(
+@pytest.mark.long("the findings have unit tests")
+def test_the_doctor_shows_what_followers_lack(
     line: PipelineUnderTest, follower: FakeFollower
 ) -> None:
     line.daemon.term()

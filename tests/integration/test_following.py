@@ -22,7 +22,7 @@ from jobs.apply.running import Run
 from jobs.generations.builders import LogBuilder
 from jobs.generations.rebuilding import Rebuild
 from jobs.reading_as_of import read_as_of_arrow
-from jobs.spark import cut_source as cuts
+from jobs.spark import cut_source
 from sinks.contract import Generations
 from sinks.memory import STORES, MemorySink
 from tests.fixtures import followed
@@ -209,14 +209,14 @@ def test_a_worker_that_dies_while_spark_loads_the_source_is_no_bug(
     deadly = tmp_path / "deadly"
     deadly.touch()
 
-    class Dying(cuts.CutSource):
+    class Dying(cut_source.CutSource):
         def schema(self) -> str:
             if deadly.exists():
                 deadly.unlink()
                 os._exit(9)
             return super().schema()
 
-    monkeypatch.setattr(cuts, "CutSource", Dying)
+    monkeypatch.setattr(cut_source, "CutSource", Dying)
     made = pipeline(*TABLES[:1], followers={"users": {"redis": {"url": "redis://nowhere"}}})
     made.start().wait_ready()
     made.database.execute("INSERT INTO users SELECT g FROM generate_series(1, 100) g")
@@ -255,7 +255,7 @@ def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: N
     error = runs["users"].error
     assert error is not None
     assert emptied in error.what
-    assert "begins at offset 5: 0 to 4 are gone" in error.what
+    assert "begins at offset 5: 0 to 4 are deleted" in error.what
     assert "cdc rebuild users" in error.hint
     assert STORES[f"{config.prefix}-users"].rows("public.users") == {}
     assert len(STORES[f"{config.prefix}-lines"].rows("public.lines")) == 50
@@ -263,6 +263,7 @@ def test_a_follower_halts_at_a_gap_and_names_it(spark: SparkSession, pipeline: N
     assert (told.state, told.what, told.seq) == ("halted", error.what, 0)
 
 
+@pytest.mark.long("test_delta_keys refuses another key")
 @pytest.mark.slow
 def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path
@@ -288,7 +289,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
     assert "public.users has another key now (name)" in str(halted.error)
     assert "`cdc rebuild mirror --table public.users`" in cast("ConfigError", halted.error).hint
     builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, told.append)
-    Rebuild(everyone.sink("mirror"), builder, told.append).anew(frozenset({"public.users"}))
+    Rebuild(everyone.sink("mirror"), builder, told.append).run(frozenset({"public.users"}))
     made.database.execute("UPDATE users SET id = 0 WHERE name = 'n11'")
     everyone.follow("mirror")
     for name, columns in (("users", ("id", "name", "body")), ("lines", ("no", "id", "name"))):
@@ -296,6 +297,7 @@ def test_another_key_halts_a_mirror_until_it_is_rebuilt(
         assert in_delta(str(tmp_path), f"public.{name}", columns) == sorted(rows)
 
 
+@pytest.mark.long("the other way", sample=["first0"])
 @pytest.mark.parametrize("first", [["public.users", "public.lines"], ["public.users"]])
 def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, first: list[str]
@@ -319,7 +321,7 @@ def test_a_table_that_was_not_followed_all_the_time_is_noticed(
     assert "public.lines has changes" in str(halted.error)
     assert "`cdc rebuild mirror`" in cast("ConfigError", halted.error).hint
     builder = LogBuilder(made.config, made.config_file, "mirror", lambda: spark, told.append)
-    Rebuild(everyone.sink("mirror"), builder, told.append).anew(None)
+    Rebuild(everyone.sink("mirror"), builder, told.append).run(None)
     made.database.execute("INSERT INTO lines VALUES (3, 3)")
     everyone.follow("mirror")
     rows = sorted(map(str, table(made, "lines").values()))

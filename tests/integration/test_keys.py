@@ -52,6 +52,7 @@ def test_a_custom_key_holds_its_columns_in_its_order(pipeline: NewPipeline) -> N
     ] * 3
 
 
+@pytest.mark.long("the other identities", sample=["FULL"])
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "NOTHING"])
 def test_what_an_index_only_includes_is_in_no_key(pipeline: NewPipeline, identity: str) -> None:
     line = pipeline(
@@ -95,6 +96,7 @@ def test_a_key_of_inserts_only_needs_no_identity(pipeline: NewPipeline) -> None:
     assert keys(line, 1) == [{"path": "/"}]
 
 
+@pytest.mark.long("tests/unit/test_relations.py has the rule")
 @pytest.mark.parametrize("identity", ["FULL", "NOTHING"])
 def test_a_lagging_reader_keeps_the_key_of_that_time(pipeline: NewPipeline, identity: str) -> None:
     """The primary key changes while no daemon reads: the catalog is newer than the stream."""

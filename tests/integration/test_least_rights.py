@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc.log import reader
 from cdc.operate.commands import migrations
 from cdc.operate.doctor.run import examine
 from cdc.operate.findings import Severity
@@ -93,7 +92,7 @@ def test_each_role_does_its_work_with_what_the_document_gives_it(line: PipelineU
         "the signal's snapshot is not done",
     )
     converge(line.config)
-    assert reader.read_frontiers(line.config)[-1].seq >= 600, "the rows were not read again"
+    assert line.frontiers()[-1].seq >= 600, "the rows were not read again"
     assert read_status(line.config).verdict.exit_code == 0
     wrong = [each for each in examine(line.config) if each.severity is Severity.ERROR]
     assert wrong == []

@@ -16,9 +16,10 @@ from cdc.log import reader
 from cdc.operate.commands import migrations, snapshots, tables
 from cdc.snapshot.incremental import commands
 from cdc.snapshot.incremental import topic as live_topic
-from cdc.snapshot.incremental.records import LiveRecord
-from cdc.source import catalog, members
+from cdc.snapshot.incremental.records import IncrementalRecord
+from cdc.source.commands import send_command
 from cdc.source.connection import connect
+from cdc.source.publications import read_pinned_with_tables
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.load import TABLES, Load
@@ -28,9 +29,7 @@ def say(line: PipelineUnderTest, **command: object) -> str:
     """Emit a command; return the snapshot's id."""
     number = command.setdefault("id", uuid.uuid4().hex[:8])
     with line.database.connect(options="-c synchronous_commit=local") as connection:
-        members.send_command(
-            connection, line.config, commands.COMMAND, json.dumps(command).encode()
-        )
+        send_command(connection, line.config, commands.COMMAND, json.dumps(command).encode())
     return str(number)
 
 
@@ -39,14 +38,14 @@ def begin(line: PipelineUnderTest, *names: str, **more: object) -> str:
     return say(line, do="start", tables=of, **more)
 
 
-def found(line: PipelineUnderTest, number: str) -> LiveRecord | None:
+def found(line: PipelineUnderTest, number: str) -> IncrementalRecord | None:
     return next((r for r in live_topic.read(line.config) if r.id == number), None)
 
 
-_NONE = LiveRecord(pipeline="", id="", schema="", table="", state="running")
+_NONE = IncrementalRecord(pipeline="", id="", schema="", table="", state="running")
 
 
-def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> LiveRecord:
+def wait_state(line: PipelineUnderTest, number: str, state: str = "done") -> IncrementalRecord:
     def reached() -> bool:
         record = found(line, number)
         if record is not None and record.state != state:
@@ -137,7 +136,12 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
         ),
         *(
             f"INSERT INTO {name} SELECT i, 1, repeat('b', 3000) FROM generate_series(1, 3000) i"
-            for name in ("altered", "renamed", "dropped", "parts", "masked")
+            for name in ("parts", "masked")
+        ),
+        # So many that they are still being read when the daemon is told to pause.
+        *(
+            f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 60000) i"
+            for name in ("altered", "renamed", "dropped")
         ),
         batch={"max_events": 200, "max_wait_ms": 20},
         tables={
@@ -163,7 +167,7 @@ def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     say(line, do="resume", id=None)
     wait_state(line, numbers["altered"])
     again = wait_state(line, numbers["renamed"])
-    assert (again.table, again.rows >= 3000) == ("another", True), "its own topic has all of it"
+    assert (again.table, again.rows >= 60_000) == ("another", True), "its own topic has all of it"
     assert "drop" in (wait_state(line, numbers["dropped"], "failed").why or "")
     stopped = begin(line, "public.altered")
     say(line, do="stop", id=stopped)
@@ -229,7 +233,9 @@ def test_keys_of_every_kind_are_read_in_the_servers_order(pipeline: NewPipeline)
     assert sorted(versions) == sorted(set(versions))
 
 
-def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: NewPipeline) -> None:
+def test_a_table_is_added_removed_and_added_again_while_the_daemon_runs(
+    pipeline: NewPipeline,
+) -> None:
     """With its rows, under load; rows deleted while it was out are deleted from the log as well."""
     line = pipeline(*TABLES, "CREATE TABLE public.first (id int PRIMARY KEY)")
     line.start().wait_ready()
@@ -251,9 +257,9 @@ def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: Ne
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        (added,) = tables.add(line.config, ["public.later"])
-        assert added.snapshot is not None
-        wait_state(line, added.snapshot)
+        (snapshot,) = tables.add(line.config, ["public.later"]).values()
+        assert snapshot is not None
+        wait_state(line, snapshot)
     finally:
         stop.set()
         writer.join()
@@ -267,16 +273,16 @@ def test_a_table_is_added_removed_and_added_again_beside_the_daemon(pipeline: Ne
     wait_until(lambda: "public.later" not in line.resume()[0].publication.tables, "not noted")
     assert line.daemon.state == "streaming"
     assert line.daemon.term() == 0
-    assert "public.later" not in [str(each) for each in tables.captured(line.config)]
+    assert "public.later" not in [str(each) for each, _ in tables.captured(line.config)]
     line.start().wait_ready()
-    (added,) = tables.add(line.config, ["public.later"])
-    assert added.snapshot is not None
-    wait_state(line, added.snapshot)
+    (snapshot,) = tables.add(line.config, ["public.later"]).values()
+    assert snapshot is not None
+    wait_state(line, snapshot)
     converge(line.config)
     assert line.daemon.term() == 0
 
 
-def test_a_table_in_the_place_of_another_is_told_and_read_anew(pipeline: NewPipeline) -> None:
+def test_a_table_that_replaces_another_is_reported_and_read_again(pipeline: NewPipeline) -> None:
     """Dropped and recreated, or renamed: the stream has no events for the rows that it lost."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY, v int)",
@@ -302,14 +308,15 @@ def test_a_table_in_the_place_of_another_is_told_and_read_anew(pipeline: NewPipe
         before = len(line.daemon.log)
         line.database.execute(*statements)
         for table in tables_:
-            remedy = f"cdc snapshot public.{table} --anew"
+            remedy = f"cdc snapshot public.{table} --replace"
             wait_until(lambda: remedy in line.daemon.log[before:], remedy)  # noqa: B023 - of this round
             wait_state(line, begin(line, f"public.{table}", anew=True))
         converge(line.config)
     assert line.daemon.term() == 0
 
 
-def test_a_table_made_again_at_that_very_moment_has_not_left(pipeline: NewPipeline) -> None:
+@pytest.mark.long("a race; the other table in its place is in the first tier")
+def test_a_table_recreated_at_that_very_moment_is_still_published(pipeline: NewPipeline) -> None:
     """The publication and the tables are read one after another, while others change them."""
     line = pipeline(
         "CREATE TABLE t (id int PRIMARY KEY)",
@@ -330,7 +337,7 @@ def test_a_table_made_again_at_that_very_moment_has_not_left(pipeline: NewPipeli
     try:
         with connect(line.config) as connection:
             for _ in range(300):
-                publication, existing = catalog.publication_beside(
+                publication, existing = read_pinned_with_tables(
                     connection, line.config.publication, ["public.t"]
                 )
                 assert publication.tables.keys() >= existing
@@ -368,15 +375,15 @@ def test_a_listed_table_that_was_lost_comes_back_by_being_added(pipeline: NewPip
             line.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE t")
         with pytest.raises(GapError, match=r"public\.t"):
             line.set_up()
-        (added,) = tables.add(line.config, ["public.t"])
-        assert added.snapshot is not None
+        (snapshot,) = tables.add(line.config, ["public.t"]).values()
+        assert snapshot is not None
         line.start().wait_ready()
-        wait_state(line, added.snapshot)
+        wait_state(line, snapshot)
         converge(line.config)
         assert line.daemon.term() == 0
 
 
-def test_what_is_asked_for_before_the_initial_snapshot_is_refused(pipeline: NewPipeline) -> None:
+def test_a_request_before_the_initial_snapshot_is_refused(pipeline: NewPipeline) -> None:
     """The stream starts after the snapshot, so no daemon would receive the command."""
     line = pipeline(TABLES[0], snapshot={"mode": "initial", "runner": "local"}).set_up()
     with pytest.raises(ConfigError, match="initial snapshot is not taken yet"):

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.process import ProcessId
-from cdc.playground.servers.server import ask
+from cdc.playground.servers.server import probe
 from cdc.playground.servers.stack import Endpoints, LocalStack
 from tests.fixtures.servers import Database, KafkaServer, fresh_database
 
@@ -44,9 +44,9 @@ def write(ends: Endpoints, text: str) -> None:
         connection.execute("INSERT INTO kept VALUES (%s)", [text])
     admin = AdminClient({"bootstrap.servers": bootstrap_of(ends)})
     if "kept" not in admin.list_topics(timeout=60).topics:
-        admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
+        admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(120)
     producer = Producer({"bootstrap.servers": bootstrap_of(ends), "transactional.id": "kept"})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce("kept", text)
     producer.commit_transaction(30)
@@ -83,7 +83,7 @@ def test_up_again_after_kill_9_of_all_keeps_data_and_ports(stack_home: Path) -> 
 
 def redis(port: int, *words: str) -> bytes:
     lines = [f"*{len(words)}", *(part for word in words for part in (f"${len(word)}", word))]
-    return ask(port, "".join(f"{line}\r\n" for line in lines).encode())
+    return probe(port, "".join(f"{line}\r\n" for line in lines).encode())
 
 
 def opensearch(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -94,6 +94,7 @@ def opensearch(port: int, method: str, path: str, body: object = None) -> dict[s
     return answer
 
 
+@pytest.mark.long("the demo's servers; the first tier has Postgres and Kafka")
 def test_redis_and_opensearch_keep_their_data_over_kill_9(stack_home: Path) -> None:
     stack = LocalStack(stack_home)
     ends = stack.up(["redis", "opensearch"])
@@ -155,7 +156,8 @@ def test_down_leaves_no_process_and_up_finds_the_data(stack_home: Path) -> None:
 
 def test_two_ups_at_once_start_one_of_each(stack_home: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from cdc.playground.servers.stack import LocalStack\n"
+        "import sys; from pathlib import Path\n"
+        "from cdc.playground.servers.stack import LocalStack\n"
         "s = LocalStack(Path(sys.argv[1])); print(s.up(['postgres']), s['postgres'].pid)"
     )
     both = [
@@ -231,7 +233,8 @@ def test_a_server_that_cannot_start_shows_its_log(stack_home: Path) -> None:
 
 def test_a_tied_stack_goes_down_with_its_process(stack_home: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from cdc.playground.servers.stack import LocalStack\n"
+        "import sys, time; from pathlib import Path\n"
+        "from cdc.playground.servers.stack import LocalStack\n"
         "s = LocalStack(Path(sys.argv[1]), tied=True); s.up(['postgres'])\n"
         "print(s['postgres'].pid, flush=True); time.sleep(600)"
     )
@@ -242,7 +245,7 @@ def test_a_tied_stack_goes_down_with_its_process(stack_home: Path) -> None:
         server = ProcessId.of(int(process.stdout.readline()))
         assert server is not None
         process.kill()
-    assert server.wait(30)
+    assert server.wait(120)
 
 
 def test_stacks_in_two_homes_are_strangers(stack_home: Path, tmp_path: Path) -> None:
@@ -293,7 +296,7 @@ def test_each_test_has_a_database_of_its_own(database: Database) -> None:
 
 def test_each_test_has_topics_of_its_own(kafka_server: KafkaServer, topic_prefix: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    admin.create_topics([NewTopic(f"{topic_prefix}.one", 1, 1)])[f"{topic_prefix}.one"].result(10)
+    admin.create_topics([NewTopic(f"{topic_prefix}.one", 1, 1)])[f"{topic_prefix}.one"].result(120)
 
 
 def test_a_killed_server_comes_back_where_it_was(killable_stack: LocalStack) -> None:

@@ -10,8 +10,9 @@ from cdc.log import reader, topics
 from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.commands.setup_columns import HiddenColumns
 from cdc.operate.commands.steps import Did
-from cdc.source import setup as source_setup
+from cdc.publication import objects as source_setup
 from cdc.source.connection import connect
+from cdc.source.tables import read_tables
 from tests.fixtures.daemon import NewPipeline
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def line(pipeline: NewPipeline) -> PipelineUnderTest:
     return pipeline("CREATE TABLE users (id int PRIMARY KEY, n int)", log={"partitions": 1})
 
 
+@pytest.mark.long("volume")
 def test_thousands_of_tables_are_set_up_in_one_command(line: PipelineUnderTest) -> None:
     """One request for all topics would be refused, so they are created in several."""
     line.database.execute(tables(_MANY))
@@ -68,9 +70,11 @@ def test_the_hidden_columns_of_many_tables_take_one_query(
 ) -> None:
     line = pipeline(tables(50), tables={"public.many_*": {"mask": {"n": "null"}}})
     with connect(line.config) as connection:
-        found = source_setup.matched_tables(connection, line.config)
+        found = source_setup.matched_tables(
+            line.config, read_tables(connection, line.config.selection)
+        )
         hidden = HiddenColumns(connection, line.config, found)
         queries = counted(monkeypatch, connection, "execute")
-        hidden.look()
+        hidden.read_numbers()
     assert len(queries) == 1
     assert sum(bool(each.hidden) for each in reader.read_column_numbers(line.config)) == 50

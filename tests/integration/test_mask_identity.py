@@ -95,6 +95,7 @@ def goes_on(line: PipelineUnderTest, name: str, events: int) -> dict[str, Any]:
     return found[-1]
 
 
+@pytest.mark.long("the other changes", sample=["same_list_in_three"])
 @each_change
 def test_while_the_daemon_runs(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -110,6 +111,7 @@ def test_while_the_daemon_runs(pipeline: NewPipeline, change: str) -> None:
     goes_on(line, name, 3)
 
 
+@pytest.mark.long("the other changes", sample=["swap_in_three"])
 @each_change
 def test_while_the_daemon_is_stopped(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -125,6 +127,7 @@ def test_while_the_daemon_is_stopped(pipeline: NewPipeline, change: str) -> None
     goes_on(line, name, 4)
 
 
+@pytest.mark.long("as before an initial snapshot")
 @each_change
 def test_between_setup_and_the_first_run(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -136,6 +139,7 @@ def test_between_setup_and_the_first_run(pipeline: NewPipeline, change: str) -> 
     goes_on(line, name, 3)
 
 
+@pytest.mark.long("the other changes", sample=["same_list"])
 @each_change
 def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
     statements, name = CHANGES[change]
@@ -149,6 +153,7 @@ def test_before_an_initial_snapshot(pipeline: NewPipeline, change: str) -> None:
     goes_on(line, name, 2)
 
 
+@pytest.mark.long("as before an initial snapshot")
 @each_change
 def test_by_a_snapshot_of_the_running_daemon(pipeline: NewPipeline, change: str) -> None:
     """Only the snapshot makes the daemon look at the table."""

@@ -11,7 +11,7 @@ from cdc.cli.main import run
 from cdc.operate.commands import snapshots
 from cdc.snapshot.incremental import topic as live_topic
 from cdc.source.connection import connect
-from cdc.source.members import members
+from cdc.source.members import read_members
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records
 from tests.integration.test_masks import everything
@@ -19,7 +19,7 @@ from tests.integration.test_masks import everything
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.snapshot.incremental.records import LiveRecord
+    from cdc.snapshot.incremental.records import IncrementalRecord
 
 KEY = "a key of the tests' own"
 USERS = "CREATE TABLE users (email text PRIMARY KEY, name text, plain int)"
@@ -43,11 +43,11 @@ def snapshot(line: PipelineUnderTest, *more: str) -> None:
     assert run(["snapshot", "public.users", *more, "-c", str(line.config_file)]) == 0
 
 
-def ask(line: PipelineUnderTest, **asked: Any) -> None:  # noqa: ANN401 - as `snapshots.ask` takes it
+def ask(line: PipelineUnderTest, **asked: Any) -> None:  # noqa: ANN401 - as `snapshots.request` takes it
     """Ask for a snapshot as `cdc snapshot` does, but without its checks."""
     with connect(line.config) as connection:
-        chosen = members(connection, line.config.publication)
-        snapshots.ask(connection, line.config, chosen, **asked)
+        chosen = read_members(connection, line.config.publication)
+        snapshots.request(connection, line.config, chosen, **asked)
 
 
 @contextmanager
@@ -55,19 +55,19 @@ def unread(line: PipelineUnderTest) -> Iterator[None]:
     """Ask for given keys, and prevent any row from being read until the end."""
     with connect(line.config) as connection:
         # Before the lock, because the query for the tables' sizes waits for it.
-        chosen = members(connection, line.config.publication)
+        chosen = read_members(connection, line.config.publication)
         with line.database.connect() as holding, holding.transaction():
             holding.execute("LOCK TABLE users IN ACCESS EXCLUSIVE MODE")
-            snapshots.ask(connection, line.config, chosen, keys=GIVEN)
+            snapshots.request(connection, line.config, chosen, keys=GIVEN)
             assert reaches(line, "running").withheld
             yield
 
 
-def record(line: PipelineUnderTest) -> LiveRecord | None:
+def record(line: PipelineUnderTest) -> IncrementalRecord | None:
     return next(reversed(live_topic.read(line.config)), None)
 
 
-def reaches(line: PipelineUnderTest, state: str) -> LiveRecord:
+def reaches(line: PipelineUnderTest, state: str) -> IncrementalRecord:
     def reached() -> bool:
         known = record(line)
         return known is not None and known.state == state
@@ -116,7 +116,7 @@ def test_the_next_session_of_a_process_knows_the_given_keys(pipeline: NewPipelin
         # From Postgres 16 on, the next session waits for the lock itself, to read the publication.
         wait_until(lambda: "starting over" in line.daemon.log, "the session does not end")
     assert reaches(line, "done").rows == len(GIVEN)
-    assert "going on with a live snapshot" in line.daemon.log
+    assert "incremental snapshot continues" in line.daemon.log
     shows_nothing(line)
 
 
@@ -132,7 +132,9 @@ def test_a_condition_on_a_hidden_column_is_in_no_topic(pipeline: NewPipeline, wh
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_walk_begins_again_without_a_key_in_the_log(pipeline: NewPipeline, times: int) -> None:
+def test_a_table_is_read_from_the_start_without_a_key_in_the_log(
+    pipeline: NewPipeline, times: int
+) -> None:
     """Killed before the first chunk is read, or before a later one."""
     line = filled(pipeline)
     line.start(f"before_low:{times}").wait_ready()

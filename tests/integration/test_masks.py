@@ -188,7 +188,7 @@ def test_null_stays_null_but_where_the_mask_says_otherwise(pipeline: NewPipeline
     ("change", "says"),
     [
         ("ALTER TABLE users RENAME email TO mail", "a hidden column: email (column 2) is mail"),
-        ("ALTER TABLE users RENAME TO people", "so far, and is silent now"),
+        ("ALTER TABLE users RENAME TO people", "so far, and no longer names them"),
     ],
 )
 def test_a_rename_does_not_show_what_was_hidden(
@@ -223,7 +223,7 @@ def test_a_mask_taken_away_by_a_slip_of_the_pen_stops_the_daemon(pipeline: NewPi
     kept = MASKS["public.users"]["mask"] | {"email": None}
     del kept["email"]
     without = line.write("without.yaml", tables={"public.users": {"mask": kept}})
-    line.refused(78, "hid email so far, and is silent now", config_file=without)
+    line.refused(78, "hid email so far, and no longer names them", config_file=without)
     meant = line.write("meant.yaml", tables={"public.users": {"mask": kept | {"email": "keep"}}})
     line.start(config_file=meant).wait_ready()
     assert caught_up(line, 2)[-1]["after"]["email"] == "clear"

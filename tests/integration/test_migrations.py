@@ -14,7 +14,8 @@ from cdc.cli.main import cdc
 from cdc.operate.commands import migrations
 from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.commands.steps import Did
-from cdc.operate.doctor import migrations as doctor_migrations
+from cdc.operate.doctor import migrations as migration_checks
+from cdc.source.connection import connect
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
 from tests.fixtures.witness import data_records, records_of
@@ -229,6 +230,7 @@ def test_a_message_of_our_prefix_that_is_not_ours_harms_nothing(
     assert [event["source"]["seq"] for event in rows(bare)] == [1]
 
 
+@pytest.mark.long("waits for beats")
 def test_a_running_daemon_beats(bare: PipelineUnderTest) -> None:
     """Without the table it continues, and reports that."""
     ask(bare, heartbeat_table=True, heartbeat_seconds=5).set_up()
@@ -280,9 +282,11 @@ def test_a_row_of_the_signal_table_has_a_table_read(bare: PipelineUnderTest) -> 
 
 def doctor(line: PipelineUnderTest) -> dict[str, str]:
     """Return the doctor's finding about each, by name: its severity, and its fix."""
+    with connect(line.config) as connection:
+        findings = list(migration_checks.examine(connection, line.config))
     return {
         name: f"{each.severity.value}: {each.fix}"
-        for each in doctor_migrations.examine(line.config)
+        for each in findings
         for name in _PARTS
         if f"the {name.replace('_', ' ').replace('ddl', 'DDL')} " in each.what
     }

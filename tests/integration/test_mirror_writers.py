@@ -165,7 +165,7 @@ def test_a_killed_tasks_rows_are_there_once(spark: SparkSession, tmp_path: Path)
     assert set(rubbish) == there - named
 
 
-def test_a_commit_is_of_the_version_behind_what_it_looked_at(
+def test_a_commit_creates_the_version_after_the_one_that_it_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two writers of a group, the second finds it done; an older generation adds nothing."""
@@ -201,7 +201,7 @@ def test_a_commit_is_of_the_version_behind_what_it_looked_at(
     mirror.write(rows_of(*shares, replaces=False), said(6))
     assert loaded(spark, tmp_path).count() == 2 * MANY
     elsewhere = [replace(part, path="elsewhere") for part in mirror._written(rows_of(*shares))]
-    with pytest.raises(ConfigError, match="not where the driver looks"):
+    with pytest.raises(ConfigError, match="does not find the files"):
         commit(DeltaTable(tmp_path), rows_of(*shares), elsewhere, said(7))
     [metrics] = [dict(each) for text, each in mirror.commits() if '"group": 6' in (text or "")]
     assert metrics["numOutputRows"] == str(MANY)

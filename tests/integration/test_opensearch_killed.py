@@ -17,6 +17,8 @@ from sinks.opensearch.sink import OpenSearchSink
 from tests.contract.under_test import USERS, applied, change, key, row
 from tests.fixtures.store_opensearch import OpenSearchStore
 
+pytestmark = pytest.mark.long("a minute; the followers campaign kills servers")
+
 _PATIENCE_SECONDS = 180
 
 

@@ -133,7 +133,7 @@ def client(opensearch_url: str) -> Iterator[OpenSearch]:
         yield client
 
 
-def test_a_reader_waits_for_a_frontier_and_tells_it(
+def test_a_reader_waits_for_a_frontier_and_returns_it(
     opensearch_store: OpenSearchStore, client: OpenSearch
 ) -> None:
     """A search that spans a cut is repeated; without a frontier the reader waits."""
@@ -180,7 +180,7 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
     while any(writer.is_alive() for writer in writers):
         writers[0].looked.set()
         try:
-            read = reader.read(lambda _: amounts_now(opensearch_store), seconds=0.5)
+            read = reader.read(lambda _: amounts_now(opensearch_store), seconds=30.0)
         except UnavailableError:
             continue
         assert read.found == states[read.seq], read.seq
@@ -191,7 +191,7 @@ def test_readers_of_two_writers_see_states_that_the_database_had(
     assert amounts_now(opensearch_store) == history[-1].held
 
 
-def test_what_a_truncate_took_does_not_return_with_other_fields(
+def test_truncated_rows_do_not_return_with_other_fields(
     opensearch_store: OpenSearchStore,
 ) -> None:
     """While readers do not see its empty index yet: neither rows nor dead letters return."""
@@ -220,7 +220,7 @@ def test_what_a_truncate_took_does_not_return_with_other_fields(
         each.close()
 
 
-def test_rows_of_another_key_are_refused_until_the_table_is_built_anew(
+def test_rows_of_another_key_are_refused_until_the_table_is_rebuilt(
     opensearch_store: OpenSearchStore,
 ) -> None:
     """Or emptied by a truncate in the cut; changes that the build has are applied again."""

@@ -100,7 +100,7 @@ def test_any_order_and_any_repetition_end_as_the_newest(
 # --- busy, full, closed ---
 
 
-def test_only_what_was_refused_is_sent_again(
+def test_only_refused_items_are_sent_again(
     opensearch_store: OpenSearchStore,
     busy_opensearch: BusyOpenSearch,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +128,7 @@ def test_only_what_was_refused_is_sent_again(
     sink.close()
 
 
-def test_what_never_passes_is_said(
+def test_items_that_are_always_refused_are_an_error(
     opensearch_store: OpenSearchStore,
     busy_opensearch: BusyOpenSearch,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_what_never_passes_is_said(
     refused(2, UnavailableError, "429|503")
     busy_opensearch.item_chance = 0.0
     (index,) = opensearch_store.call("GET", f"/{opensearch_store.prefix}-public.users/_alias")[1]
-    for setting, hint in (("read_only_allow_delete", "disk"), ("write", "lift index.blocks")):
+    for setting, hint in (("read_only_allow_delete", "disk"), ("write", "remove index.blocks")):
         opensearch_store.call("PUT", f"/{index}/_settings", {f"index.blocks.{setting}": True})
         refused(2, UnavailableError, hint)
         opensearch_store.call("PUT", f"/{index}/_settings", {f"index.blocks.{setting}": None})
@@ -173,7 +173,7 @@ def test_what_never_passes_is_said(
     sink.close()
 
 
-def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
+def test_documents_of_a_missing_shard_do_not_count_as_missing(
     opensearch_store: OpenSearchStore, busy_opensearch: BusyOpenSearch
 ) -> None:
     """OpenSearch answers 200, with errors for some documents, or with fewer of them."""
@@ -207,7 +207,7 @@ def test_what_a_missing_shard_hides_is_not_taken_for_nothing(
     sink.close()
 
 
-def test_too_many_shards_is_a_persons_to_mend(sink: OpenSearchSink) -> None:
+def test_too_many_shards_need_a_person(sink: OpenSearchSink) -> None:
     """Reported in OpenSearch's own words, with the setting to raise."""
     limit = "cluster.max_shards_per_node"
     client = sink._client
@@ -238,7 +238,7 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
         apply(sink, 2, users(user(2, 2)))
     with pytest.raises(StoreLostError, match=index):
         opensearch_store.sink().open()
-    sink.anew(2)
+    sink.start_over(2)
     assert sink.open() is None
     apply(sink, 2, users(user(1, 1), user(2, 2)))
     assert len(opensearch_store.rows("public.users")) == 2
@@ -253,7 +253,7 @@ def test_an_index_that_was_made_by_somebody_else_is_not_ours(
 # --- mappings that change ---
 
 
-def test_a_changed_type_takes_an_index_aside_and_readers_move_at_the_commit(
+def test_a_changed_type_gets_a_new_index_and_readers_move_at_the_commit(
     opensearch_store: OpenSearchStore, sink: OpenSearchSink
 ) -> None:
     store = opensearch_store
@@ -284,7 +284,7 @@ def test_a_changed_type_takes_an_index_aside_and_readers_move_at_the_commit(
     assert apply(sink, 5, users(user(2, 2), user(1, 1))) == 0
 
 
-def test_what_the_new_fields_refuse_is_set_aside_and_comes_back_with_fields_that_take_it(
+def test_refused_documents_are_dead_letters_until_the_fields_accept_them(
     opensearch_store: OpenSearchStore,
 ) -> None:
     store = opensearch_store
@@ -314,7 +314,9 @@ class Killed(BaseException):
     """A process that dies before a request."""
 
 
-def test_another_process_ends_what_one_has_begun(opensearch_store: OpenSearchStore) -> None:
+def test_another_process_finishes_an_interrupted_change_of_index(
+    opensearch_store: OpenSearchStore,
+) -> None:
     """Killed before each of the requests that replace one index with another."""
     for point in range(1, 100):
         version = USERS._replace(table=f"u{point}")

@@ -48,7 +48,7 @@ def wide(frames: list[bytes], options: Values, schema_id: int) -> tuple[Version,
     return made, [msgspec.json.encode(row) for row in rows]
 
 
-def test_every_value_of_every_type_stands_in_its_document_and_none_is_refused(
+def test_every_value_of_every_type_is_in_its_document_and_none_is_refused(
     decoded: Decoded, opensearch_store: OpenSearchStore
 ) -> None:
     """Byte for byte under every option, and searchable by value."""

@@ -122,7 +122,7 @@ def test_by_leaf_a_detached_partition_is_a_gap_until_it_is_excluded(pipeline: Ne
     )
     line.ends(line.daemon, 78, "no longer has public.sales_24")
     line.config_file = line.write("lockstep.yaml", source__exclude=["public.sales_24"])
-    assert "goes on without public.sales_24" in " ".join(s.what for s in set_up(line.config))
+    assert "continues without public.sales_24" in " ".join(s.what for s in set_up(line.config))
     line.start().wait_ready()
     assert told(line, 2)[1] == ("sales_25", "c", 2)
 

@@ -283,14 +283,14 @@ def test_frontiers_count_exactly_what_lies_between_them(line: PipelineUnderTest)
     events(line, 25)
 
     def newest() -> int:
-        found = reader.read_frontiers(line.config)
+        found = line.frontiers()
         return found[-1].seq if found else 0
 
     wait_until(lambda: newest() == 25, "no frontier")
     records = data_records(line)
     reached: dict[tuple[str, int], int] = {}
     seq = 0
-    for frontier in reader.read_frontiers(line.config):
+    for frontier in line.frontiers():
         within: list[Record] = []
         for topic, partition, end, count in frontier.partitions:
             start = reached.get((topic, partition), 0)

@@ -10,9 +10,8 @@ import pytest
 
 from cdc.cli.main import run
 from cdc.playground.servers.stack import LocalStack
-from cdc.source import membership
-from cdc.source import server as inspection
-from cdc.source.publication_members import members
+from cdc.source.members import members_clause, read_members
+from cdc.source.publications import read_publication
 from tests.fixtures.daemon import NewPipeline, wait_until
 from tests.fixtures.servers import POSTGRES_SETTINGS
 from tests.fixtures.standby import majors
@@ -82,7 +81,10 @@ def server(
 
 def both(connection: psycopg.Connection[Any], name: str) -> tuple[list[int], list[int]]:
     """Return the members by our query, and by Postgres' function."""
-    query = members(connection.info.server_version) + "SELECT relid::bigint FROM lockstep_members"
+    query = (
+        members_clause(connection.info.server_version)
+        + "SELECT relid::bigint FROM lockstep_members"
+    )
     ours = connection.execute(query.encode(), {"publication": name}).fetchall()
     theirs = connection.execute(
         "SELECT relid::bigint FROM pg_get_publication_tables(%s)", (name,)
@@ -121,12 +123,12 @@ def test_an_exclusively_locked_table_keeps_nobody_from_reading_the_publication(
     with database.connect() as holder, database.connect() as reader, holder.transaction():
         holder.execute("LOCK TABLE busy IN ACCESS EXCLUSIVE MODE")
         reader.execute("SET lock_timeout = '1s'")
-        found = inspection.publication(reader, "p")
+        found = read_publication(reader, "p")
         assert found is not None
-        assert found.members == {"public.busy": False, "public.free": False}
-        state = membership.state(reader, "p")
-        assert state is not None
-        assert len(state.published) == 2
+        assert [each.table for each in found.published.values()] == ["busy", "free"]
+        entries = found.entries.values()
+        assert all(each.attnums is None and each.where is None for each in entries)
+        assert [each.table for each in read_members(reader, "p")] == ["busy", "free"]
 
 
 def test_a_daemon_starts_and_streams_while_a_table_is_locked_exclusively(

@@ -15,7 +15,7 @@ from cdc.cli.main import run
 from cdc.errors import GapError
 from cdc.log import resume
 from cdc.operate.commands.setup import set_up
-from cdc.operate.commands.snapshots import listing
+from cdc.snapshot.incremental import topic
 from tests.fixtures.converge import converge
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
@@ -64,10 +64,11 @@ def mended(line: PipelineUnderTest) -> None:
 
 
 def all_read(line: PipelineUnderTest) -> bool:
-    found = listing(line.config)
+    found = topic.read(line.config)
     return bool(found) and not any(record.active for record in found)
 
 
+@pytest.mark.long("as while running")
 def test_operations_left_out_while_stopped_and_set_back_are_a_gap(line: PipelineUnderTest) -> None:
     """The catalog shows nothing of it except another version of the publication's row."""
     assert line.daemon.term() == 0
@@ -86,6 +87,7 @@ def test_operations_left_out_while_running_and_set_back_are_a_gap(line: Pipeline
     mended(line)
 
 
+@pytest.mark.long("another gap of the same comparison")
 def test_operations_left_out_for_good_are_a_gap(line: PipelineUnderTest) -> None:
     line.database.execute(only_inserts(line), *_LOST)
     line.ends(line.daemon, _CONFIG, "publishes insert, before insert, update, delete, truncate")
@@ -121,6 +123,7 @@ def test_what_is_acknowledged_is_asked_for_once(
     assert json.loads(capsys.readouterr().out) == {"acknowledged": [], "snapshots": []}
 
 
+@pytest.mark.long("another gap of the same comparison")
 def test_only_another_owner_takes_no_snapshot(
     line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +145,7 @@ def test_only_another_owner_takes_no_snapshot(
         line.database.execute(f"ALTER PUBLICATION {name} OWNER TO postgres", f"DROP ROLE {role}")
 
 
+@pytest.mark.long("another gap of the same comparison")
 @pytest.mark.pg(">= 15")
 def test_a_table_whose_rows_were_filtered_for_a_while_is_a_gap(line: PipelineUnderTest) -> None:
     name = line.config.publication
@@ -154,6 +158,7 @@ def test_a_table_whose_rows_were_filtered_for_a_while_is_a_gap(line: PipelineUnd
     mended(line)
 
 
+@pytest.mark.long("another gap of the same comparison")
 @pytest.mark.pg(">= 15")
 def test_a_schema_taken_out_and_put_back_is_a_gap(pipeline: NewPipeline) -> None:
     """Its tables have no membership of their own: only the schema's own oid shows it."""
@@ -183,7 +188,7 @@ def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None
     assert line.daemon.term() == 0
     line.start().wait_ready()
     converge(line.config)
-    sends = line.resume()[0].publication.sends
+    sends = line.resume()[0].publication.options
     assert sends is not None
     assert not sends.via_root
     # Another change by hand is still found, although our record exists.
@@ -191,11 +196,12 @@ def test_what_our_own_commands_change_is_no_gap(line: PipelineUnderTest) -> None
     line.ends(line.daemon, _CONFIG, "was altered and set back")
 
 
+@pytest.mark.long("records of earlier versions")
 def test_a_record_from_before_it_was_pinned_is_continued(line: PipelineUnderTest) -> None:
     assert line.daemon.term() == 0
     identity, position = line.resume()
-    assert identity.publication.sends is not None
-    before = replace(identity.publication, sends=None, narrowed={})
+    assert identity.publication.options is not None
+    before = replace(identity.publication, options=None, narrowed={})
     older = replace(identity, publication=before)
     resume.write_fenced(line.config, older, position, read=(identity, position))
     line.start().wait_ready()

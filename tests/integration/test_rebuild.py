@@ -14,6 +14,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.cli.main import run as cdc
+from cdc.errors import ConfigError
+from cdc.operate.commands.setup import survey, tear_down
 from jobs.generations.builders import LogBuilder, MirrorBuilder
 from jobs.generations.rebuilding import Rebuild
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -126,7 +128,7 @@ def shop(
     return made
 
 
-def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
+def test_a_damaged_cache_is_rebuilt_while_its_follower_runs(shop: Shop) -> None:
     """So are its documents, from the mirror; a state of the past is a shadow build."""
     shop.check()
     asked = shop.lsn()
@@ -141,7 +143,7 @@ def test_a_damaged_cache_is_built_anew_beside_its_follower(shop: Shop) -> None:
     aside.close()
     shop.client.set(f"{shop.prefix}:public.items:1:1", b'{"price": "forged"}')
     with shop.following("cache", "lake", "docs") as runs:
-        outcome = shop.rebuild("cache").anew()
+        outcome = shop.rebuild("cache").run()
         assert sum(len(each.differences) for each in outcome.tables) >= 1, shop.told
         assert shop.command("docs")["generation"] == 2
         shop.pipeline.database.execute(
@@ -173,6 +175,7 @@ class LogBuilderVersions:
         return self._builder.versions(outcome.applied)
 
 
+@pytest.mark.long("a minute of Spark; test_rebuild_truth reads again")
 def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
     """By the daemon, through the stream; documents continue across the rebuild of their mirror."""
     shop.pipeline.daemon.term()
@@ -182,13 +185,31 @@ def test_without_the_logs_beginning_rows_are_read_again(shop: Shop) -> None:
     admin = AdminClient({"bootstrap.servers": shop.pipeline.bootstrap})
     cut = [TopicPartition(topic, number, end) for number, end in enumerate(standing.ends[topic])]
     for done in admin.delete_records(cut).values():
-        done.result(timeout=30)
+        done.result(timeout=120)
     assert cdc(["topics", "acknowledge", "--yes", "-c", str(shop.pipeline.config_file)]) == 0
     shop.pipeline.database.execute("DELETE FROM items WHERE line % 4 = 0")
     shop.pipeline.start().wait_ready()
     for name in ("cache", "lake"):
-        assert shop.rebuild(name).anew().generation == 2
+        assert shop.rebuild(name).run().generation == 2
         assert any("reading again" in each for each in shop.told)
         shop.told.clear()
     shop.follow("lake", "cache", "docs")
+    shop.check()
+
+
+@pytest.mark.long("a minute of Spark")
+def test_followers_of_a_log_that_was_started_over_are_rebuilt_from_the_new_one(shop: Shop) -> None:
+    """Their frontiers are above those of the new log, and mean nothing in it."""
+    line = shop.pipeline
+    line.daemon.term()
+    list(tear_down(line.config, survey(line.config), with_topics=True))
+    line.set_up()
+    line.start().wait_ready()
+    line.database.execute("UPDATE orders SET buyer = buyer", "UPDATE items SET price = price + 1")
+    with pytest.raises(ConfigError, match="followed another log"):
+        shop.rebuild("cache").run(frozenset({"public.items"}))
+    for name in ("cache", "lake", "docs"):
+        outcome = shop.rebuild(name).run()
+        assert outcome.tables == (), "nothing was compared"
+    assert sum("followed another log" in each for each in shop.told) == 3
     shop.check()

@@ -337,6 +337,7 @@ def check(bank: Bank, plan: Plan, old: State, asked: str) -> None:
     assert list(bank.scratch.iterdir()) == []
 
 
+@pytest.mark.long("five minutes; the contract kills each step of a switch")
 @pytest.mark.slow
 @pytest.mark.timeout(2_400 + 1_200 * ROUNDS)
 def test_a_killed_rebuild_leaves_readers_the_old_state_and_its_successor_the_new_one(

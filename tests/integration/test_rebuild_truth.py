@@ -95,6 +95,7 @@ def check(line: PipelineUnderTest, builder: LogBuilder) -> list[str]:
     return sorted(known)
 
 
+@pytest.mark.long("partitions are added seldom")
 def test_keys_that_added_partitions_have_moved_count_once(line: PipelineUnderTest) -> None:
     assert check(line, builder_of(line)) == ["gone", "users"]
     line.daemon.term()
@@ -121,7 +122,7 @@ def test_rows_of_dropped_tables_are_not_asked_for_where_rows_are_read_again(
     client = topics.admin(line.config)
     cut = client.delete_records([TopicPartition(*frontiers, first)])
     for done in cut.values():
-        done.result(timeout=30)
+        done.result(timeout=120)
     line.database.execute("DROP TABLE gone", "DELETE FROM users WHERE id % 2 = 0")
     builder = builder_of(line)
     sink = MemorySink(request.node.nodeid)

@@ -35,7 +35,7 @@ def _follow(sink: RedisSink, cuts: int) -> None:
         apply(sink, seq, users(seq, 1, seq))
 
 
-def test_a_cluster_that_loses_one_server_says_so(
+def test_a_cluster_that_loses_one_server_is_a_lost_store(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """Once the loss is seen, the other's slots take no rows either; then all starts again."""
@@ -49,12 +49,12 @@ def test_a_cluster_that_loses_one_server_says_so(
             apply(sink, 100, users(0, 50, 51))
         with pytest.raises(StoreLostError):
             sink.open()
-        sink.anew(lost + 2)
+        sink.start_over(lost + 2)
         assert sink.open() is None
         assert not any(node.keys("shop:public*") for node in redis_cluster.nodes)
 
 
-def test_a_server_that_lost_its_last_writes_alone_is_found(
+def test_one_server_that_lost_its_last_writes_is_detected(
     redis_cluster: ClusterServers, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """A failover or a crash between two cuts, of a server without the follower's own key."""
@@ -73,7 +73,7 @@ def test_a_server_that_lost_its_last_writes_alone_is_found(
         sink.begin(150, [USERS])
     with pytest.raises(StoreLostError, match="last writes"):
         sink.open()
-    sink.anew(2)
+    sink.start_over(2)
     assert sink.open() is None
     apply(sink, 100, users(0, 50, 51))
 

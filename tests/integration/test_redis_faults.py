@@ -45,7 +45,7 @@ def stored(client: redis.Redis, many: int) -> list[int | None]:
 # --- refusals ---
 
 
-def test_what_redis_refuses_is_told_with_what_to_do(
+def test_a_refusal_of_redis_is_an_error_with_a_hint(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """A temporary refusal leaves nothing half done: the same cut succeeds afterwards."""
@@ -73,21 +73,21 @@ def test_what_redis_refuses_is_told_with_what_to_do(
     assert stored(redis_client, 2) == [3, 4]
 
 
-def test_something_else_at_a_key_stops_the_follower_by_the_tables_name_alone(
+def test_a_foreign_value_at_a_key_stops_the_follower(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     shape = Shape(key="names", form="set", member="{name}")
     sink = open_sink(settings._replace(shapes={"public.users": shape}))
     redis_client.set("names", "mine")
-    with pytest.raises(ConfigError, match="something else") as caught:
+    with pytest.raises(ConfigError, match="another type of value") as caught:
         apply(sink, 1, users(0, 1, 1))
     assert "mine" not in str(caught.value)
-    assert RedisReader(redis_client, "shop", "cache").mark() is None
+    assert RedisReader(redis_client, "shop", "cache").frontier() is None
     with pytest.raises(ConfigError, match="another shape"):
         open_sink(settings).begin(2, [USERS])
 
 
-def test_a_server_that_evicts_takes_what_bears_it(
+def test_a_server_that_evicts_is_refused_unless_the_shape_tolerates_it(
     settings: Settings, redis_client: redis.Redis, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """Complete rows at their keys: an evicted one is missing until it changes, and never old."""
@@ -115,7 +115,7 @@ def test_a_server_that_evicts_takes_what_bears_it(
         redis_client.delete('shop:~cache.1:public.users:{"id":1}')
         redis_client.set("shop:public.lines:1", "another follower's")
         by_id = settings._replace(shapes={"public.lines": Shape(key="l:{no}{id}")})
-        RedisSink(by_id).anew(2)
+        RedisSink(by_id).start_over(2)
         assert redis_client.keys("shop:public.[ul]*s:*") == [b"shop:public.lines:1"]
         sink.open()
         redis_client.delete("shop:cdc:cache")
@@ -152,7 +152,7 @@ def killable(tmp_path: Any) -> Iterator[LocalStack]:  # noqa: ANN401 - a path
     stack.down()
 
 
-def test_a_kill_in_the_middle_of_a_cut_repeats_it_whole(
+def test_a_kill_in_the_middle_of_a_cut_repeats_all_of_it(
     killable: LocalStack, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """Also if the process that commits it wrote nothing itself and was not connected then."""
@@ -167,7 +167,7 @@ def test_a_kill_in_the_middle_of_a_cut_repeats_it_whole(
     killable["redis"].kill()
     killable.start("redis")
     sink.close()
-    with pytest.raises(UnavailableError, match="started again"):
+    with pytest.raises(UnavailableError, match="was restarted"):
         sink.commit(applied(2 * MANY))
     standing = sink.open()
     assert standing is not None
@@ -207,7 +207,7 @@ def test_a_restored_dump_is_an_older_frontier_to_go_on_from(
 # --- what readers see ---
 
 
-def test_readers_see_small_cuts_whole_and_large_ones_by_the_frontier(
+def test_readers_see_small_cuts_at_once_and_large_ones_by_the_frontier(
     settings: Settings, redis_url: str, open_sink: Callable[[Settings], RedisSink]
 ) -> None:
     """Money moves between two tables; every read finds all of it."""

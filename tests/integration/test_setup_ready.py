@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.config import Config
-from cdc.errors import ConfigError, Exit, GapError, PermissionDeniedError
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    Exit,
+    GapError,
+    PermissionDeniedError,
+    SlotBusyError,
+)
 from cdc.log import topics
 from cdc.operate import parameters
 from cdc.operate.commands import tables as control
-from cdc.operate.commands.setup import set_up
+from cdc.operate.commands.setup import set_up, survey, tear_down
 from cdc.operate.doctor.run import examine
-from cdc.operate.findings import Finding, Severity
+from cdc.operate.findings import Finding, Level, Severity
 from cdc.operate.status import read_status
-from cdc.source import abilities
-from cdc.source import server as inspection
+from cdc.playground.servers.stack import LocalStack
+from cdc.publication.objects import alter_slot
+from cdc.source.abilities import read_abilities
 from cdc.source.connection import connect
-from tests.fixtures.daemon import NewPipeline, PipelineUnderTest
+from cdc.source.server import read_server
+from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
 
 USERS = "CREATE TABLE users (id int PRIMARY KEY, n int)"
 
@@ -96,11 +107,11 @@ def test_a_group_that_owns_the_tables_is_granted(bare: PipelineUnderTest, role: 
 def test_abilities_are_tried_and_leave_nothing_behind(bare: PipelineUnderTest, role: str) -> None:
     config = as_role(bare, role)
     with connect(config) as connection:
-        server = inspection.server(connection)
-        able = abilities.abilities(connection, config, server)
+        server = read_server(connection)
+        able = read_abilities(connection, config, server)
         assert (able.slot, able.stream) == (None, None)
         bare.database.execute(f"ALTER ROLE {role} NOREPLICATION")
-        able = abilities.abilities(connection, config, server)
+        able = read_abilities(connection, config, server)
     assert able.slot is not None
     assert isinstance(able.stream, PermissionDeniedError)
     assert able.settable == frozenset()
@@ -114,8 +125,8 @@ def test_alter_system_is_proposed_to_whom_it_is_granted(bare: PipelineUnderTest,
 
     def fix() -> str:
         with connect(config) as connection:
-            server = inspection.server(connection)
-            able = abilities.abilities(connection, config, server)
+            server = read_server(connection)
+            able = read_abilities(connection, config, server)
         return parameters.change(able, "max_slot_wal_keep_size", "'50GB'")
 
     assert fix().startswith("as a superuser: ALTER SYSTEM")
@@ -186,7 +197,7 @@ def test_setup_status_and_doctor_name_the_gap_that_stops_the_daemon(
     with pytest.raises(GapError) as caught:
         list(set_up(line.config))
     line.refused(Exit.CONFIG, caught.value.what)
-    problems = read_status(line.config).problems
+    problems = read_status(line.config).verdict.of(Level.FAILED)
     assert [each.what for each in problems] == [caught.value.what]
     assert all(each.remedy != "cdc run" and each.exit_code == Exit.CONFIG for each in problems)
     assert errors(line.config)["continuity"].what == caught.value.what
@@ -212,7 +223,7 @@ def test_adding_a_table_that_may_not_be_read_is_refused(bare: PipelineUnderTest,
         control.add(config, ["public.later"])
 
 
-def test_adding_somebody_elses_table_says_how_its_rows_come_too(
+def test_adding_another_roles_table_shows_how_to_get_its_rows(
     bare: PipelineUnderTest, role: str
 ) -> None:
     config = later(bare, role)
@@ -230,3 +241,73 @@ def test_adding_somebody_elses_table_says_how_its_rows_come_too(
     assert "`cdc snapshot public.later`" in said
     with pytest.raises(ConfigError, match="captured already"):
         control.add(config, ["public.later"])
+
+
+def test_a_wal_level_below_logical_is_no_privilege_that_is_missing(
+    bare: PipelineUnderTest, tmp_path: Path
+) -> None:
+    """Postgres refuses a slot for it, too; the setting says why, and what changes it."""
+    stack = LocalStack(tmp_path / "home")
+    try:
+        dsn = stack.up(["postgres"], settings={"postgres": {"wal_level": "replica"}}).postgres_dsn
+        assert dsn is not None
+        config = as_server(bare, dsn)
+        found = errors(config)
+        assert "ALTER SYSTEM SET wal_level" in found["wal_level"].fix
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE users (id int PRIMARY KEY)")
+            connection.execute("ALTER SYSTEM SET wal_level = 'logical'")
+            connection.execute("SELECT pg_reload_conf()")
+        wait_until(
+            lambda: "waits for a restart" in errors(config)["wal_level"].what, "it is not noticed"
+        )
+        with pytest.raises(CDCError, match="wal_level"):
+            list(set_up(config))
+        assert not left_behind(config, bare)
+    finally:
+        stack.down()
+
+
+def as_server(line: PipelineUnderTest, dsn: str) -> Config:
+    line.config_file = line.write("other.yaml", source__dsn=dsn)
+    return line.config
+
+
+def test_the_owner_of_a_publication_is_named_who_may_change_it(
+    bare: PipelineUnderTest, role: str
+) -> None:
+    """The tables' owner would not help."""
+    bare.database.execute(f"GRANT SELECT ON users TO {role}")
+    config = as_role(bare, role)
+    name = f'"{config.publication}"'
+    bare.database.execute(f"CREATE PUBLICATION {name} FOR TABLE users")
+    found = errors(config)["owner"]
+    assert "ALTER PUBLICATION" in found.fix
+    assert "GRANT" not in found.fix
+    for statement in found.fix.partition("--")[0].split(";"):
+        bare.database.execute(statement)
+    assert not errors(config)
+    bare.database.execute(f"DROP PUBLICATION {name}")
+
+
+def test_a_teardown_that_is_refused_drops_nothing(bare: PipelineUnderTest, role: str) -> None:
+    own = bare.config
+    list(set_up(own))
+    owned = left_behind(own, bare)
+    config = as_role(bare, role)
+    with pytest.raises(PermissionDeniedError, match="publication") as refused:
+        list(tear_down(config, survey(config), with_topics=True))
+    assert "DROP PUBLICATION" in refused.value.hint
+    assert left_behind(config, bare) == owned
+    list(tear_down(own, survey(own), with_topics=True))
+    assert not left_behind(own, bare)
+
+
+def test_a_slot_that_a_daemon_streams_from_is_not_altered_and_not_waited_for(
+    pipeline: NewPipeline,
+) -> None:
+    """Postgres itself waits without limit."""
+    line = pipeline(USERS)
+    line.start().wait_ready()
+    with pytest.raises(SlotBusyError, match="streams from it"):
+        alter_slot(line.config, line.config.slot, failover=True)

@@ -34,6 +34,7 @@ def _lsn(line: PipelineUnderTest, column: str) -> LSN:
     return LSN.parse(line.slot(column))
 
 
+@pytest.mark.long("the other source of WAL", sample=["another database"])
 @pytest.mark.parametrize("source", ["another database", "unpublished tables"])
 def test_wal_that_holds_nothing_for_us_is_let_go(
     source: str, pipeline: NewPipeline, neighbour: Database

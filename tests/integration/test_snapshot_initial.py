@@ -83,6 +83,7 @@ CHOSEN = (
 _CHOSEN_NAMES = ("chosen", "unread", "late_key", "carried", "parent", "child")
 
 
+@pytest.mark.long("a sample of it is in the other tests")
 def test_the_stream_finds_every_table_as_the_snapshot_left_it(
     pipeline: NewPipeline, postgres_server: PostgresServer
 ) -> None:
@@ -217,7 +218,7 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
         late.execute("UPDATE users SET n = n + 100 WHERE id = 3999")
         daemon = line.start()
         wait_until(lambda: "waiting for" in str(daemon.health().get("reason")), "nobody waits")
-        wait_until(lambda: f"pid {late.info.backend_pid}" in daemon.log, "who is not told", 90)
+        wait_until(lambda: f"pid {late.info.backend_pid}" in daemon.log, "who is not told")
         standby = line.start()
         wait_until(lambda: standby.state == "standby", "the second does not wait")
         # It can write all the same: what it writes commits after the point, and is streamed.
@@ -231,6 +232,7 @@ def test_what_is_written_meanwhile_is_in_effect_once(pipeline: NewPipeline) -> N
     assert topic.read(line.config).state is not None
 
 
+@pytest.mark.long("a minute; kills between any two steps are in the first tier")
 def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     pipeline: NewPipeline,
 ) -> None:
@@ -247,7 +249,7 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     assert daemon.health()["ready"]
     assert daemon.metric("lockstep_snapshot_percent") > 0
     assert daemon.term() == Exit.OK
-    assert "begins a new generation" in daemon.log
+    assert "copies a new generation" in daemon.log
     known = topic.read(line.config)
     assert known.state is not None
     assert known.state.stage == "running"
@@ -263,6 +265,7 @@ def test_a_stop_in_the_middle_is_clean_and_says_what_becomes_of_it(
     assert proof.rows == 15_000
 
 
+@pytest.mark.long("a minute")
 def test_the_command_takes_it_alone_and_every_other_one_knows_of_it(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from cdc.errors import CDCError, FencedError, Policy, RewrittenError, SnapshotLostError
 from cdc.log import names, reader
-from cdc.log.dead_letters import Letters
+from cdc.log.dead_letters import DeadLetterAssembler
 from cdc.log.publisher import Publisher
 from cdc.snapshot.initial import planning, topic
 from cdc.snapshot.initial.records import Plan, SnapshotState
@@ -171,7 +171,7 @@ def test_a_row_too_large_for_its_topic_is_a_dead_letter_of_the_same_transaction(
     events = {event["after"]["id"]: event for event in rows(line)}
     pointer = events[5]["source"].pop("dead")
     assert (pointer["columns"], events[5]["op"]) == (["v"], "r")
-    letters = Letters()
+    letters = DeadLetterAssembler()
     for record in records_of(line, lambda name: name == names.dead_topic(line.config.prefix)):
         letters.add(record.key, record.value)
     whole = orjson.loads(letters.take(pointer["id"]))

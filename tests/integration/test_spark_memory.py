@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cdc.playground.servers.java import system_java
+from tests.fixtures.spark import need_java
 
 _SCRIPT = """
 from py4j.protocol import Py4JError
@@ -22,10 +22,10 @@ except (Py4JError, OSError):  # by chance, what py4j meets first
 _OUT_OF_MEMORY = 3  # the exit code of ExitOnOutOfMemoryError
 
 
+@pytest.mark.long("memory of a JVM of its own")
 @pytest.mark.slow
 def test_it_ends_instead_of_waiting_for_ever() -> None:
-    if system_java() is None:
-        pytest.skip("Spark needs a whole Java 17 or newer; the one from pip lacks modules")
+    need_java()
     ended = subprocess.run(
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=600, check=False
     )

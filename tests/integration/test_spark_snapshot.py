@@ -78,7 +78,7 @@ def stumble() -> None:
     raise UnavailableError("stumbled", hint="it goes on by itself")
 
 
-def test_tables_go_straight_into_their_mirrors_and_the_stream_goes_on(
+def test_tables_are_copied_directly_into_mirrors_and_the_stream_continues(
     spark: SparkSession, pipeline: NewPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = tmp_path / "lake"

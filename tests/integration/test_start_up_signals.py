@@ -48,6 +48,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, out.decode(errors="replace")
 
 
+@pytest.mark.long("the other commands and signals", sample=["words0-15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("words", [["run"], ["tail"]])
 def test_a_start_that_is_stopped_at_any_moment_ends_with_0(

@@ -50,10 +50,10 @@ def found(line: PipelineUnderTest, *words: str) -> None:
 
 def widen(line: PipelineUnderTest, topic: str, partitions: int) -> None:
     client = admin(line)
-    client.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+    client.create_partitions([NewPartitions(topic, partitions)])[topic].result(120)
 
     def seen() -> bool:
-        return len(client.list_topics(topic, timeout=10).topics[topic].partitions) == partitions
+        return len(client.list_topics(topic, timeout=60).topics[topic].partitions) == partitions
 
     wait_until(seen, "the partitions are not to be seen")
 
@@ -63,14 +63,14 @@ def empty(line: PipelineUnderTest, topic: str, partitions: int = 3) -> None:
     client = admin(line)
     parts = [TopicPartition(topic, number, -1) for number in range(partitions)]
     for future in client.delete_records(parts).values():
-        future.result(30)
+        future.result(120)
 
 
 def test_a_topic_deleted_under_a_daemon_that_rests_is_found(line: PipelineUnderTest) -> None:
     """The daemon writes nothing to it, so no producer would ever notice."""
     topic = users_topic(line)
     delete_topic(line, topic)
-    found(line, f"topic {topic} is gone", "cdc teardown --topics")
+    found(line, f"topic {topic} was deleted", "cdc teardown --topics")
 
 
 def test_a_topic_of_our_own_that_was_recreated_is_found(line: PipelineUnderTest) -> None:
@@ -125,7 +125,9 @@ def test_a_frontier_topic_that_was_recreated_while_stopped_is_found(
     line.refused(_CONFIG, f"topic {topic}", "deleted and created again")
 
 
-@pytest.mark.parametrize("named", [names.frontier_topic, names.schema_topic])
+@pytest.mark.parametrize(
+    "named", [names.frontier_topic, names.schema_topic], ids=["frontier_topic", "schema_topic"]
+)
 def test_a_record_of_a_newer_format_is_refused(
     named: Callable[[str], str], pipeline: NewPipeline
 ) -> None:
@@ -138,7 +140,7 @@ def test_a_record_of_a_newer_format_is_refused(
     value = orjson.loads(newest.value) | {"format": records.FORMAT + 1, "novelty": True}
     producer = Producer({"bootstrap.servers": line.bootstrap})
     producer.produce(topic, orjson.dumps(value), newest.key)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     line.refused(_CONFIG, f"format {records.FORMAT + 1}", topic)
 
 
@@ -147,20 +149,22 @@ def test_an_open_transaction_of_a_stranger_shows_as_held_readers(line: PipelineU
     stranger = Producer(
         {"bootstrap.servers": line.bootstrap, "transactional.id": f"stranger-{topic}"}
     )
-    stranger.init_transactions(30)
+    stranger.init_transactions(60)
     stranger.begin_transaction()
     stranger.produce(topic, b"{}", b"{}", 0)
-    assert stranger.flush(30) == 0
+    assert stranger.flush(60) == 0
     name = "lockstep_held_seconds"
-    wait_until(lambda: line.daemon.metric(name) > 4, "nobody sees it", 30)
-    stranger.abort_transaction(30)
-    wait_until(lambda: line.daemon.metric(name) == 0, "it is over, and still shown", 30)
+    wait_until(lambda: line.daemon.metric(name) > 4, "nobody sees it")
+    stranger.abort_transaction(60)
+    wait_until(lambda: line.daemon.metric(name) == 0, "it is over, and still shown")
     assert line.daemon.process.poll() is None
 
 
 # --- Lockstep's own topics ---
 
-_OURS = [names.messages_topic, names.dead_topic, names.frontier_topic]
+_MESSAGES = pytest.param(names.messages_topic, id="messages_topic")
+_DEAD = pytest.param(names.dead_topic, id="dead_topic")
+_FRONTIER = pytest.param(names.frontier_topic, id="frontier_topic")
 
 
 def say(line: PipelineUnderTest) -> None:
@@ -177,8 +181,12 @@ def wrong(line: PipelineUnderTest) -> list[str]:
     return [each.what for each in findings if each.severity is Severity.ERROR]
 
 
+@pytest.mark.long(
+    "the other moment for each topic",
+    sample=["dead_topic-running", "messages_topic-stopped", "frontier_topic-running"],
+)
 @pytest.mark.parametrize("when", ["running", "stopped"])
-@pytest.mark.parametrize("named", _OURS)
+@pytest.mark.parametrize("named", [_MESSAGES, _DEAD, _FRONTIER])
 def test_a_topic_of_ours_that_is_deleted_and_created_again_is_found(
     named: Callable[[str], str], when: str, line: PipelineUnderTest
 ) -> None:
@@ -196,8 +204,11 @@ def test_a_topic_of_ours_that_is_deleted_and_created_again_is_found(
         found(line, f"topic {topic}")
 
 
+@pytest.mark.long(
+    "the other moment for each topic", sample=["messages_topic-running", "frontier_topic-stopped"]
+)
 @pytest.mark.parametrize("when", ["running", "stopped"])
-@pytest.mark.parametrize("named", [names.messages_topic, names.frontier_topic])
+@pytest.mark.parametrize("named", [_MESSAGES, _FRONTIER])
 def test_a_topic_of_ours_that_is_emptied_is_found(
     named: Callable[[str], str], when: str, line: PipelineUnderTest
 ) -> None:

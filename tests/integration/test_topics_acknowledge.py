@@ -92,7 +92,7 @@ def test_a_loss_can_not_be_acknowledged(
     run_once(line, 1)
     delete_topic(line, users_topic(line))
     assert acknowledge(line, "--yes") == _CONFIG
-    assert "is gone" in capsys.readouterr().err
+    assert "was deleted" in capsys.readouterr().err
 
 
 def test_while_a_daemon_runs_nothing_is_acknowledged(

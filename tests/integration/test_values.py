@@ -21,11 +21,11 @@ from cdc.config import Config, Log, Source
 from cdc.config.value_options import Values
 from cdc.decode.messages import Relation
 from cdc.events import LSN
+from cdc.publication.objects import create_slot
 from cdc.sequence.state import Pause, Step
-from cdc.source import catalog
 from cdc.source.connection import connect
-from cdc.source.lookups import look_up_one
-from cdc.source.setup import create_slot
+from cdc.source.lookups import look_up
+from cdc.source.server import wal_end
 from cdc.source.stream import Stream
 from tests.fixtures.servers import Database
 from tests.property.stream import Session, position
@@ -187,7 +187,7 @@ class Capture:
         self.session = Session(position(end_lsn=self.start), {}, values=values)
 
     def events(self) -> list[dict[str, Any]]:
-        target = catalog.wal_end(self.sql)
+        target = wal_end(self.sql)
         deadline = time.monotonic() + SECONDS
         # The walsender reports its position when it is idle, or when it is asked to.
         while max(self.stream.keepalive_lsn, self.session.sequencer.end_lsn) < target:
@@ -205,7 +205,8 @@ class Capture:
             if step is Pause.OTHER:
                 at = self.stream.other(chunk, at)
             elif isinstance(step, Relation):
-                facts = look_up_one(self.sql, "lockstep_values", step.relation_id).facts
+                oid = step.relation_id
+                facts = look_up(self.sql, "lockstep_values", [oid])[oid].facts
                 self.session.keys[step.relation_id] = facts.primary_key
                 self.session.describe(step)
         if chunk:

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from cdc.config.value_options import Values
 from cdc.encode.values import undescribed
-from cdc.source.kinds import defined_by_users
+from cdc.source.lookups import defined_by_users
 from tests.fixtures.decoded import Decoded
 from tests.integration.test_values_types import OPTIONS, come_back, fill
 from tests.integration.value_table import EXTENSIONS

@@ -11,10 +11,8 @@ import pytest
 from cdc.cli.main import run
 from cdc.errors import Exit
 from cdc.events import LSN
-from cdc.log import reader
 from cdc.log.publisher import Publisher
 from cdc.operate import followers
-from cdc.operate.followers import STALLED_SECONDS
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import SnapshotState
 from tests.fixtures.daemon import NewPipeline, PipelineUnderTest, wait_until
@@ -42,7 +40,7 @@ def healthz(line: PipelineUnderTest) -> tuple[int, Any]:
     return code, json.loads(body)
 
 
-def test_a_live_snapshot_that_loops_on_an_error_is_not_well(
+def test_an_incremental_snapshot_that_loops_on_an_error_is_not_ok(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = pipeline(_TABLE, "INSERT INTO t SELECT generate_series(1, 10)")
@@ -69,18 +67,20 @@ def _errors_are_told(
     wait_until(erred, "no errors are counted")
     _, told = status(line, capsys)
     assert not told["ok"]
-    [cause] = [each for each in told["verdict"]["causes"] if each["about"] == "live_snapshot"]
+    [cause] = [
+        each for each in told["verdict"]["causes"] if each["about"] == "incremental_snapshot"
+    ]
     assert f"the snapshot {number} of public.t has read nothing" in cause["what"]
     assert "errors in a row): " in cause["what"]
     assert cause["since_seconds"] > 0
     assert healthz(line)[1]["level"] == told["verdict"]["level"] != "ok"
-    assert line.daemon.metric("lockstep_live_snapshot_errors") >= 2
+    assert line.daemon.metric("lockstep_incremental_snapshot_errors") >= 2
 
 
 _NONE: Any = type("None_", (), {"errors": 0, "state": ""})
 
 
-def test_a_snapshot_that_has_failed_is_not_well_until_it_is_acknowledged(
+def test_a_snapshot_that_has_failed_is_not_ok_until_it_is_acknowledged(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = pipeline(_TABLE, "INSERT INTO t SELECT generate_series(1, 10)")
@@ -94,7 +94,7 @@ def test_a_snapshot_that_has_failed_is_not_well_until_it_is_acknowledged(
     wait_until(lambda: status(line, capsys)[1]["ok"], "it is not acknowledged")
 
 
-def test_a_due_snapshot_that_was_skipped_is_never_well(
+def test_a_due_snapshot_that_was_skipped_is_never_ok(
     pipeline: NewPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = pipeline(_TABLE)
@@ -115,8 +115,9 @@ def test_a_due_snapshot_that_was_skipped_is_never_well(
     assert "the initial snapshot is due" in told["verdict"]["sentence"]
 
 
+@pytest.mark.long("the other lag", sample=["1000"])
 @pytest.mark.parametrize("ago", [0, 1_000])
-def test_a_follower_that_reports_that_it_moves_and_does_not_is_not_well(
+def test_a_follower_that_reports_progress_without_any_is_not_ok(
     ago: int,
     pipeline: NewPipeline,
     capsys: pytest.CaptureFixture[str],
@@ -126,7 +127,7 @@ def test_a_follower_that_reports_that_it_moves_and_does_not_is_not_well(
     line = pipeline(_TABLE, followers=FOLLOWERS, source={"canary_seconds": 0})
     line.start().wait_ready()
     line.database.execute("INSERT INTO t VALUES (1)")
-    wait_until(lambda: reader.read_frontiers(line.config), "no frontier comes")
+    wait_until(line.frontiers, "no frontier comes")
     monkeypatch.setattr(followers, "LATE_SECONDS", 0.2)
     monkeypatch.setattr(followers, "STALLED_SECONDS", 1.0)
     follower = FakeFollower(line.config)
@@ -137,9 +138,7 @@ def test_a_follower_that_reports_that_it_moves_and_does_not_is_not_well(
             lsn=LSN(1), seq=0, place=0, state="following", began_at_us=began_us,
             moved_at_us=now_us - ago, canary_at_us=now_us,
         )  # fmt: skip
-    found_at = time.monotonic()
     wait_until(lambda: status(line, capsys)[0] == Exit.FAILED, "it is called well")
-    assert time.monotonic() - found_at < STALLED_SECONDS
     assert "cache has applied nothing for" in status(line, capsys)[1]["verdict"]["sentence"]
     # It moves: late, and reported so, but not failed.
     follower.report(

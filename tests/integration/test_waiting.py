@@ -19,24 +19,38 @@ _TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 _ROWS = "INSERT INTO t SELECT generate_series(1, 10)"
 
 
+class Clock:
+    """Advances when somebody sleeps, and only then."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
 @pytest.fixture
 def line(pipeline: NewPipeline) -> PipelineUnderTest:
     return pipeline(_TABLE, _ROWS, followers=FOLLOWERS)
 
 
-def test_a_snapshot_that_no_daemon_can_read_is_said_at_once_and_ends_in_time(
+def test_a_snapshot_that_no_daemon_can_read_is_reported_at_once_and_ends_in_time(
     line: PipelineUnderTest,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshots, "TELL_SECONDS", 1.0)
     config = ["-c", str(line.config_file)]
-    code = run(["snapshot", "public.t", "--wait", "--timeout", "3s", *config])
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshots, "time", Clock())
+        code = run(["snapshot", "public.t", "--wait", "--timeout", "35s", *config])
     err = capsys.readouterr().err
     assert code == Exit.UNAVAILABLE
     lines = err.splitlines()
     assert "no daemon reads the slot" in lines[0]
-    assert sum("has not begun; no daemon reads the slot" in each for each in lines) >= 2
+    assert sum("has not started; no daemon reads the slot" in each for each in lines) >= 2
     assert "not over after" in err
     assert "what to do: cdc run" in err
     # The request was sent all the same, and the next daemon reads it.
@@ -45,6 +59,7 @@ def test_a_snapshot_that_no_daemon_can_read_is_said_at_once_and_ends_in_time(
     assert json.loads(capsys.readouterr().out)[0]["state"] == "done"
 
 
+@pytest.mark.long("waits for a timeout")
 def test_a_snapshot_that_takes_longer_ends_the_wait_as_temporary(
     line: PipelineUnderTest,
 ) -> None:
@@ -78,9 +93,12 @@ def test_a_table_is_added_and_read_before_the_command_returns(
     assert "of public.u is done" in capsys.readouterr().err
 
 
-def test_a_wait_for_followers_says_that_no_daemon_runs(
-    line: PipelineUnderTest, capsys: pytest.CaptureFixture[str]
+def test_a_wait_for_followers_reports_that_no_daemon_runs(
+    line: PipelineUnderTest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("cdc.cli.wait._REPORT_SECONDS", 0.5)
     FakeFollower(line.config).apply(1)
     began = time.monotonic()
     code = run(["wait", "--for", "cache", "--timeout", "5s", "-c", str(line.config_file)])

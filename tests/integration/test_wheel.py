@@ -23,7 +23,13 @@ from packaging.requirements import Requirement
 from tests.fixtures.daemon import PipelineUnderTest
 
 ROOT = Path(__file__).parents[2]
-_FOLDERS = {"cdc": "cdc", "sinks": "sinks", "jobs": "jobs", "migrations": "cdc/migrations"}
+_FOLDERS = {
+    "cdc": "cdc",
+    "lockstep": "lockstep",
+    "sinks": "sinks",
+    "jobs": "jobs",
+    "migrations": "cdc/migrations",
+}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 from cdc.source.stream import _UNREAD_SECONDS
 from cdc.source.wire import BUFFER_BYTES, Wire, wire
-from tests.fixtures.daemon import wait_until
+from tests.fixtures.daemon import START_SECONDS, wait_until
 
 _WIRES = 16
 _FEEDBACK = bytes(34)
@@ -40,7 +40,7 @@ class Unread:
         self._ours = ours
         pgconn: Any = SimpleNamespace(socket=ours.fileno(), ssl_in_use=False, used_gssapi=False)
         client: Any = SimpleNamespace(pgconn=pgconn)
-        self.wire: Wire = wire(client, lambda _: None)
+        self.wire: Wire = wire(client, replication=True)
         self.piece, self.said, self.heard = piece, 0, 0
 
     def fill(self) -> None:
@@ -67,10 +67,15 @@ def unread() -> Iterator[list[Unread]]:
         each.close()
 
 
+def _full(unread: list[Unread]) -> bool:
+    return all(each.said > BUFFER_BYTES for each in unread)
+
+
 def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> None:
     """For feedback: without it a walsender ends the session after wal_sender_timeout."""
     began, room, sent = time.monotonic(), False, 0
-    while (passed := time.monotonic() - began) < _FILL_SECONDS:
+    while (passed := time.monotonic() - began) < _FILL_SECONDS or not _full(unread):
+        assert passed < START_SECONDS, "no buffer was full"
         for each in unread:
             each.fill()
         if not room and passed > _UNREAD_SECONDS:
@@ -82,12 +87,13 @@ def test_what_is_sent_arrives_though_nothing_is_read(unread: list[Unread]) -> No
             for each in unread:
                 each.wire.send(_FEEDBACK)
         time.sleep(_PAUSE_SECONDS)
-    assert all(each.said > BUFFER_BYTES for each in unread), "no buffer was full"
     wanted = sent * (_HEAD_BYTES + len(_FEEDBACK))
     wait_until(lambda: all(each.hear() == wanted for each in unread), "feedback does not arrive")
 
 
-def test_what_piled_up_is_read_whole_and_the_buffer_is_small_again(unread: list[Unread]) -> None:
+def test_what_piled_up_is_read_completely_and_the_buffer_shrinks_again(
+    unread: list[Unread],
+) -> None:
     its = unread[0]
     its.wire.make_room()
     while its.said < 4 * BUFFER_BYTES:

@@ -8,15 +8,16 @@ late, in any cuts, and dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
-from unittest import mock
+from typing import Any, Final, cast
 
 import orjson
 
+from cdc.config import Config
+from cdc.daemon.verifier import Verifier
+from cdc.decode.binary_copy import row_bytes
 from cdc.decode.messages import (
     UNCHANGED,
     Column,
@@ -31,15 +32,16 @@ from cdc.decode.messages import (
     Update,
     Value,
 )
+from cdc.errors import CDCError, UnavailableError
 from cdc.events import LSN
-from cdc.snapshot.incremental import commands, governor, job, manager
-from cdc.snapshot.incremental import reconcile as settling
-from cdc.snapshot.incremental.job import Flight
-from cdc.snapshot.incremental.visibility import row_bytes
+from cdc.sequence.sequencer import Sequencer
+from cdc.snapshot.incremental.fetcher import Fetcher
+from cdc.snapshot.incremental.governor import Governor
+from cdc.snapshot.incremental.job import ChunkSizes
+from cdc.snapshot.incremental.manager import IncrementalSnapshots
 from cdc.source import described
-from cdc.source.catalog import TableFacts
-from cdc.source.chunks import Asked, Chunk, InProgress
-from cdc.source.publications import Published
+from cdc.source.chunks import Chunk, ChunkRequest, InProgress
+from cdc.source.lookups import SentTable, TableFacts
 from tests.property.stream import begin, commit, frame
 
 TABLE: Final = 7
@@ -51,18 +53,18 @@ RELATION: Final = Relation(
     ReplicaIdentity.DEFAULT,
     (Column(True, "id", 20, -1), Column(False, "n", 23, -1), Column(False, "body", 25, -1)),  # noqa: FBT003 - of the key or not
 )
-_DESCRIBED: Final = described.Described(
+_DESCRIBED: Final = described.DescribedTable(
     oid=TABLE,
     schema="public",
     name="wide",
     replica_identity="d",
     columns=tuple(
-        described.Column(c.name, c.type_id, c.type_modifier, c.key) for c in RELATION.columns
+        described.SentColumn(c.name, c.type_id, c.type_modifier, c.key) for c in RELATION.columns
     ),
     types={},
     outputs=("id", "n", "body"),
     facts=TableFacts(("id",), {"id": False}),
-    published=Published((), None),
+    published=SentTable((), None),
     heaps=(),
 )
 SPAN: Final = 50  # keys
@@ -202,22 +204,22 @@ def _tuple(key: int, row: Row, *, sent: bool = True) -> tuple[Value, ...]:
     return _text(key), _text(n), kept
 
 
-class Fetcher:
-    """Reads chunks of the model, which keeps changing meanwhile."""
+class Source:
+    """A connection to the model, which keeps changing meanwhile."""
 
-    def __init__(self, database: Database, session: str, key: bytes) -> None:
-        self._database, self._session, self._key = database, session, key
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    def fetch(self, flight: Flight) -> None:
-        flight.relation_id = TABLE
-        low = commands.Mark(self._session, flight.job.record.id, flight.number, TABLE, True)  # noqa: FBT003 - the low one
-        self._goes_on()
-        self._mark(low)
-        self._goes_on()
-        chunk = self._read(flight.asked)
-        self._goes_on()
-        flight.chunk = chunk
-        self._mark(commands.Mark(low.session, low.snapshot, low.chunk, TABLE, False))  # noqa: FBT003 - the high one
+    def find(self, schema: str, table: str) -> tuple[int, int]:
+        assert (schema, table) == (RELATION.namespace, RELATION.name)
+        self._continue()
+        return TABLE, SPAN
+
+    def write_message(self, prefix: str, content: bytes) -> None:
+        self._continue()
+        emit(self._database, prefix, content)
+        self._continue()
+        self._may_fail()  # written, and the answer was lost
 
     def in_progress(self) -> InProgress:
         waiting = frozenset(each.xid for each in self._database.hung)
@@ -226,18 +228,21 @@ class Fetcher:
     def cancel(self) -> None:
         """Nothing to cancel or close."""
 
-    disconnect = close = cancel
+    close = cancel
 
-    def _goes_on(self) -> None:
+    def _may_fail(self) -> None:
+        if self._database.chance.random() < 0.02:
+            raise UnavailableError("the connection was lost", hint="retry")
+
+    def _continue(self) -> None:
         while self._database.chance.random() < 0.6:
             self._database.write()
         if self._database.chance.random() < 0.3:
             self._database.release()
 
-    def _mark(self, mark: commands.Mark) -> None:
-        emit(self._database, commands.MARK, commands.encode(mark.signed(self._key)))
-
-    def _read(self, asked: Asked) -> Chunk:
+    def read(self, asked: ChunkRequest) -> Chunk:
+        assert asked.relation_id == TABLE
+        self._may_fail()
         rows = self._database.rows
         to = asked.to
         if to is None and not asked.keys:
@@ -267,14 +272,21 @@ def emit(database: Database, prefix: str, content: bytes) -> None:
 class Future:
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call, self._over, self._result = call, False, None
+        self._error: CDCError | None = None
 
     def run(self) -> None:
-        self._over, self._result = True, self._call()
+        try:
+            self._result = self._call()
+        except CDCError as error:
+            self._error = error
+        self._over = True
 
     def done(self) -> bool:
         return self._over
 
     def result(self) -> Any:  # noqa: ANN401 - a call's own
+        if self._error is not None:
+            raise self._error
         return self._result
 
 
@@ -294,34 +306,33 @@ class Worker:
 
 
 class Clock:
-    now = 0.0
+    """Time passes whenever it is read."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
 
     def monotonic(self) -> float:
-        Clock.now += 0.2
-        return Clock.now
+        self._now += 0.2
+        return self._now
 
     def time_ns(self) -> int:
         return int(self.monotonic() * 1e9)
 
 
-@contextmanager
-def played(database: Database) -> Iterator[None]:
-    """Replace the real database by the model, and the clock by the model's."""
-    with (
-        mock.patch.object(manager, "time", Clock()),
-        mock.patch.object(governor, "_QUICK_SECONDS", 1e9),
-        mock.patch.object(governor, "_SLOW_SECONDS", 1e9),
-        mock.patch.object(job, "time", Clock()),
-        mock.patch.object(settling, "time", Clock()),
-        mock.patch.object(job, "_FIRST_ROWS", 4),
-        mock.patch.object(job, "_LEAST_ROWS", 2),
-        mock.patch.object(job, "MOST_ROWS", 5),
-        mock.patch.object(job, "_KEYS", 4),
-        mock.patch.object(
-            manager, "Fetcher", lambda _, session, key: Fetcher(database, session, key)
-        ),
-    ):
-        yield
+def snapshots(
+    config: Config,
+    worker: Worker,
+    sequencer: Sequencer,
+    verifier: Verifier,
+    connect: Callable[[], Source],
+) -> IncrementalSnapshots:
+    """Return the incremental snapshots of a session that reads the model, in small chunks."""
+    clock = Clock()
+    return IncrementalSnapshots(
+        config, Fetcher(cast("Any", worker), cast("Any", connect), clock), sequencer, verifier, {},
+        clock=clock, sizes=ChunkSizes(first=4, least=2, most=5, keys=4),
+        governor=Governor(added_seconds=(1e9, 1e9)),
+    )  # fmt: skip
 
 
 def folded(values: list[bytes]) -> dict[int, Row]:

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from random import Random
 from struct import pack
+from types import SimpleNamespace
 from typing import Any, Final
 
 from cdc.config.model import Streaming
-from cdc.decode.frames import HEADER_SIZE
-from cdc.events import LSN
-from cdc.source import stream
 from cdc.source.stream import Stream
-from cdc.source.wire import _Socket
+
+NO_WAKE_FD: Final = 0  # never polled
 
 
 class Wire:
@@ -22,7 +21,6 @@ class Wire:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self.pieces = deque(pieces)
         self.sent: list[bytes] = []
-        self.notice: Any = None
 
     def start(self, command: bytes) -> None:
         """Do nothing: it has started."""
@@ -36,35 +34,45 @@ class Wire:
     def make_room(self) -> None:
         """Do nothing: there is room."""
 
-    def other(self, message: bytes) -> None:
-        socket: Any = _Socket.__new__(_Socket)
-        socket._notice = self.notice
-        _Socket.other(socket, message)
-
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
 
-def _now() -> float:
-    """Return the stream's clock, which a test may have replaced."""
-    now: float = vars(stream)["time"].monotonic()
-    return now
+class PlayedWalsender:
+    """The walsender at the other end of a wire, which the test plays."""
+
+    def __init__(self, wire: Any, descriptor: int = -1, timeout_seconds: float = 60.0) -> None:  # noqa: ANN401 - real or simulated
+        self.wire, self._descriptor = wire, descriptor
+        self._timeout_seconds = timeout_seconds
+
+    def timeout_seconds(self) -> float:
+        return self._timeout_seconds
+
+    def start(self, command: str) -> int:
+        self.wire.start(command.encode())
+        return self._descriptor
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def stream_on(walsender: PlayedWalsender, streaming: Streaming = "off") -> Stream:
+    """Return the slot "s"'s stream of publication "p"."""
+    return Stream(_settings(streaming), NO_WAKE_FD, walsender=walsender)  # type: ignore[arg-type]
+
+
+def _settings(streaming: Streaming) -> Any:  # noqa: ANN401 - what the stream reads of a Config
+    source = SimpleNamespace(streaming=streaming, origin="any")
+    return SimpleNamespace(source=source, publication="p", slot="s")
 
 
 class PlayedStream(Stream):
     """A stream that has started."""
 
     def __init__(self, pieces: Iterable[bytes], streaming: Streaming = "off") -> None:
-        self.wire = self._wire = Wire(pieces)
-        self.wire.notice = self._notice
-        self.streaming = streaming
-        self._parts, self._have, self._need = [], 0, HEADER_SIZE
-        self._fatal = None
-        self._config: Any = None
-        self._feedback_seconds, self._silence_seconds = 10.0, 60.0
-        self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
-        self.reply_requested = False
-        self.feedback_at = self._heard_at = self._read_at = _now()
+        self.wire = Wire(pieces)
+        walsender: Any = PlayedWalsender(self.wire)
+        super().__init__(_settings(streaming), NO_WAKE_FD, walsender=walsender)
 
 
 def keepalive(wal_end: int, *, reply: bool = False) -> bytes:

@@ -18,10 +18,10 @@ from cdc.log import names
 from cdc.log.batch import Batch
 from cdc.log.client import MAX_MESSAGE_BYTES
 from cdc.log.records import ResumePosition, SchemaRecord
-from cdc.sequence.relations import Relations
+from cdc.sequence.relations import RelationRequest, Relations
 from cdc.sequence.sequencer import Sequencer
 from cdc.sequence.state import Pause, Step
-from cdc.source.catalog import TableFacts
+from cdc.source.lookups import TableFacts
 from tests.property.pgoutput_writer import encode
 
 PREFIX, DATABASE, EPOCH, PARTITIONS = "shop", "shop_db", 3, 4
@@ -129,14 +129,9 @@ class Session:
     def describe(self, relation: Relation) -> SchemaRecord:
         sequencer = self.sequencer
         facts = TableFacts(self.keys.get(relation.relation_id, ()), {})
-        version, new = self.relations.version(
-            relation,
-            facts,
-            sequencer.types,
-            sequencer.transaction_lsn,
-            replaying=sequencer.replaying,
-            values=self.values,
-        )
+        types, lsn = sequencer.types, sequencer.transaction_lsn
+        request = RelationRequest(relation, facts, types, lsn, values=self.values)
+        version, new = self.relations.version(request, replaying=sequencer.replaying)
         if new:
             self.new_versions.append(version)
         encoder = encoder_of(version, self.partitions)

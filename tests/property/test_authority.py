@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from random import Random
 from typing import Any
 
 import msgspec
@@ -17,9 +18,9 @@ from cdc.decode.messages import LogicalMessage
 from cdc.encode import ddl
 from cdc.events import LSN
 from cdc.log.follower_reports import CANARY
-from cdc.snapshot.incremental import commands
-from cdc.snapshot.incremental.manager import Live
-from cdc.snapshot.incremental.topic import Known
+from cdc.snapshot.incremental import commands, watermarks
+from cdc.snapshot.incremental.records import TableName
+from cdc.snapshot.incremental.topic import IncrementalLog
 from cdc.source import authority
 from cdc.source.authority import (
     CANARY_PURPOSE,
@@ -30,7 +31,7 @@ from cdc.source.authority import (
     UnprovenError,
 )
 from jobs.apply.canaries import _sent
-from tests.property.incremental_world import KEYS, Worker
+from tests.property.incremental_world import KEYS, Database, Source, Worker, snapshots
 from tests.property.pgoutput_writer import encode
 from tests.property.stream import MANY, TIME_US, Session, begin, commit, frame, position
 from tests.simulation.run import config
@@ -40,7 +41,7 @@ _SCOPE = Scope(_CONFIG.pipeline, "7")
 _SECRET = authority.secret_of(_CONFIG) or b""
 _KEY = TriggerKey(b"i" * 64, b"o" * 64)
 _PREFIXES = (
-    *(commands.COMMAND, commands.SIGNAL, commands.MARK, ddl.PREFIX, CANARY),
+    *(commands.COMMAND, commands.SIGNAL, watermarks.PREFIX, ddl.PREFIX, CANARY),
     *("lockstep.", "lockstep.other", "cdc.", "cdc.other"),
 )
 
@@ -86,8 +87,10 @@ class Hearing:
         keys = {"ddl": {"k": _KEY}, "signal": {"k": _KEY}}
         verifier = Verifier(_CONFIG, "7", self.refusals, lambda: keys)
         verifier.read_keys()
-        self.live = Live(_CONFIG, Worker(), self.session.sequencer, verifier, {})  # type: ignore[arg-type]
-        self.live.adopt(Known([], []))
+        self.snapshots = snapshots(
+            _CONFIG, Worker(), self.session.sequencer, verifier, lambda: Source(Database(Random(0)))
+        )
+        self.snapshots.adopt(IncrementalLog([], []))
         self._at = 0x2000
 
     def hear(self, prefix: str, content: bytes, *, transactional: bool = True) -> int:
@@ -109,8 +112,8 @@ def test_nothing_unproven_is_obeyed_or_published(
 ) -> None:
     hearing = Hearing()
     assert hearing.hear(prefix, content, transactional=transactional) == 0
-    assert hearing.live.progress() == []
-    assert hearing.live.take() == []
+    assert hearing.snapshots.progress() == []
+    assert hearing.snapshots.take() == []
 
 
 @given(st.binary(), st.integers(), st.binary(max_size=40))
@@ -150,7 +153,7 @@ def test_what_a_trigger_signed_is_worth_something_in_its_transaction_only(
     def told(
         content: bytes = content, purpose: str = "ddl", xid: int = xid, late_us: int = 5
     ) -> Any:  # noqa: ANN401 - what it returns
-        return authority.told_by_trigger(
+        return authority.verified_trigger_message(
             keys, purpose, content, xid=xid, committed_at_us=TIME_US + late_us
         )
 
@@ -169,11 +172,11 @@ def test_what_a_trigger_signed_is_worth_something_in_its_transaction_only(
 
 def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
     hearing = Hearing()
-    start = commands.Command(do="start", id="a", tables=(commands.Of("public", "wide"),))
+    start = commands.Command(do="start", id="a", tables=(TableName("public", "wide"),))
     body = commands.encode(start)
     content = authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
     hearing.hear(commands.COMMAND, content)
-    assert [each.id for each in hearing.live.progress()] == ["a"]
+    assert [each.id for each in hearing.snapshots.progress()] == ["a"]
     hearing.hear(commands.COMMAND, content)
     assert hearing.refusals.counts == {("command", "sent before"): 1}
     late = TIME_US - authority.MAX_AGE_US - 1
@@ -184,14 +187,14 @@ def test_a_command_is_obeyed_once_soon_and_by_its_pipeline() -> None:
 def test_a_command_that_empties_a_table_takes_no_condition() -> None:
     """Any signer: followers would lose the rest of the table."""
     hearing = Hearing()
-    of = (commands.Of("public", "wide"),)
+    of = (TableName("public", "wide"),)
     for more in ({"where": "n > 1"}, {"keys": (("1",),)}):
-        start = commands.Command(do="start", tables=of, anew=True, **more)
+        start = commands.Command(do="start", tables=of, empty_first=True, **more)
         body = commands.encode(start)
         hearing.hear(
             commands.COMMAND, authority.sign(_SECRET, COMMAND_PURPOSE, _SCOPE, TIME_US, body)
         )
-    assert hearing.live.progress() == []
+    assert hearing.snapshots.progress() == []
     assert hearing.refusals.counts == {("command", "not readable"): 2}
 
 

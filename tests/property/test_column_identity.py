@@ -20,8 +20,8 @@ from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
 from cdc.publication import column_identity
-from cdc.sequence.relations import Relations
-from cdc.source.catalog import TableFacts
+from cdc.sequence.relations import RelationRequest, Relations
+from cdc.source.lookups import TableFacts
 
 NAMES = "abcdef"
 HIDDEN_NAME = "b"
@@ -106,9 +106,8 @@ def test_the_hidden_column_is_never_shown(
         relation = Relation(7, "public", "t", ReplicaIdentity.NOTHING, columns)
         facts = TableFacts((), {}, states[seen].numbers(seen))
         try:
-            version, _ = relations.version(
-                relation, facts, {}, LSN(lsn), replaying=False, selection=selection
-            )
+            request = RelationRequest(relation, facts, {}, LSN(lsn), selection=selection)
+            version, _ = relations.version(request, replaying=False)
         except ConfigError:
             return  # the daemon halts, and nothing is published
         written += relations.take_numbers()
@@ -127,6 +126,6 @@ def test_every_column_is_among_the_places_that_are_possible(
     first, then, last = sorted(min(each, len(states) - 1) for each in (one, two, three))
     columns = [Column(False, c.name, c.type_id, -1) for c in states[then].alive]  # noqa: FBT003
     for before in (states[first].numbers(first), None):
-        found = column_identity.places(columns, before, states[last].numbers(last))
+        found = column_identity.possible_positions(columns, before, states[last].numbers(last))
         for at, column in enumerate(states[then].alive):
             assert at in found[column.attnum]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.source.column_types import ColumnType
 from cdc.source.conditions import ConditionError, parse, quoted
 
 _COLUMNS = ("a", "id", "Odd", "na me", 'q"t')
@@ -25,6 +26,19 @@ _WRITTEN = re.compile(
     r"|NULL|TRUE|FALSE|UNKNOWN|IS NOT|NOT IN|NOT BETWEEN|NOT LIKE|NOT ILIKE)(?= |\))"
     r"|NOT |- |NULL|TRUE|FALSE|CURRENT_DATE|CURRENT_TIMESTAMP|pg_catalog\.now\(\)| "
     r"|::pg_catalog\.[a-z0-9]+|E?'(?:[^'\\]|''|\\\\)*'|\"(?:[^\"]|\"\")+\"|[0-9.]+(?:[eE][+-]?\d+)?"
+)
+
+_USERS = {
+    "a": ColumnType("low.mood", 20_000, False, "low.mood", "enum"),  # noqa: FBT003 - no domain
+    "id": ColumnType("low.feeling", 20_000, True, "low.mood", "enum"),  # noqa: FBT003 - a domain
+    "Odd": ColumnType("low.pair", 20_001, False, "low.pair", "other"),  # noqa: FBT003 - no domain
+}
+_OF_USERS = r"(?:\"a\"|CASE WHEN true THEN \"id\" ELSE NULL END)"
+_OPERAND = rf"(?:{_OF_USERS}|NULL|E?'(?:[^'\\]|''|\\\\)*')"
+# Where a column of a user's type may be: in a function that takes enums only, in a test for NULL.
+_ALLOWED = re.compile(
+    rf"pg_catalog\.enum_(?:eq|ne|lt|le|gt|ge)\({_OPERAND}, {_OPERAND}\)"
+    rf"|\((?:{_OPERAND}|\"id\"|\"Odd\") IS (?:NOT )?NULL\)"
 )
 
 
@@ -81,6 +95,17 @@ def test_a_condition_is_understood_and_understood_again(text: str) -> None:
     condition = parse(text)
     assert is_whitelisted(condition.sql), condition.sql
     assert condition.columns <= set(_COLUMNS)
+
+
+@given(conditions() | _soups)
+def test_no_operator_takes_a_column_of_a_users_type(text: str) -> None:
+    try:
+        written = parse(text, _USERS).sql
+    except ConditionError:
+        return
+    left = re.sub(r"E?'(?:[^'\\]|''|\\\\)*'", "''", _ALLOWED.sub("TRUE", written))
+    assert not re.search(r'"(?:a|id|Odd)"', left), written
+    assert is_whitelisted(left)
 
 
 @given(_TEXTS)

@@ -19,7 +19,7 @@ from cdc.errors import ConfigError, InvariantError, ProtocolError
 from cdc.events import LSN
 from cdc.log.batch import Batch
 from cdc.snapshot.initial.records import Range
-from cdc.snapshot.initial.rows import Rows, event_format
+from cdc.snapshot.initial.rows import Rows, transaction
 from cdc.source import copying as copying_module
 from cdc.source.copying import Copying
 from tests.property.rows import Table, rows, tables
@@ -49,10 +49,12 @@ class Played:
         self.finished = False
         self.pgconn = self
 
-    def __call__(self, _pgconn: object, _query: bytes) -> Played:
+    def __call__(self, _connection: object, *, replication: bool) -> Played:
+        assert not replication
         return self
 
-    ssl_in_use = used_gssapi = False
+    def start(self, _command: bytes) -> None:
+        """Do nothing: the pieces are the answer."""
 
     def read(self) -> bytes:
         return self.pieces.pop(0)
@@ -68,7 +70,7 @@ class Played:
 def played() -> Iterator[Played]:
     it = Played([])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying_module, "_Socket", it)
+        patch.setattr(copying_module, "wire", it)
         yield it
 
 
@@ -91,7 +93,8 @@ class Reading:
         encoder = encoder_of(version)
         self.batch = Batch()
         route = Route(encoder, self.batch.topic(version.topic, encoder.partitions), session.dead)
-        event = event_format(route, EPOCH, LSN(0x2000), 1_767_323_045_123_456)
+        members = transaction(EPOCH, LSN(0x2000), 1_767_323_045_123_456)
+        event = route.encoder.copied_format(LSN(0x2000), *members)
         each = Range(table=0, number=0, first_page=0, end_page=1, first_seq=100, capacity=capacity)
         self.rows = Rows(route, event, each, self.batch)
         self.session = session
@@ -213,7 +216,7 @@ def test_another_format_is_refused(played: Played) -> None:
         Reading(_narrow()).read(played, [START + message(b"1\n") + END])
 
 
-def test_an_error_of_the_servers_is_raised_behind_the_rows_before_it(played: Played) -> None:
+def test_an_error_of_the_servers_is_raised_after_the_rows_before_it(played: Played) -> None:
     failed = b"SERROR\0C22012\0Mdivision by zero\0\0"
     error = b"E" + pack(">I", 4 + len(failed)) + failed + b"Z\0\0\0\x05E"
     reading = Reading(_narrow())
@@ -251,7 +254,7 @@ def _narrow(type_id: int = 23) -> Table:
     return Table(Relation(16_402, "public", "t", ReplicaIdentity.NOTHING, columns), ())
 
 
-def test_a_row_that_cannot_be_read_is_told_by_table_column_and_pages() -> None:
+def test_the_error_of_an_unreadable_row_names_table_column_and_pages() -> None:
     relation = Relation(
         7, "public", "users", ReplicaIdentity.DEFAULT,
         (Column(True, "id", 23, -1), Column(False, "name", 25, -1)),  # noqa: FBT003

@@ -18,10 +18,10 @@ from cdc.decode.messages import (
     ReplicaIdentity,
     Update,
 )
-from cdc.encode import oversize as dead
+from cdc.encode import oversize
 from cdc.errors import ConfigError
 from cdc.log import names
-from cdc.log.dead_letters import Letters
+from cdc.log.dead_letters import DeadLetterAssembler
 from tests.property.stream import PREFIX, Published, Session, begin, commit, frame, position
 from tests.unit.test_dead import event, pointer
 
@@ -44,7 +44,7 @@ ROWS = st.dictionaries(st.text(max_size=6), VALUES, min_size=1, max_size=8)
     keys=st.integers(0, 3),
     limit=st.sampled_from([1_200, 3_000, 12_000, 60_000]),
 )
-def test_any_event_comes_back_whole(
+def test_any_event_is_read_back_complete(
     images: str, before: dict[str, Any], after: dict[str, Any], keys: int, limit: int
 ) -> None:
     op = "u" if images == "whole" else images
@@ -54,14 +54,16 @@ def test_any_event_comes_back_whole(
     row = before if op == "d" else after
     key = orjson.dumps({name: row[name] for name in sorted(row)[:keys]}) if keys else None
     try:
-        split = dead.split("t", key, value, limit)
+        split = oversize.split("t", key, value, limit)
     except ConfigError:
         # Only if the envelope, the key and placeholders leave no room.
         assert limit < 3_000
         return
-    assert split == dead.split("t", key, value, limit)
-    assert dead.fits(split.key, split.value, limit)
-    assert split.key == (key and dead.record_key(key, limit))
+    again = oversize.split("t", key, value, limit)
+    assert (split.key, split.value) == (again.key, again.value)
+    assert list(split.letter) == list(again.letter)
+    assert oversize.fits(split.key, split.value, limit)
+    assert split.key == (key and oversize.record_key(key, limit))
     if not split.letter:
         assert split.value == value
         return
@@ -70,14 +72,14 @@ def test_any_event_comes_back_whole(
     for image in ("before", "after"):
         for name in points["columns"]:
             if whole[image] and name in whole[image]:
-                assert told[image][name] == dead.PLACEHOLDER.decode().strip('"')
+                assert told[image][name] == oversize.PLACEHOLDER.decode().strip('"')
                 told[image][name] = whole[image][name]
     assert told == whole
-    letters = Letters()
+    letters = DeadLetterAssembler()
     for each in split.letter:
-        assert dead.fits(*each, limit)
+        assert oversize.fits(*each, limit)
         letters.add(*each)
-    assert letters.whole(pointer(split.value)) == value
+    assert letters.event(pointer(split.value)) == value
 
 
 USERS = Relation(
@@ -118,7 +120,7 @@ def published(limit: int, frames: list[bytes], cuts: list[int]) -> list[Publishe
     ),
     cut=st.integers(0, 12),
 )
-def test_a_log_with_a_limit_tells_what_one_without_tells(
+def test_a_log_with_a_limit_holds_the_events_of_one_without(
     steps: list[tuple[str, int, int]], cut: int
 ) -> None:
     """The same events in the same order, resolved with the letters, and each record fits."""
@@ -128,30 +130,30 @@ def test_a_log_with_a_limit_tells_what_one_without_tells(
     limited = published(limit, frames, [min(cut, len(frames))])
     # However the stream is cut, the bytes are the same.
     assert limited == published(limit, frames, [])
-    letters = Letters()
+    letters = DeadLetterAssembler()
     data = []
     for each in limited:
-        assert dead.fits(each.key, each.value or b"", limit)
+        assert oversize.fits(each.key, each.value or b"", limit)
         if each.topic == names.dead_topic(PREFIX):
             letters.add(each.key, each.value)
         else:
             data.append(each)
     told = sorted(filter(None, (_resolved(each.value, letters) for each in data)), key=_seq)
     assert told == sorted(filter(None, (each.value for each in whole)), key=_seq)
-    assert letters.left() == []
+    assert letters.pending() == []
     # A tombstone follows its delete in the partition, under the delete's key.
     for before, each in itertools.pairwise(data):
         if each.value is None:
             assert (before.key, before.partition) == (each.key, each.partition)
             assert b'"op":"d"' in (before.value or b"")
-    keys = {each.key: dead.record_key(each.key, limit) for each in whole if each.key}
+    keys = {each.key: oversize.record_key(each.key, limit) for each in whole if each.key}
     assert {each.key for each in data if each.key} == set(keys.values())
 
 
-def _resolved(value: bytes | None, letters: Letters) -> bytes | None:
+def _resolved(value: bytes | None, letters: DeadLetterAssembler) -> bytes | None:
     if value is None or b'"dead":{' not in value:
         return value
-    return letters.whole(pointer(value))
+    return letters.event(pointer(value))
 
 
 def _seq(value: bytes) -> int:

@@ -13,7 +13,8 @@ import pytest
 from jobs.apply.delta_merge import SparkMerge
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes, Column, Version
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from tests.contract.under_test import VALUES, applied
 from tests.fixtures.seeds import first_seed
 

@@ -12,7 +12,8 @@ import pytest
 from cdc.errors import ConfigError
 from jobs.reading_as_of import read_as_of_arrow
 from sinks.contract import Change, Changes
-from sinks.delta.sink import DeltaSink, Settings
+from sinks.delta.settings import Settings
+from sinks.delta.sink import DeltaSink
 from tests.contract.under_test import CLICKS, USERS, Row, applied, key, row
 from tests.fixtures.seeds import first_seed
 

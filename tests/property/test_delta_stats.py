@@ -91,13 +91,13 @@ def test_an_upload_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with parts.Parts(files, schema) as written:
         for batch in pa.table([ids], schema=schema).to_batches(100_000):
             written.add(batch)
-    [part] = written.whole
+    [part] = written.done
     stored = bytes(obstore.get(files._store, part.path).bytes())
     assert len(stored) == part.bytes > actions._PART_BYTES
     assert pq.read_table(pa.BufferReader(stored))["id"].combine_chunks() == ids
 
 
-def test_files_end_when_they_are_full_and_what_is_given_up_is_in_no_commit(
+def test_files_end_when_full_and_abandoned_ones_are_in_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_GROUP_BYTES", 10_000)
@@ -119,9 +119,9 @@ def test_files_end_when_they_are_full_and_what_is_given_up_is_in_no_commit(
             written.add(pa.record_batch([pa.array(ids), pa.array(texts)], schema=schema))
             held.append(written._bytes)
     assert max(held) < 10_000
-    assert len(written.whole) > 2
-    assert all(part.bytes == (tmp_path / part.path).stat().st_size for part in written.whole)
-    put_version(files, 1, [part.action for part in written.whole], {}, Commit("a", 1, {}))
+    assert len(written.done) > 2
+    assert all(part.bytes == (tmp_path / part.path).stat().st_size for part in written.done)
+    put_version(files, 1, [part.action for part in written.done], {}, Commit("a", 1, {}))
     table.update_incremental()
     assert sorted(table.to_pyarrow_table()["id"].to_pylist()) == list(range(5_000))
 
@@ -131,5 +131,5 @@ def test_files_end_when_they_are_full_and_what_is_given_up_is_in_no_commit(
         raise RuntimeError
     with parts.Parts(files, schema) as empty:
         empty.add(pa.record_batch([pa.array([], pa.int64()), pa.array([], pa.string())], schema))
-    assert not empty.whole
+    assert not empty.done
     assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 5_000

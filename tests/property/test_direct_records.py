@@ -29,8 +29,14 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def varint(reader: Reader) -> int:
+    """Read a signed varint: zigzag, so that small negatives are short."""
+    value = reader.uvarint()
+    return (value >> 1) ^ -(value & 1)
+
+
 def nullable(reader: Reader) -> bytes | None:
-    size = reader.varint()
+    size = varint(reader)
     return None if size == -1 else reader.take(size)
 
 
@@ -46,10 +52,10 @@ def read(batch: bytes) -> tuple[dict[str, int], list[dict[str, Any]]]:
     reader = Reader(gzip.decompress(body) if attributes & 1 else body)
     messages = []
     for at in range(count):
-        inner = Reader(reader.take(reader.varint()))
-        assert (inner.int8(), inner.varint(), inner.varint()) == (0, 0, at)
+        inner = Reader(reader.take(varint(reader)))
+        assert (inner.take(1), varint(inner), varint(inner)) == (b"\0", 0, at)
         key, value = nullable(inner), nullable(inner)
-        assert inner.varint() == 0
+        assert varint(inner) == 0
         inner.end()
         messages.append({"key": key, "value": value})
     reader.end()
@@ -91,12 +97,11 @@ def test_a_batch_of_large_records_is_compressed(size: int, count: int) -> None:
     assert read(data)[1] == messages
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
+@given(st.integers(0, 2**64 - 1))
 def test_a_varint_read_back_is_what_was_written(value: int) -> None:
-    reader = Reader(wire.varint(value))
-    found = reader.varint()
+    reader = Reader(wire.uvarint(value))
+    found = reader.uvarint()
     reader.end()
-    # Zigzag's largest value takes all 64 bits.
     assert found == value
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from cdc.config.followers import Document
 from cdc.events import LSN
-from jobs.documents.kinds import Kind, Tables
-from jobs.documents.mirror import MirrorTables, Place
+from jobs.documents.kinds import DocumentKind, DocumentTables
+from jobs.documents.mirror import MirrorTables, MirrorVersion
 from jobs.documents.rows import NodeRows
 from sinks.contract import Applied, Column, Version
 from sinks.delta.layout import EXACT, SEQ
@@ -173,7 +173,7 @@ class Deltas:
     """Tables in Delta, with one more version wherever a frontier changed them."""
 
     path: Path
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, MirrorVersion] = field(default_factory=dict)
     last: World = field(default_factory=dict)
 
     def at(self, world: World, rows: dict[Node, NodeRows]) -> MirrorTables:
@@ -201,7 +201,7 @@ class Deltas:
                 delta.merge(
                     arrow(name, new), same, source_alias="s", target_alias="t"
                 ).when_matched_update_all().when_not_matched_insert_all().execute()
-        self.places[name] = Place(path, DeltaTable(path).version())
+        self.places[name] = MirrorVersion(path, DeltaTable(path).version())
 
 
 # -- histories --------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ def _step(world: World, what: str, of: Any, seq: int) -> None:  # noqa: ANN401 -
 
 
 def _follow(
-    steps: list[tuple[str, Any]], at: Callable[[World, dict[Node, NodeRows]], Tables]
+    steps: list[tuple[str, Any]], at: Callable[[World, dict[Node, NodeRows]], DocumentTables]
 ) -> None:
-    kinds = {name: Kind(name, document, VERSIONS) for name, document in DOCUMENTS.items()}
+    kinds = {name: DocumentKind(name, document, VERSIONS) for name, document in DOCUMENTS.items()}
     rows = {node: reader for kind in kinds.values() for node, reader in kind.rows.items()}
     stored: dict[str, dict[str, tuple[int, Any]]] = {name: {} for name in kinds}
     world: World = {name: {} for name in COLUMNS}
@@ -285,10 +285,10 @@ def _follow(
 
 def _apply(
     stored: dict[str, tuple[int, Any]],
-    kind: Kind,
-    new: Tables,
+    kind: DocumentKind,
+    new: DocumentTables,
     applied: Applied,
-    old: Tables | None,
+    old: DocumentTables | None,
     before: int,
 ) -> None:
     for changes in kind.changes(new, applied, old, before):

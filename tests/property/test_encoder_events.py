@@ -87,7 +87,7 @@ def in_order(published: list[Published]) -> list[Expected]:
 
 
 @given(cases())
-def test_events_are_what_the_contract_says(case: tuple[Table, list[RowMessage]]) -> None:
+def test_events_follow_the_contract(case: tuple[Table, list[RowMessage]]) -> None:
     table, rows = case
     session = session_in_transaction(table)
     session.feed([frame(row, LSN_OF_ROW) for row in rows])
@@ -121,7 +121,7 @@ def test_every_strict_prefix_raises(case: tuple[Table, RowMessage]) -> None:
 
 
 @given(row_cases())
-def test_a_frame_that_has_not_come_whole_is_left_alone(case: tuple[Table, RowMessage]) -> None:
+def test_an_incomplete_frame_is_left_for_the_next_read(case: tuple[Table, RowMessage]) -> None:
     table, row = case
     whole = frame(row, LSN_OF_ROW)
     session = session_in_transaction(table)

@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.events import LSN, Frontier, PartitionEnd
-from cdc.verify.fold import Fold, Folded, canonical
+from cdc.verify.events import canonical
+from cdc.verify.fold import Fold, Folded
 
 Row = dict[str, Any]
 PARTITIONS = 3

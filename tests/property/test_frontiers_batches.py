@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.events import LSN
-from cdc.log.frontiers import Frontiers, Place
+from cdc.log.frontiers import Frontiers
+from cdc.log.partitions import Partition
 from cdc.log.records import FrontierRecord, ResumePosition
 from tests.property.stream import position
 
-PLACES: list[Place] = [("p.a.t", 0), ("p.a.t", 1), ("p.a.u", 0)]
+PLACES: list[Partition] = [("p.a.t", 0), ("p.a.t", 1), ("p.a.u", 0)]
 
 
 class Log:
@@ -27,11 +28,13 @@ class Log:
         self.ends = dict.fromkeys(PLACES, 0)
         self.events = dict.fromkeys(PLACES, 0)
         self.frontiers: list[FrontierRecord] = []
-        self.whole: list[tuple[LSN, dict[Place, int]]] = [(self.resume.end_lsn, dict(self.events))]
+        self.whole: list[tuple[LSN, dict[Partition, int]]] = [
+            (self.resume.end_lsn, dict(self.events))
+        ]
 
     def commit(
-        self, resume: ResumePosition, events: dict[Place, int], frontier: FrontierRecord | None
-    ) -> dict[Place, int]:
+        self, resume: ResumePosition, events: dict[Partition, int], frontier: FrontierRecord | None
+    ) -> dict[Partition, int]:
         """Apply a complete Kafka transaction; return the ends of its partitions."""
         self.resume = resume
         ends = {}
@@ -63,7 +66,7 @@ def check(log: Log) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 25))
-def test_frontiers_count_every_event_once_and_stand_on_boundaries(seed: int, steps: int) -> None:
+def test_frontiers_count_every_event_once_and_lie_on_boundaries(seed: int, steps: int) -> None:
     chance, log = Random(seed), Log()
     frontiers = Frontiers("p", 1, log.resume, {})
     seq, lsn, schema = 0, int(log.resume.end_lsn), log.resume
@@ -100,7 +103,7 @@ def test_frontiers_count_every_event_once_and_stand_on_boundaries(seed: int, ste
         if chance.random() < 0.1:
             ends = dict.fromkeys(ends, -1)  # acknowledged without an offset
         frontiers.acknowledged(log.resume, ends)
-        assert not frontiers.fallen
+        assert not frontiers.regressed
         check(log)
     # The next frontier covers what none covers yet.
     if not log.resume.open:

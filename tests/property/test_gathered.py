@@ -51,7 +51,7 @@ class Gathering(MemorySink):
 
 
 class InPieces(Following):
-    """Takes each cut as `jobs.apply.large` does, one partition after another, in the order of `mix`."""
+    """Takes each cut as `jobs.apply.large` does: partition by partition, in the order of `mix`."""
 
     mix: Callable[[Partitions], None]
 
@@ -84,7 +84,7 @@ class InPieces(Following):
 
 
 def is_in_order(partitions: Partitions) -> bool:
-    """Return whether one partition is not enough: `jobs.apply.large` decides by its first counts."""
+    """Return whether one partition is not enough; `jobs.apply.large` decides by its counts."""
     if len({parsed(value).source.epoch for _, values in partitions for value in values}) > 1:
         return True
     for keys, values in partitions:
@@ -124,7 +124,7 @@ def test_gathered_pieces_are_the_databases_state(
     chance = Random(seed)
     world = made(chance, transactions, limit, begun=True, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
-    following = InPieces(world, whole_rows=False, histories=histories, sink=Gathering)
+    following = InPieces(world, complete_rows=False, histories=histories, sink=Gathering)
     following.mix = chance.shuffle
     with pieces_of(events):
         for bounds, records, state in Cuts(world, chance):
@@ -140,13 +140,13 @@ def test_gathered_pieces_are_the_databases_state(
     limit=st.sampled_from([2_000, 1 << 24]),
     widened=st.booleans(),
 )
-def test_what_tasks_write_is_the_databases_state(
+def test_the_rows_that_tasks_write_are_the_databases_state(
     *, seed: int, transactions: int, events: int, limit: int, widened: bool
 ) -> None:
     """Executors write to a store of complete rows, one partition each, at different times."""
     chance = Random(seed)
     world = made(chance, transactions, limit, begun=True, widened=widened)
-    following = InPieces(world, whole_rows=True, histories=frozenset())
+    following = InPieces(world, complete_rows=True, histories=frozenset())
     following.mix = chance.shuffle
     with pieces_of(events):
         for bounds, records, state in Cuts(world, chance):

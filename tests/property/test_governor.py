@@ -60,13 +60,13 @@ def test_chunks_add_little_however_long_the_stream_takes_by_itself(
     assert rate >= 2_000
 
 
-def test_a_stream_that_falls_behind_gets_the_room() -> None:
+def test_a_stream_that_falls_behind_gets_the_capacity() -> None:
     """Its latency keeps growing: the cause is not a distant broker."""
     rate, _ = play(lambda now: now, 1e-5)
     assert 0 < rate < 200
 
 
-def test_what_a_slow_time_taught_is_forgotten() -> None:
+def test_a_slow_period_has_no_lasting_effect() -> None:
     rate, added = play(lambda now: 0.2 if now < _SETTLED - 1 else 0.01, 5e-5)
     assert added[len(added) * 9 // 10] <= _ADDED
     assert rate >= 2_000

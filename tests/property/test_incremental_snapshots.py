@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from cdc.daemon.verifier import Verifier
 from cdc.log import records
 from cdc.snapshot.incremental import commands
-from cdc.snapshot.incremental.manager import Live
-from cdc.snapshot.incremental.records import CommandRecord, LiveRecord
-from cdc.snapshot.incremental.topic import Known
+from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord, TableName
+from cdc.snapshot.incremental.topic import IncrementalLog
 from cdc.source import authority
 from cdc.source.authority import Refusals, Scope
 from tests.property.incremental_world import (
@@ -21,10 +20,11 @@ from tests.property.incremental_world import (
     RELATION,
     SPAN,
     Database,
+    Source,
     Worker,
     emit,
     folded,
-    played,
+    snapshots,
 )
 from tests.property.stream import MANY, PREFIX, TIME_US, Session, frame
 from tests.property.test_sequencer_histories import Log
@@ -42,7 +42,7 @@ class Daemon:
     def __init__(self, chance: Random, database: Database) -> None:
         self.chance, self.database = chance, database
         self.log = Log()
-        self.live_records: dict[bytes, bytes | None] = {}
+        self.snapshot_records: dict[bytes, bytes | None] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -50,18 +50,20 @@ class Daemon:
         self.session = Session(self.log.resume, KEYS, known=list(self.log.schemas), max_events=MANY)
         self.worker = Worker()
         verifier = Verifier(_CONFIG, _SERVER, Refusals(), dict)
-        self.live = Live(_CONFIG, self.worker, self.session.sequencer, verifier, {})  # type: ignore[arg-type]
+        self.snapshots = snapshots(
+            _CONFIG, self.worker, self.session.sequencer, verifier, lambda: Source(self.database)
+        )
         known = [
-            records.decode(LiveRecord, value, "live")
-            for key, value in self.live_records.items()
+            records.decode(IncrementalRecord, value, "")
+            for key, value in self.snapshot_records.items()
             if value and b'"live"' in key
         ]
         obeyed = [
-            records.decode(CommandRecord, value, "live")
-            for key, value in self.live_records.items()
+            records.decode(CommandRecord, value, "")
+            for key, value in self.snapshot_records.items()
             if value and b'"command"' in key
         ]
-        self.live.adopt(Known(known, obeyed))
+        self.snapshots.adopt(IncrementalLog(known, obeyed))
         self.told = False
         self.at = next(
             (i for i, each in enumerate(self.database.wal) if each.lsn >= self.log.resume.end_lsn),
@@ -84,14 +86,14 @@ class Daemon:
     def cut(self) -> None:
         if self.log.may_cut(self.session):
             self.log.commit(self.session)
-            for _, key, value in self.live.take():
-                self.live_records[key] = value
+            for _, key, value in self.snapshots.take():
+                self.snapshot_records[key] = value
 
     @property
     def state(self) -> str:
         found = [
-            records.decode(LiveRecord, value, "live")
-            for key, value in self.live_records.items()
+            records.decode(IncrementalRecord, value, "")
+            for key, value in self.snapshot_records.items()
             if value and b'"live"' in key
         ]
         return found[0].state if found else "none"
@@ -109,7 +111,7 @@ class Daemon:
             case "r":
                 self.read()
             case "t":
-                self.live.turn(self.log.resume.end_lsn)
+                self.snapshots.tick(self.log.resume.end_lsn)
             case "k":
                 self.worker.run_one()
             case "c":
@@ -122,28 +124,31 @@ class Daemon:
 def test_the_log_ends_as_the_table(seed: int) -> None:
     chance = Random(seed)
     database = Database(chance)
-    with played(database):
-        daemon = Daemon(chance, database)
-        for _ in range(chance.randint(0, 20)):
-            daemon.step("wrc")
-        of, anew = commands.Of("public", "wide"), chance.random() < 0.3
-        named = None if anew or chance.random() < 0.5 else tuple((str(k),) for k in range(-2, SPAN))
-        start = commands.Command(do="start", id="one", tables=(of,), keys=named, anew=anew)
-        secret = authority.secret_of(_CONFIG)
-        assert secret is not None
-        scope = Scope(PREFIX, _SERVER)
-        body = commands.encode(start)
-        signed = authority.sign(secret, authority.COMMAND_PURPOSE, scope, TIME_US, body)
-        emit(database, commands.COMMAND, signed)
-        deadly = "x" if chance.random() < 0.5 else ""
-        for _ in range(_STEPS):
-            daemon.step("wwrrrrrttkkch" + deadly)
-        turns = 0
-        while daemon.state != "done" or not daemon.caught_up or database.hung:
-            daemon.step("rrrtkch")
-            turns += 1
-            assert turns < _PATIENCE, f"not over: {daemon.state}"
-        daemon.cut()
+    daemon = Daemon(chance, database)
+    for _ in range(chance.randint(0, 20)):
+        daemon.step("wrc")
+    of, empty_first = TableName("public", "wide"), chance.random() < 0.3
+    named = (
+        None if empty_first or chance.random() < 0.5 else tuple((str(k),) for k in range(-2, SPAN))
+    )
+    start = commands.Command(
+        do="start", id="one", tables=(of,), keys=named, empty_first=empty_first
+    )
+    secret = authority.secret_of(_CONFIG)
+    assert secret is not None
+    scope = Scope(PREFIX, _SERVER)
+    body = commands.encode(start)
+    signed = authority.sign(secret, authority.COMMAND_PURPOSE, scope, TIME_US, body)
+    emit(database, commands.COMMAND, signed)
+    deadly = "x" if chance.random() < 0.5 else ""
+    for _ in range(_STEPS):
+        daemon.step("wwrrrrrttkkch" + deadly)
+    turns = 0
+    while daemon.state != "done" or not daemon.caught_up or database.hung:
+        daemon.step("rrrtkch")
+        turns += 1
+        assert turns < _PATIENCE, f"not over: {daemon.state}"
+    daemon.cut()
     values = [each.value for each in daemon.log.records if each.value is not None]
     seqs = sorted(orjson.loads(value)["source"]["seq"] for value in values)
     assert seqs == list(range(1, len(seqs) + 1))

@@ -29,7 +29,8 @@ from cdc.encode.encoder import Encoder
 from cdc.encode.masks import column_mask
 from cdc.encode.routes import Table as Route
 from cdc.log.records import SchemaRecord
-from cdc.source.catalog import TableFacts
+from cdc.sequence.relations import RelationRequest
+from cdc.source.lookups import TableFacts
 from tests.property.reference import RowMessage
 from tests.property.rows import Table, messages, tables
 from tests.property.stream import (
@@ -57,14 +58,10 @@ class Masking(Session):
 
     def describe(self, relation: Relation) -> SchemaRecord:
         sequencer = self.sequencer
-        version, _ = self.relations.version(
-            relation,
-            TableFacts(self.keys.get(relation.relation_id, ()), {}),
-            sequencer.types,
-            sequencer.transaction_lsn,
-            replaying=False,
-            selection=self.selection,
-        )
+        facts = TableFacts(self.keys.get(relation.relation_id, ()), {})
+        types, lsn = sequencer.types, sequencer.transaction_lsn
+        request = RelationRequest(relation, facts, types, lsn, selection=self.selection)
+        version, _ = self.relations.version(request, replaying=False)
         masks = [column_mask(self.selection, column.name) for column in version.columns]
         encoder = Encoder(version, DATABASE, PREFIX, PARTITIONS, masks)
         route = Route(encoder, self.batch.topic(version.topic, encoder.partitions), self.dead)

@@ -13,7 +13,7 @@ from sinks.shapes import Placer, Shape
 @given(
     values=st.lists(st.none() | st.integers() | st.booleans() | st.text(), min_size=1, max_size=3)
 )
-def test_a_place_tells_the_keys_that_it_may_be_of(values: list[object]) -> None:
+def test_a_place_shows_its_possible_keys(values: list[object]) -> None:
     columns = tuple(f"c{n}" for n in range(len(values)))
     key = msgspec.json.encode(dict(zip(columns, values, strict=True)))
     placer = Placer(Shape(), "shop", "public.users")

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from cdc.errors import GapError
 from cdc.events import LSN
 from cdc.log import names
-from cdc.log.dead_letters import Letters, Pointer
-from cdc.verify.fold import Fold, canonical
+from cdc.log.dead_letters import DeadLetterAssembler, Pointer
+from cdc.verify.events import canonical
+from cdc.verify.fold import Fold
 from jobs.apply.applying import Applying, TornError
-from jobs.cuts.in_order import Whole, in_order
+from jobs.cuts.in_order import Letter, in_order
 from jobs.cuts.reduce import Bounds, NeedsOrderError, Reduced, completed, newest
 from jobs.cuts.schemas import version
 from sinks.contract import Applied, Changes, Column, Version
@@ -101,20 +102,20 @@ class Following:
         self,
         world: World,
         *,
-        whole_rows: bool,
+        complete_rows: bool,
         histories: frozenset[str],
         sink: type[MemorySink] = Frail,
     ) -> None:
-        self.sink: Any = sink("reduce", whole_rows=whole_rows, histories=histories)
+        self.sink: Any = sink("reduce", complete_rows=complete_rows, histories=histories)
         STORES.pop("reduce", None)
         self.sink.open()
         self.known = {each.topic: version(each)._replace(schema_id=1) for each in world.versions}
         self.applying = Applying(self.sink, lambda topic, _: (self.known[topic],))
 
     @staticmethod
-    def letters(records: list[Record]) -> Whole:
+    def letters(records: list[Record]) -> Letter:
         """Return the lookup of the dead letters among the records, each at least once."""
-        letters = Letters()
+        letters = DeadLetterAssembler()
         for record in records:
             if record.topic == DEAD:
                 letters.add(record.key, record.value)
@@ -122,7 +123,7 @@ class Following:
 
         def letter(pointer: Pointer) -> bytes:
             if pointer.id not in taken:
-                taken[pointer.id] = letters.whole(pointer)
+                taken[pointer.id] = letters.event(pointer)
             return taken[pointer.id]
 
         return letter
@@ -144,7 +145,7 @@ class Following:
         self.sink.commit(Applied("shop", 1, 1, LSN(bounds.upto), bounds.upto, 0, 0, {}))
 
 
-def both_ways(partitions: Partitions, bounds: Bounds, letter: Whole) -> None:
+def both_ways(partitions: Partitions, bounds: Bounds, letter: Letter) -> None:
     """Expect the quick way, if it can handle the events, to agree with the ordered one."""
     with suppress(NeedsOrderError):
         quick = newest(partitions, bounds)
@@ -193,7 +194,7 @@ def folded(world: World, chance: Random) -> dict[str, Any]:
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(1, 14),
-    whole_rows=st.booleans(),
+    complete_rows=st.booleans(),
     begun=st.booleans(),
     limit=st.sampled_from([2_000, 1 << 24]),
     history=st.booleans(),
@@ -203,7 +204,7 @@ def test_every_frontier_is_the_databases_state(
     *,
     seed: int,
     transactions: int,
-    whole_rows: bool,
+    complete_rows: bool,
     begun: bool,
     limit: int,
     history: bool,
@@ -212,7 +213,7 @@ def test_every_frontier_is_the_databases_state(
     chance = Random(seed)
     world = made(chance, transactions, limit, begun=begun, widened=widened)
     histories = frozenset({"public.lines"} if history else ())
-    following = Following(world, whole_rows=whole_rows, histories=histories)
+    following = Following(world, complete_rows=complete_rows, histories=histories)
     store = STORES["reduce"]
     for bounds, records, state in Cuts(world, chance):
         following.take(bounds, records)
@@ -229,17 +230,17 @@ def test_every_frontier_is_the_databases_state(
 @given(
     seed=st.integers(0, 2**32),
     transactions=st.integers(2, 14),
-    whole_rows=st.booleans(),
+    complete_rows=st.booleans(),
     begun=st.booleans(),
     widened=st.booleans(),
 )
 def test_a_cut_torn_off_anywhere_is_brought_to_its_end(
-    *, seed: int, transactions: int, whole_rows: bool, begun: bool, widened: bool
+    *, seed: int, transactions: int, complete_rows: bool, begun: bool, widened: bool
 ) -> None:
     """Even if interrupted again; except if keys have swapped places in a cycle."""
     chance = Random(seed)
     world = made(chance, transactions, 1 << 24, begun=begun, widened=widened)
-    following = Following(world, whole_rows=whole_rows, histories=frozenset())
+    following = Following(world, complete_rows=complete_rows, histories=frozenset())
     for bounds, records, state in Cuts(world, chance):
         try:
             for torn in (False, True, True):
@@ -289,7 +290,7 @@ def test_the_newest_is_the_one_of_the_highest_seq() -> None:
         assert (change.seq, orjson.loads(change.row or b"")["name"]) == (10, "10")
 
 
-def test_what_is_unchanged_is_taken_by_seq_in_whichever_order_batches_come() -> None:
+def test_unchanged_columns_are_taken_by_seq_in_any_order_of_batches() -> None:
     key = b'{"id":1}'
     events = [
         _event(3, {"id": 1, "body": "three"}, op="c"),
@@ -350,11 +351,11 @@ def test_an_event_of_another_cut_is_a_gap() -> None:
     world = World(Random(3), 1 << 24).run(6)
     partitions = by_table(world.records)[USERS]
     for bounds in (Bounds(0, 3), Bounds(world.seq, world.seq + 100)):
-        with pytest.raises(GapError, match="stands in the cut of seq"):
+        with pytest.raises(GapError, match="is in the cut of seq"):
             newest(partitions, bounds)
 
 
-def test_what_nobody_knows_is_told_as_unknown() -> None:
+def test_unknown_columns_are_named_as_unchanged() -> None:
     """Both ways: the store lost the row or never had it. A shape that needs it has no output."""
     event = {
         "op": "u",
@@ -381,7 +382,7 @@ def test_what_nobody_knows_is_told_as_unknown() -> None:
     bounds = Bounds(4, 5)
     for reduced in (
         completed(newest(partitions, bounds), stored),
-        in_order(partitions, bounds, letter=letter, rows=stored, whole_rows=True),
+        in_order(partitions, bounds, letter=letter, rows=stored, complete_rows=True),
     ):
         (change,) = reduced.changes
         assert change.unchanged == ("body",)

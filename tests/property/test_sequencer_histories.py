@@ -37,18 +37,18 @@ class Log:
         session.batch.close()
         self.resume = position(
             end_lsn=sequencer.end_lsn,
-            commit_lsn=sequencer.place.commit_lsn,
-            ordinal=sequencer.place.ordinal,
-            is_open=sequencer.place.open,
+            commit_lsn=sequencer.last_change.commit_lsn,
+            ordinal=sequencer.last_change.ordinal,
+            is_open=sequencer.last_change.open,
             seq=sequencer.seq,
             schema_id=session.relations.schema_id,
         )
-        sequencer.cut()
+        sequencer.start_batch()
 
     def may_cut(self, session: Session) -> bool:
         """With events to write, or between source transactions if none is split."""
         sequencer = session.sequencer
-        rests = not sequencer.in_transaction and not sequencer.place.open
+        rests = not sequencer.in_transaction and not sequencer.last_change.open
         return sequencer.events > 0 or rests
 
     def first_uncovered(self, history: History) -> int:

@@ -134,8 +134,8 @@ class World:
 
     def check_limits(self) -> None:
         assert self.spool.memory_bytes <= self.limit
-        files = (path for path in self.spool._place.iterdir())
-        assert self.spool.disk_bytes == sum(path.stat().st_size for path in files)
+        for path in self.spool._private.iterdir():
+            assert path.stat().st_size == self.spool._open[int(path.name)].written
 
     def do(self, what: str, which: int, amount: int) -> None:
         backend = self.backends.setdefault(which, Backend(self))
@@ -180,7 +180,7 @@ def test_a_commit_gives_exactly_the_bytes_that_survived(
             world.do(*step)
         for backend in world.backends.values():
             backend.commit()
-        assert (world.spool.transactions, world.spool.memory_bytes) == (0, 0)
-        assert (world.spool.disk_bytes, list(world.spool._place.iterdir())) == (0, [])
+        assert (len(world.spool._open), world.spool.memory_bytes) == (0, 0)
+        assert list(world.spool._private.iterdir()) == []
         world.spool.close()
         assert list(home.iterdir()) == []

@@ -303,7 +303,7 @@ def same(log: Log, whole: Log) -> None:
 
 
 @given(histories(), chances)
-def test_streamed_transactions_become_the_records_of_whole_ones(
+def test_streamed_transactions_become_the_records_of_complete_ones(
     history: History, chance: Random
 ) -> None:
     log = Log()

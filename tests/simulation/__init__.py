@@ -1,4 +1,4 @@
-"""The real loop, sequencer, lanes and publisher in a simulated world, thousands of times.
+"""The real loop, sequencer, producer pool and publisher in a simulated world, thousands of times.
 
 Only the edges are simulated: the bytes of the walsender's socket (`slot`), Kafka's producer and the
 broker's data (`broker`), threads and the clock (`scheduler`). A schedule is a seed: it decides what

@@ -17,28 +17,26 @@ from unittest import mock
 import cdc.daemon.pipeline
 import cdc.failpoints
 import cdc.log.absence
+import cdc.log.consumer
 import cdc.log.producer_pool
 import cdc.log.publisher
-import cdc.log.reader
+import cdc.publication.check
 import cdc.publication.continuity
-import cdc.publication_look
 import cdc.sequence.intake
 import cdc.sequence.table_versions
 import cdc.source.stream
 from cdc.config import Config
-from cdc.decode.frames import HEADER_SIZE
 from cdc.encode.encoder import Encoder
-from cdc.events import LSN
 from cdc.log import records
 from cdc.log.publisher import Publisher
 from cdc.sequence.spool import Spool
-from cdc.snapshot.incremental.topic import Known
-from cdc.source.catalog import TableFacts
-from cdc.source.lookups import Lookup
-from cdc.source.publications import Published
+from cdc.snapshot.incremental.topic import IncrementalLog
+from cdc.source.lookups import Lookup, SentTable, TableFacts
+from cdc.source.publications import PublicationVersion
 from cdc.source.stream import Stream
 from cdc.source.timelines import System
 from tests.property.histories import KEYS
+from tests.property.played import NO_WAKE_FD, PlayedWalsender
 from tests.simulation.broker import Producer
 from tests.simulation.lookups import Consumer
 from tests.simulation.slot import Wire
@@ -46,26 +44,26 @@ from tests.simulation.world import Nothing, World
 
 # The bytes of a few events.
 _SMALL_BYTES: Final = 2_500
+# So that batches with little for each partition are written directly, too.
+_WIDE_PARTITIONS: Final = 2
+# The patience with a silent walsender, as a multiple of its timeout.
+_NEVER: Final = 10**9
 
 
 class SimulatedStream(Stream):
     """The real stream, except for how it connects and sleeps."""
 
     def __init__(
-        self, _config: Config, _wake_fd: int, *, whole: bool = False, patience: int = 1
+        self, config: Config, _wake_fd: int, *, committed_only: bool = False, patience: int = 1
     ) -> None:
         assert patience >= 1
         self.world = World.current
         # Half of the schedules stream; a session that must reread a transaction does not.
-        streaming = self.world.streams and not whole
+        streaming = self.world.streams and not committed_only
+        wire = Wire(self.world.slot, self.world.scheduler, streaming=streaming)
+        walsender: Any = PlayedWalsender(wire, timeout_seconds=9.0)
+        super().__init__(config, NO_WAKE_FD, patience=_NEVER, walsender=walsender)
         self.streaming = "on" if streaming else "off"
-        self._parts, self._have, self._need = [], 0, HEADER_SIZE
-        self._fatal = None
-        self._feedback_seconds, self._silence_seconds = 3.0, 1e9
-        self.received_lsn = self.keepalive_lsn = self.confirmed_lsn = LSN(0)
-        self.reply_requested = False
-        self.feedback_at = self._heard_at = World.current.clock.monotonic()
-        self._wire = Wire(self.world.slot, self.world.scheduler, streaming=streaming)
 
     def identify(self) -> System:
         return System("7", 1)
@@ -75,9 +73,6 @@ class SimulatedStream(Stream):
 
     def wait(self, seconds: float, *, for_frames: bool) -> None:  # noqa: ARG002 - as the real
         self.world.turn(seconds)
-
-    def close(self) -> None:
-        self._wire.close()
 
 
 @lru_cache(maxsize=4_096)
@@ -137,8 +132,8 @@ class _Catalog(Nothing):
         return []
 
 
-class _Watching(Nothing):
-    """A watch of the topics that finds nothing."""
+class _Quiet(Nothing):
+    """A topic monitor that finds nothing."""
 
     def pin(self, identity: records.ResumeIdentity) -> records.ResumeIdentity:
         return identity
@@ -162,12 +157,72 @@ class _Current:
 
 def _look_up(_sql: object, _publication: str, relations: Iterable[int]) -> dict[int, Lookup]:
     return {
-        oid: Lookup(TableFacts(KEYS.get(oid, ()), {}), Published(cast("Any", _Agreeing()), None))
+        oid: Lookup(TableFacts(KEYS.get(oid, ()), {}), SentTable(cast("Any", _Agreeing()), None))
         for oid in relations
     }
 
 
-_PUBLICATION = records.Publication(name="p", oid=1, tables={})
+_PUBLICATION = records.PinnedPublication(name="p", oid=1, tables={})
+_VERSION = PublicationVersion(1, 1, None, 0, None, None)
+
+
+def _replaced(emptied: Callable[[Path], Spool]) -> dict[Any, dict[str, Any]]:
+    """Return what replaces the real edges, by module or class and name."""
+    return {
+        cdc.failpoints: {"reach": _reach},
+        cdc.source.stream: {"time": _Clock()},
+        cdc.sequence.intake: {"Spool": emptied},
+        Spool: {"close": Nothing.keep},
+        # Some batches of each history are small, and some are not.
+        cdc.log.producer_pool: {
+            "time": _Clock(),
+            "DirectPublisher": _Direct,
+            "SMALL_BYTES": _SMALL_BYTES,
+            "WIDE_PARTITIONS": _WIDE_PARTITIONS,
+        },
+        cdc.log.publisher: {
+            "time": _Clock(),
+            "Producer": lambda settings: Producer(
+                World.current.broker, World.current.scheduler, settings
+            ),
+        },
+        cdc.log.consumer: {
+            "time": _Clock(),
+            "Consumer": lambda _: Consumer(World.current.broker, World.current.lookups),
+        },
+        cdc.log.absence: {
+            **{name: _lookup(name) for name in ("named", "listed", "spans")},
+            "pause": _Clock().sleep,
+        },
+        cdc.daemon.pipeline: {
+            "time": _Clock(),
+            "Stream": SimulatedStream,
+            "connect": lambda _: _Catalog(),
+            "topics": _Current(admin=lambda _: None),
+            "catalog": Nothing(),
+            "incremental_topic": _Current(load=lambda *_: IncrementalLog([], [])),
+            "SourceMonitor": lambda *_: Nothing(),
+            "TopicMonitor": lambda *_: _Quiet(),
+            "continuity": _Current(
+                start_lsn=lambda _: World.current.slot.confirmed,
+                require_same_writer=lambda *_: None,
+                check=lambda _, identity, position, *__: World.current.proven(identity, position),
+            ),
+        },
+        cdc.publication.check: {
+            "tables_by_oid": lambda *_: set(),
+            "read_publication_version": lambda *_: _VERSION,
+            "read_pinned_with_tables": lambda *_: (_PUBLICATION, frozenset()),
+        },
+        cdc.sequence.table_versions: {
+            "topics": _Current(data_topic=_refuse, ensure=_refuse),
+            "limits": lambda *_: {},
+            "look_up": _look_up,
+            "Encoder": lambda version, database, name, partitions, *_: _encoder(
+                version, database, name, partitions
+            ),
+        },
+    }
 
 
 @contextlib.contextmanager
@@ -182,65 +237,8 @@ def played() -> Iterator[None]:
         spool._open.clear()
         return spool
 
-    replaced: dict[Any, dict[str, Any]] = {
-        cdc.failpoints: {"reach": _reach},
-        cdc.source.stream: {"time": _Clock()},
-        cdc.sequence.intake: {"Spool": emptied},
-        Spool: {"close": Nothing.keep},
-        # Some batches of each history are small, and some are not.
-        cdc.log.producer_pool: {
-            "time": _Clock(),
-            "DirectPublisher": _Direct,
-            "SMALL_BYTES": _SMALL_BYTES,
-        },
-        cdc.log.publisher: {
-            "time": _Clock(),
-            "Producer": lambda settings: Producer(
-                World.current.broker, World.current.scheduler, settings
-            ),
-        },
-        cdc.log.reader: {
-            "time": _Clock(),
-            "consumer": lambda _: Consumer(World.current.broker, World.current.lookups),
-        },
-        cdc.log.absence: {
-            **{name: _lookup(name) for name in ("named", "listed", "spans")},
-            "pause": _Clock().sleep,
-        },
-        cdc.daemon.pipeline: {
-            "time": _Clock(),
-            "Stream": SimulatedStream,
-            "connect": lambda _: _Catalog(),
-            "topics": _Current(admin=lambda _: None),
-            "catalog": Nothing(),
-            "live_topic": _Current(load=lambda *_: Known([], [])),
-            "Watch": lambda *_: Nothing(),
-            "LogWatch": lambda *_: _Watching(),
-            "continuity": _Current(
-                Found=cdc.publication.continuity.Found,
-                begins_at=lambda _: World.current.slot.confirmed,
-                same_writer=lambda *_: None,
-                check=lambda _, identity, position, __: World.current.proven(identity, position),
-            ),
-        },
-        cdc.publication_look: {
-            "catalog": _Current(
-                tables_named=lambda *_: set(),
-                publication_mark=lambda *_: (1,),
-                publication_beside=lambda *_: (_PUBLICATION, frozenset()),
-            ),
-        },
-        cdc.sequence.table_versions: {
-            "topics": _Current(data_topic=_refuse, ensure=_refuse),
-            "limits": lambda *_: {},
-            "look_up": _look_up,
-            "Encoder": lambda version, database, name, partitions, *_: _encoder(
-                version, database, name, partitions
-            ),
-        },
-    }
     with stack:
-        for module, names_ in replaced.items():
+        for module, names_ in _replaced(emptied).items():
             for name, value in names_.items():
                 stack.enter_context(mock.patch.object(module, name, value))
         yield

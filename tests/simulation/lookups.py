@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
 from cdc.log.client import translated
+from cdc.log.partitions import Range
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Place, Record
@@ -59,9 +60,9 @@ class Lookups:
         _config: object,
         places: Iterable[Place],
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[Place, tuple[int, int]]:
+    ) -> dict[Place, Range]:
         with translated("looking up offsets"):
-            return {place: self.span(place, isolation) for place in places}
+            return {place: Range(*self.span(place, isolation)) for place in places}
 
     def span(
         self, place: Place, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -84,7 +85,7 @@ class Lookups:
 
 
 class Consumer:
-    """confluent_kafka.Consumer, read_committed, with the methods that the reader calls."""
+    """confluent_kafka.Consumer, read_committed, with the methods that `LogConsumer` calls."""
 
     def __init__(self, broker: Broker, lookups: Lookups) -> None:
         self._broker, self._lookups = broker, lookups
@@ -106,6 +107,9 @@ class Consumer:
         assert timeout >= 0
         come, self._due = self._due[:most], self._due[most:]
         return come
+
+    def unassign(self) -> None:
+        self._due = []
 
     def poll(self, _timeout: float) -> None:
         """Receive nothing."""

@@ -84,7 +84,7 @@ def _history(number: int) -> History:
 
 def simulate(seed: int, happened: History, totals: Counter[str] | None = None) -> int:
     """Run one schedule; return how many sessions it took. Raises BrokenError with the seed."""
-    direct = ("off", "on")[seed // len(_MAX_EVENTS) % 2]
+    direct = ("off", "on", "auto")[seed // len(_MAX_EVENTS) % 3]
     world = World(config(_MAX_EVENTS[seed % len(_MAX_EVENTS)], direct), happened, seed)
     oracle = Oracle(happened, world.broker, world.slot, PREFIX, due=world.due)
     try:

@@ -155,7 +155,7 @@ class Future:
 
 
 class Worker:
-    """Stand in for `cdc.runtime.background.Worker`: its calls run when the schedule decides, in order."""
+    """Stand in for `BackgroundThread`: its calls run when the schedule decides, in order."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.wake_fd = -1

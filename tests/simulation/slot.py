@@ -96,9 +96,6 @@ class Wire:
         if confirmed:
             self._slot.confirm(LSN(confirmed))
 
-    def other(self, message: bytes) -> None:
-        raise AssertionError(f"nothing but CopyData was sent, found {message[:1]!r}")
-
     def close(self) -> None:
         self._buffer = b""
 

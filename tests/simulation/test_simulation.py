@@ -19,7 +19,7 @@ from cdc.daemon.pipeline import Pipeline
 from cdc.decode.frames import PADDING
 from cdc.log import absence, reader, resume
 from cdc.log.frontiers import Frontiers
-from cdc.log.producer_pool import Lanes
+from cdc.log.producer_pool import ProducerPool
 from cdc.log.publisher import Publisher
 from cdc.sequence.sequencer import Sequencer
 from cdc.snapshot.initial import due
@@ -46,17 +46,21 @@ def test_a_schedule_is_the_same_every_time() -> None:
 
 # -- the simulator finds planted bugs --------------------------------------------------------------
 
-_cut, _begin, _settle = Pipeline._cut, Sequencer.begin, Pipeline._settle
-_commit, _keep, _acknowledged = Lanes.commit, Stream.keep, Frontiers.acknowledged
+_commit_batch, _begin, _poll_commits = (
+    Pipeline._commit_batch,
+    Sequencer.begin,
+    Pipeline._poll_commits,
+)
+_commit, _keep, _acknowledged = ProducerPool.commit, Stream.keep, Frontiers.acknowledged
 _start, _frontiers = Pipeline.start, Frontiers.__init__
 
 
 def _confirm_before_the_commit(self: Pipeline, *idle: Any) -> None:  # noqa: ANN401 - passed on
-    _cut(self, *idle)
-    self.stream.confirm(self.lanes.in_flight[-1].position.end_lsn)
+    _commit_batch(self, *idle)
+    self.stream.confirm(self.producers.in_flight[-1].position.end_lsn)
 
 
-def _commit_in_any_order(self: Lanes, *batch: Any) -> None:  # noqa: ANN401 - passed on
+def _commit_in_any_order(self: ProducerPool, *batch: Any) -> None:  # noqa: ANN401 - passed on
     waiting, self.in_flight = self.in_flight, deque()
     _commit(self, *batch)
     waiting += self.in_flight
@@ -88,10 +92,10 @@ def _trust_a_commit_without_answer(self: Publisher) -> None:
     self.begun = False
 
 
-def _fence_one_lane_only(self: Lanes) -> None:
-    self._lanes[0].large.open()
-    for lane in self._lanes[1:]:
-        broker, producer = World.current.broker, cast("Any", lane.large)._producer
+def _fence_one_producer_only(self: ProducerPool) -> None:
+    self._producers[0].large.open()
+    for pooled in self._producers[1:]:
+        broker, producer = World.current.broker, cast("Any", pooled.large)._producer
         producer._epoch = broker.epochs.setdefault(producer.writer, 1)
 
 
@@ -109,22 +113,22 @@ def _lose_the_rest_of_a_chunk(self: Stream, chunk: bytes, at: int) -> None:
 
 
 def _confirm_the_keepalive(self: Pipeline) -> None:
-    _settle(self)
+    _poll_commits(self)
     self.stream.confirm(self.stream.keepalive_lsn)
 
 
 _MUTANTS: list[tuple[type, str, Callable[..., Any]]] = [
-    (Pipeline, "_cut", _confirm_before_the_commit),
-    (Lanes, "commit", _commit_in_any_order),
+    (Pipeline, "_commit_batch", _confirm_before_the_commit),
+    (ProducerPool, "commit", _commit_in_any_order),
     (Sequencer, "begin", _skip_one_more),
     (Sequencer, "begin", _skip_one_less),
     (Frontiers, "__init__", _forget_what_is_pending),
     (Frontiers, "acknowledged", _tell_ends_too_low),
     (Publisher, "commit", _trust_a_commit_without_answer),
-    (Lanes, "open", _fence_one_lane_only),
+    (ProducerPool, "open", _fence_one_producer_only),
     (Pipeline, "start", _read_the_resume_record_before_fencing),
     (Stream, "keep", _lose_the_rest_of_a_chunk),
-    (Pipeline, "_settle", _confirm_the_keepalive),
+    (Pipeline, "_poll_commits", _confirm_the_keepalive),
 ]
 
 
@@ -135,7 +139,7 @@ def test_it_finds_what_one_answer_hid_when_it_was_believed() -> None:
     """An unknown topic was read as a missing one: no snapshot was due, so it streamed."""
     believed = mock.patch.object(absence, "absent", return_value={"the topic"})
     alone = mock.patch.object(due, "expect_done", return_value=None)
-    with believed, alone, pytest.raises(BrokenError, match=r"initial snapshot|record is gone"):
+    with believed, alone, pytest.raises(BrokenError, match=r"initial snapshot|resume record"):
         run(0, _ENOUGH)
 
 

@@ -1,7 +1,7 @@
 """One schedule: a history, a daemon that dies and restarts, and what the log must hold.
 
 `World` is the only place that knows how the product's modules fit together: it puts the simulated
-edges where the real ones are imported, and runs `cdc.daemon.pipeline.Pipeline` as `cdc.daemon.process` does.
+edges where the real ones are imported, and runs the `Pipeline` as `cdc.daemon.process` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cdc.daemon.process import Daemon
 from cdc.errors import CDCError, Policy, RereadError, StoppedError
 from cdc.events import LSN
 from cdc.log import names, records
-from cdc.log.publisher import LANES
+from cdc.log.publisher import PRODUCERS
 from cdc.log.topics import internal_topics
 from cdc.snapshot.initial import due, handover
 from cdc.snapshot.initial import topic as snapshot_topic
@@ -68,10 +68,11 @@ class World:
         self.slot = Slot(history, self.scheduler)
         self.pipeline: Pipeline | None = None
         self.worker = Worker(self.scheduler)
-        self.lanes = [Worker(self.scheduler) for _ in range(LANES)]
+        self.producer_workers = [Worker(self.scheduler) for _ in range(PRODUCERS)]
         self.snapshots = Worker(self.scheduler)
         self.daemon: Any = SimpleNamespace(
-            config=config, worker=self.worker, lanes=self.lanes, snapshots=self.snapshots,
+            config=config, worker=self.worker, snapshots=self.snapshots,
+            producer_workers=self.producer_workers,
             stopping=False, reread=False, patience=1, followed=lambda: False,
             stop_asked_at=0.0, to=lambda *_: None, metrics=Nothing(), health=Nothing(),
             transaction_seconds=60, given_snapshots={}, transaction_took=lambda _: None,
@@ -88,7 +89,7 @@ class World:
     def _write_first(self) -> None:
         """Do what `cdc setup` does to the log; in half of the schedules a snapshot is due."""
         self.due = self.scheduler.chance.random() < 0.5
-        publication = records.Publication(name="p", oid=1, tables={})
+        publication = records.PinnedPublication(name="p", oid=1, tables={})
         topics = [
             names.data_topic(self.config.prefix, table.namespace, table.name) for table in TABLES
         ]
@@ -115,7 +116,7 @@ class World:
         """Return the records of a snapshot without rows that lacks only its hand-over."""
         self.plan = Plan(
             pipeline=self.config.pipeline, generation=1, token="token", epoch=EPOCH,
-            database="shop_db", publication=records.Publication(name="p", oid=1, tables={}),
+            database="shop_db", publication=records.PinnedPublication(name="p", oid=1, tables={}),
             snapshot="s", lsn=LSN(0x100), taken_at_us=0, tasks=1, first_seq=1, next_seq=1,
         )  # fmt: skip
         state = SnapshotState(
@@ -125,7 +126,7 @@ class World:
         return [*written, snapshot_topic.state_record(self.config, state)]
 
     def _take(self) -> None:
-        """Do what `cdc.snapshot.initial.session.take` does if a snapshot lacks only its hand-over."""
+        """Do what `initial.session.take` does if a snapshot lacks only its hand-over."""
         state = due.state(self.config)
         if state is not None and state.stage != "done":
             handover.write(self.config, self.plan, "token")
@@ -175,7 +176,7 @@ class World:
             self.broker.commit(self.broker.late)
         if scheduler.happens("source commits"):
             self.slot.goes_on()
-        for worker in scheduler.chance.sample([self.worker, *self.lanes], 1 + LANES):
+        for worker in scheduler.chance.sample([self.worker, *self.producer_workers], 1 + PRODUCERS):
             if not worker.idle and scheduler.happens("worker runs"):
                 worker.run_one()
         if self._at_rest() and not self.daemon.stopping:
@@ -186,7 +187,7 @@ class World:
         history, slot, pipeline = self.slot.history, self.slot, self.pipeline
         if slot.committed < len(history) or pipeline is None or not pipeline.streaming:
             return False
-        resting = not pipeline.lanes.in_flight and not pipeline.frontiers.due
+        resting = not pipeline.producers.in_flight and not pipeline.frontiers.due
         return resting and slot.confirmed >= history[-1].end_lsn
 
     def run(self) -> None:
@@ -214,7 +215,7 @@ class World:
         except Crash:
             self.daemon.stopping = False
             self._leave_behind(pipeline)
-            for worker in (self.worker, *self.lanes):
+            for worker in (self.worker, *self.producer_workers):
                 worker.restart()  # a session that only fails leaves its threads running
             return  # the process dies: what was open stays open
         except CDCError as error:
@@ -226,9 +227,9 @@ class World:
 
     def _leave_behind(self, pipeline: Pipeline) -> None:
         """Let the commit request, which may be the last thing sent, arrive later or never."""
-        if not pipeline.streaming or not pipeline.lanes.in_flight:
+        if not pipeline.streaming or not pipeline.producers.in_flight:
             return
-        batch = pipeline.lanes.in_flight[0]
+        batch = pipeline.producers.in_flight[0]
         flushed, ended = cast("Future", batch.flushed), cast("Future", batch.ended)
         if flushed.over and not ended.over and self.scheduler.happens("commit is late"):
             self.broker.late = cast("Any", batch.publisher)._producer.writer

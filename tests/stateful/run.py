@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 
 from cdc.events import LSN
-from cdc.log import reader, topics
+from cdc.log import topics
 from cdc.log.offsets import Question
 from cdc.verify.frontiers import Findings, PartitionSeqs, TransactionEnds, check_cuts
 from tests.fixtures.daemon import PipelineUnderTest, wait_until
@@ -143,9 +143,9 @@ class Run:
                 ends.add(_seq(event), 1, _commit_lsn(event))
         assert seqs
         findings = Findings()
-        frontiers = [each.frontier() for each in reader.read_frontiers(pipeline.config)]
+        frontiers = [each.frontier() for each in pipeline.frontiers()]
         check_cuts(findings, frontiers, partitions, ends, first=1, newest=len(found))
-        assert not findings.told(), findings.told()
+        assert not findings.sentences(), findings.sentences()
 
 
 def _commit_lsn(event: dict[str, object]) -> LSN:

@@ -33,6 +33,7 @@ _RUNS = int(os.environ.get("LOCKSTEP_RUNS", "2"))
 _FIRST = first_seed("LOCKSTEP_RUNS")
 
 
+@pytest.mark.long("more runs", again=True)
 @pytest.mark.slow
 @pytest.mark.majors
 @pytest.mark.stateful

@@ -80,7 +80,7 @@ def test_growing_balances_are_complete() -> None:
     [
         ([updated(1, 10), updated(1, 30)], "2 of 3 events"),
         ([updated(1, 10), updated(1, 10)], "repeat"),
-        ([updated(1, 30), updated(1, 10)], "comes late"),
+        ([updated(1, 30), updated(1, 10)], "is repeated or late"),
         ([updated(1, 10), updated(2, 5), updated(2, 6)], "not the table's"),
         ([updated(1, 10), updated(1, 30), updated(3, 1)], "not the table's"),
         ([updated(1, 10, op="c")], "no update"),
@@ -120,7 +120,7 @@ def test_a_missing_or_repeated_row_without_a_key_is_seen(events: list[Event], wr
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_a_pinned_backlog_fills_whole_transactions(workload: Workload) -> None:
+def test_a_pinned_backlog_fills_complete_transactions(workload: Workload) -> None:
     assert workload.rows % ROWS_PER_TRANSACTION == 0
     assert workload.tables
 

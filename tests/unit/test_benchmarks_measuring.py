@@ -27,7 +27,7 @@ def test_cpu_seconds_are_read_past_a_command_with_blanks_and_parentheses() -> No
 
 def test_own_cpu_seconds_grow_with_work() -> None:
     before = measure.cpu_seconds(os.getpid())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while measure.cpu_seconds(os.getpid()) == before:
         assert time.monotonic() < deadline
     assert measure.family_cpu_seconds(os.getpid()) >= before
@@ -39,7 +39,7 @@ def test_a_processs_cpu_is_shared_out_among_its_threads() -> None:
     assert sum(threads.values()) <= measure.cpu_seconds(os.getpid()) + 0.05
 
 
-def test_a_process_that_is_gone_has_used_nothing() -> None:
+def test_a_process_that_has_ended_has_used_nothing() -> None:
     assert measure.cpu_seconds(2**22 + 1) == 0.0
     assert measure.peak_rss_mb(2**22 + 1) == 0.0
 
@@ -50,7 +50,7 @@ def test_peak_memory_is_the_high_water_mark_in_megabytes() -> None:
     assert measure.parse_peak_rss_mb("Name:\tzombie\n") == 0.0
 
 
-def test_what_lies_in_a_folder_is_summed_without_the_log(tmp_path: Path) -> None:
+def test_a_folders_size_excludes_the_log(tmp_path: Path) -> None:
     (tmp_path / "spool" / "1").mkdir(parents=True)
     (tmp_path / "spool" / "1" / "771").write_bytes(b"x" * 2_000_000)
     (tmp_path / "log").write_bytes(b"x" * 1_000_000)
@@ -84,7 +84,7 @@ def test_lsns_are_read_as_postgres_writes_them() -> None:
     assert raw_reader.parse_lsn("1/A") == (1 << 32) + 10
 
 
-def test_the_commit_time_stands_in_the_begin_message() -> None:
+def test_the_commit_time_is_in_the_begin_message() -> None:
     begin = struct.pack("!cQQqcQqI", b"w", 1, 2, 3, b"B", 4, 5_000_000, 6)
     assert commit_reader.commit_time_us(begin) == 946_684_805_000_000
     insert = b"w" + begin[1:25] + b"I" + begin[26:]
@@ -104,7 +104,7 @@ def test_the_histogram_holds_every_latency_below_its_bound() -> None:
     assert shown.histogram == {"<1": 1, "<10": 1, "<12": 2, "<1000": 1, ">=1000": 2}
 
 
-def test_slow_changes_are_told_by_the_stretch_in_which_they_were_committed() -> None:
+def test_slow_changes_are_listed_by_the_stretch_of_their_commits() -> None:
     """A reader that is away from 1.0 to 1.5 s delays what was committed then, and nothing else."""
     ms = 1_000
     commits = range(7_000 * ms, 10_000 * ms, 10 * ms)
@@ -126,5 +126,5 @@ def test_an_empty_window_has_no_percentiles() -> None:
     ("key", "number"),
     [(b'{"id":7}', 7), (b'{"id": 12}', 12), (b'{"other":7}', -1), (None, -1), ("text", -1)],
 )
-def test_the_row_is_told_by_its_key(key: str | bytes | None, number: int) -> None:
+def test_the_row_is_identified_by_its_key(key: str | bytes | None, number: int) -> None:
     assert row_id(key) == number

@@ -18,7 +18,7 @@ def python(code: str, folder: Path) -> Program:
     return Program("the subject", [sys.executable, "-c", code], folder / "log")
 
 
-def test_a_program_that_fails_tells_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_fails_shows_its_last_output(tmp_path: Path) -> None:
     with (
         python("print('no such slot', flush=True); raise SystemExit(7)", tmp_path) as program,
         pytest.raises(BenchmarkError, match="exit code 7") as failed,
@@ -50,7 +50,7 @@ def test_a_program_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
         program.wait(0.01)
 
 
-def test_what_a_program_wrote_can_be_read(tmp_path: Path) -> None:
+def test_a_programs_output_can_be_read(tmp_path: Path) -> None:
     with python("print('{}')", tmp_path) as program:
         program.wait(30)
         assert program.output() == "{}\n"

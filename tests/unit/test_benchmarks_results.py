@@ -69,7 +69,8 @@ def test_kept_results_name_no_path() -> None:
         text = kept.read_text()
         assert "/tmp/" not in text  # noqa: S108 - looked for, not used
         assert "/home/" not in text
-        assert list(json.loads(text))[: len(FIELDS)] == FIELDS
+        if not kept.name.startswith("against-"):
+            assert list(json.loads(text))[: len(FIELDS)] == FIELDS
 
 
 @pytest.fixture

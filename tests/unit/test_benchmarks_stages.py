@@ -42,7 +42,7 @@ def test_each_stage_ends_where_the_next_begins() -> None:
     assert [sum(each.stages_us) for each in (first, second)] == [650, 1_090]
 
 
-def test_the_table_says_which_stage_the_slow_changes_wait_in() -> None:
+def test_the_table_shows_the_stage_in_which_slow_changes_wait() -> None:
     journeys = [Journey(2, 1_000, 1_650)] * 99 + [Journey(4, 1_010, 2_100)]
     table = latency_stages.table(latency_stages.staged(journeys, _TRACE))
     assert list(table) == list(STAGES)

@@ -45,7 +45,7 @@ def test_hundreds_of_attempts_of_many_clients_are_one_line(clock: Clock) -> None
     assert log.failures() == "127.0.0.1:9092: Connection refused"
 
 
-def test_another_reason_and_another_broker_are_told(clock: Clock) -> None:
+def test_another_reason_and_another_broker_are_logged(clock: Clock) -> None:
     log = BrokerLog()
     assert said(log, 1, "Connection refused")
     assert said(log, 1, "Connection timed out")
@@ -53,7 +53,7 @@ def test_another_reason_and_another_broker_are_told(clock: Clock) -> None:
     assert said(log, 1, "Connection timed out") is None
 
 
-def test_an_outage_after_a_quiet_time_is_told_again(clock: Clock) -> None:
+def test_an_outage_after_a_quiet_time_is_logged_again(clock: Clock) -> None:
     log = BrokerLog()
     assert said(log, 1, "Connection refused")
     clock.now += 20

@@ -40,7 +40,7 @@ Caused by: java.net.ConnectException: Connection refused
 """
 
 
-def test_of_another_process_only_places_and_types_are_told() -> None:
+def test_of_another_process_only_stack_lines_and_types_are_reported() -> None:
     told = bugs.places(PYTHON + JAVA)
     assert VALUE not in told
     assert told.splitlines() == [
@@ -52,19 +52,19 @@ def test_of_another_process_only_places_and_types_are_told() -> None:
         "\tat java.base/java.lang.Thread.run(Thread.java:840)",
         "java.lang.NumberFormatException",
         "ConnectException: Connection refused",
-        "(what else it said is left out, since it may hold rows' values)",
+        "(the rest of its output is left out, since it may hold rows' values)",
     ]
 
 
 @pytest.mark.parametrize("said", ["", "\n \n"])
-def test_of_a_process_that_said_nothing_nothing_is_told(said: str) -> None:
+def test_of_a_process_without_output_nothing_is_reported(said: str) -> None:
     assert bugs.places(said) == ""
 
 
 @pytest.mark.parametrize("code", [1, Exit.UNAVAILABLE, Exit.CONFIG, Exit.BUG, -9])
 def test_the_words_of_the_spark_child_are_not_passed_on(code: int) -> None:
     runner: Any = SimpleNamespace(
-        _answer=io.BytesIO(b""), _said=io.BytesIO((PYTHON + JAVA).encode())
+        _stdout=io.BytesIO(b""), _stderr=io.BytesIO((PYTHON + JAVA).encode())
     )
     error = SparkRunner._failed(runner, code)
     assert isinstance(error, CDCError)
@@ -87,21 +87,21 @@ def failed() -> Exception:
     return raised.value
 
 
-def test_a_bug_is_told_by_its_types_and_places() -> None:
+def test_a_bug_is_reported_by_its_types_and_stack_lines() -> None:
     told = bugs.where(failed())
     assert VALUE not in told
     assert told.index("KeyError") < told.index("ValueError")
     assert ", in look_up" in told
 
 
-def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+def test_an_error_that_is_its_own_cause_is_reported_once() -> None:
     error = ValueError(VALUE)
     error.__cause__ = other = KeyError(VALUE)
     other.__context__ = error
     assert bugs.where(error) == "KeyError\nValueError\n"
 
 
-def test_what_ends_the_process_is_told_without_its_words(
+def test_what_ends_the_process_is_reported_without_its_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -116,7 +116,7 @@ def test_what_ends_the_process_is_told_without_its_words(
 
 
 @pytest.mark.parametrize("lines", [True, False])
-def test_a_log_line_has_no_words_of_an_exception(*, lines: bool) -> None:
+def test_a_log_line_has_no_message_of_an_exception(*, lines: bool) -> None:
     root = logging.getLogger("cdc")
     before = root.handlers[:], root.level, root.propagate
     stream = io.StringIO()
@@ -141,7 +141,9 @@ def test_a_log_line_has_no_words_of_an_exception(*, lines: bool) -> None:
         (RuntimeError(VALUE), "RuntimeError"),
     ],
 )
-def test_of_a_librarys_error_the_type_and_the_cause_are_told(error: Exception, told: str) -> None:
+def test_of_a_librarys_error_the_type_and_the_cause_are_reported(
+    error: Exception, told: str
+) -> None:
     assert gist(error) == told
 
 
@@ -163,7 +165,7 @@ def test_postgres_errors_about_values_quote_none(said: str, told: str) -> None:
     assert what.endswith(told)
 
 
-def test_a_violated_constraint_is_told_without_the_row() -> None:
+def test_a_violated_constraint_is_reported_without_the_row() -> None:
     error = psycopg.errors.UniqueViolation(
         f"duplicate key value violates unique constraint\nDETAIL:  Key (email)=({VALUE}) exists."
     )
@@ -171,7 +173,7 @@ def test_a_violated_constraint_is_told_without_the_row() -> None:
 
 
 @pytest.mark.parametrize("what", ["PUT /x/_doc", "POST /_reindex", "_reindex into x", "_mget"])
-def test_a_reason_of_opensearch_is_told_of_a_new_index_only(what: str) -> None:
+def test_a_reason_of_opensearch_is_reported_of_a_new_index_only(what: str) -> None:
     why = Reason("mapper_parsing_exception", f"Preview of field's value: '{VALUE}'")
     error = refusal(400, why, what)
     assert VALUE not in f"{error.what} {error.hint}"

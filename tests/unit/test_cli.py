@@ -117,7 +117,7 @@ def _fail(error: BaseException) -> click.Command:
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (ConfigError("a is wrong", hint="mend a"), 78, "cdc: a is wrong\nwhat to do: mend a\n"),
+        (ConfigError("a is wrong", hint="fix a"), 78, "cdc: a is wrong\nwhat to do: fix a\n"),
         (UnavailableError("no answer", hint="wait"), 69, "cdc: no answer"),
         (PermissionDeniedError("no", hint="ask"), 77, "cdc: no"),
         (click.UsageError("typo"), 2, "typo"),
@@ -152,7 +152,7 @@ def test_only_a_bug_says_where_it_is_and_asks_for_a_report(
     assert "what to do: report it" in error
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_closes_our_output_is_no_error() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _TALK],
         stdout=subprocess.PIPE,
@@ -187,7 +187,7 @@ def test_init_writes_a_file_that_checks_and_never_overwrites_one(
     assert "pipeline: shop" in path.read_text(encoding="utf-8")
 
 
-def test_config_show_tells_where_a_value_comes_from(
+def test_config_show_prints_where_a_value_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lockstep.yaml"

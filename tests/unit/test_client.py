@@ -49,7 +49,7 @@ def test_the_applied_frontier_decides_unless_the_store_has_lost_it(
         (None, 0, "has never run", 69),
     ],
 )
-def test_it_says_why(state: FollowerState | None, age: float, says: str, code: int) -> None:
+def test_it_gives_the_reason(state: FollowerState | None, age: float, says: str, code: int) -> None:
     newest = {"cache": record(10, state, age, what="away")} if state else {}
     (late,) = behind(LSN(2058), ["cache"], newest)
     assert says in late.why
@@ -58,7 +58,7 @@ def test_it_says_why(state: FollowerState | None, age: float, says: str, code: i
     assert late.hint
 
 
-def test_what_has_applied_nothing_is_not_told_in_bytes() -> None:
+def test_what_has_applied_nothing_has_no_lag_in_bytes() -> None:
     (late,) = behind(LSN(2058), ["cache"], {"cache": record(0, "catching_up", 0)})
     assert late.why == "is catching up, with nothing applied yet"
 
@@ -81,7 +81,7 @@ class Away:
         """Do nothing: nothing is open."""
 
 
-def test_threads_that_ask_a_broker_that_is_away_wait_beside_each_other(
+def test_threads_wait_for_a_missing_broker_in_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not one after another, where each would also wait for all before it."""

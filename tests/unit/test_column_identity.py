@@ -12,9 +12,14 @@ from cdc.decode.messages import Column
 from cdc.errors import ConfigError
 from cdc.events import LSN
 from cdc.log.records import ColumnNumbers, NumberedColumn
-from cdc.publication.column_identity import attnums, hidden, places, shown
-from cdc.sequence.relations import Relations
-from cdc.source.catalog import TableFacts
+from cdc.publication.column_identity import (
+    attnums,
+    exposed_columns,
+    hidden_columns,
+    possible_positions,
+)
+from cdc.sequence.relations import RelationRequest, Relations
+from cdc.source.lookups import TableFacts
 from tests.unit.test_relations import relation
 
 
@@ -58,26 +63,30 @@ def hiding(*names: str, keep: str = "") -> TableSelection:
 def test_a_column_is_where_the_catalog_and_the_order_allow_it(
     before: str, told: str, today: ColumnNumbers, attnum: int, expected: set[int]
 ) -> None:
-    found = places(message(told), numbers(before), today)
+    found = possible_positions(message(told), numbers(before), today)
     assert found.get(attnum, frozenset()) == expected
 
 
 def test_without_an_earlier_look_the_list_itself_or_the_order_says() -> None:
     today = numbers("i.ne", 9)
-    assert attnums(message("ine"), places(message("ine"), None, today, [today])) == (1, 3, 4)
-    assert places(message("ine"), None, today)[3] == {1, 2}
-    assert places(message("iem"), None, numbers("iem", 9))[2] == {1}
+    assert attnums(message("ine"), possible_positions(message("ine"), None, today, [today])) == (
+        1,
+        3,
+        4,
+    )
+    assert possible_positions(message("ine"), None, today)[3] == {1, 2}
+    assert possible_positions(message("iem"), None, numbers("iem", 9))[2] == {1}
 
 
 def test_what_cannot_be_leaves_every_place_open() -> None:
     before, today = numbers("iem"), numbers("iem", 9, changed="iem")
-    assert places(message("im"), before, today)[3] == {0, 1}
+    assert possible_positions(message("im"), before, today)[3] == {0, 1}
 
 
 def test_another_membership_may_have_sent_other_columns() -> None:
     before, today = numbers("iem"), numbers("iem", 9, changed="em")
-    assert places(message("iem"), before, today)[3] == {2}
-    found = places(message("im"), before, replace(today, membership=7))
+    assert possible_positions(message("iem"), before, today)[3] == {2}
+    found = possible_positions(message("im"), before, replace(today, membership=7))
     assert found[2] == found[3] == {1}
     assert attnums(message("im"), found) == (1, None)
 
@@ -86,36 +95,34 @@ def test_keep_speaks_of_the_hidden_column_only_by_the_name_it_was_hidden_by() ->
     """`*: null, n: keep` referred to another column n."""
     star = hiding("*", keep="in")
     first = numbers("ine")
-    known = hidden(star, {}, first)
+    known = hidden_columns(star, {}, first)
     assert known == {3: "e"}
     swapped = message("ien")
-    found = places(swapped, first, numbers("ien", 9, changed="en"))
-    assert [(s.attnum, s.name) for s in shown(star, swapped, found, known)] == [(3, "n")]
+    found = possible_positions(swapped, first, numbers("ien", 9, changed="en"))
+    assert [(s.attnum, s.name) for s in exposed_columns(star, swapped, found, known)] == [(3, "n")]
     meant = hiding(keep="e")
-    assert hidden(meant, known, numbers("ine", 9)) == {}
+    assert hidden_columns(meant, known, numbers("ine", 9)) == {}
     same = message("ine")
-    assert shown(meant, same, places(same, first, first), known) == []
+    assert exposed_columns(meant, same, possible_positions(same, first, first), known) == []
 
 
 def test_a_dropped_column_stays_hidden_for_those_who_lag() -> None:
-    assert hidden(hiding("e"), {2: "e"}, numbers("i.", 9)) == {2: "e"}
+    assert hidden_columns(hiding("e"), {2: "e"}, numbers("i.", 9)) == {2: "e"}
 
 
 def told(relations: Relations, columns: str, today: ColumnNumbers, at: int) -> None:
     facts = TableFacts(("i",), dict.fromkeys(columns, True), today)
-    relations.version(
-        relation(columns=columns, marked="i"), facts, {}, LSN(at), replaying=False,
-        selection=hiding("e"),
-    )  # fmt: skip
+    seen = relation(columns=columns, marked="i")
+    request = RelationRequest(seen, facts, {}, LSN(at), selection=hiding("e"))
+    relations.version(request, replaying=False)
 
 
 def test_a_hidden_column_that_a_log_of_an_older_version_has_takes_setup() -> None:
     old = Relations("shop", [], 0)
     without = TableFacts(("i",), {}, None)
-    first, _ = old.version(
-        relation(columns="ien", marked="i"), without, {}, LSN(1), replaying=False,
-        selection=hiding("e"),
-    )  # fmt: skip
+    seen = relation(columns="ien", marked="i")
+    request = RelationRequest(seen, without, {}, LSN(1), selection=hiding("e"))
+    first, _ = old.version(request, replaying=False)
     assert [column.attnum for column in first.columns] == [None, None, None]
     upgraded = Relations("shop", [first], 1)
     told(upgraded, "ien", numbers("ien", 9), 5)  # no column was ever dropped: the order is enough
@@ -130,8 +137,7 @@ def test_a_hidden_column_that_a_log_of_an_older_version_has_takes_setup() -> Non
 def test_a_mask_that_names_no_column_is_an_error_also_of_a_known_table() -> None:
     relations = Relations("shop", [], 0, [numbers("in", hidden={})])
     selection = hiding("e")._replace(hidden=frozenset({"e"}))
+    seen, facts = relation(columns="in", marked="i"), TableFacts(("i",), {}, numbers("in", 9))
+    request = RelationRequest(seen, facts, {}, LSN(5), selection=selection)
     with pytest.raises(ConfigError, match="the table has none of that name"):
-        relations.version(
-            relation(columns="in", marked="i"), TableFacts(("i",), {}, numbers("in", 9)), {},
-            LSN(5), replaying=False, selection=selection,
-        )  # fmt: skip
+        relations.version(request, replaying=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, load, read, show, without_passwords
-from cdc.config.layers import known_paths, variable_of
+from cdc.config.schema import settable, variable_of
 from cdc.config.template import render
 from cdc.errors import ConfigError, Exit
 
@@ -48,7 +48,7 @@ def test_names_follow_the_pipeline_unless_given(path: Path) -> None:
     assert (config.slot, config.prefix) == ("s", "p")
 
 
-def test_every_finding_is_told_at_once_with_its_line(path: Path) -> None:
+def test_every_finding_is_reported_at_once_with_its_line(path: Path) -> None:
     what = refusal(
         path,
         """\
@@ -110,7 +110,7 @@ log_level: loud
         ("LOCKSTEP_BATCH_MAX_BYTES", "1", "expected a whole number from 65536"),
         ("LOCKSTEP_HTTP_LISTEN", "8080", "'8080' is no address"),
         ("LOCKSTEP_HTTP_LISTEN", "localhost:70000", "a port is a number from 0 to 65535"),
-        ("LOCKSTEP_LOG_KAFKA__TRANSACTIONAL_ID", "x", "exactly-once rests on it"),
+        ("LOCKSTEP_LOG_KAFKA__TRANSACTIONAL_ID", "x", "exactly-once depends on it"),
     ],
 )
 def test_what_postgres_and_kafka_would_refuse_is_refused_here(
@@ -144,10 +144,10 @@ def test_the_environment_wins_over_the_file(
 
 
 def test_each_field_has_a_variable_of_its_own() -> None:
-    known = known_paths()
-    variables = [variable_of(at) for at in known.leaves]
+    fields = list(settable())
+    variables = [variable_of(at) for at, field in fields if not field.is_section]
     assert len(set(variables)) == len(variables)
-    prefixes = tuple(variable_of((*at, ""), opened=True) for at in known.open)
+    prefixes = tuple(f"{variable_of(at)}__" for at, field in fields if field.is_map)
     assert not [each for each in variables if each.startswith(prefixes)]
 
 
@@ -179,7 +179,7 @@ log:
     [
         ("${NOPE}", "the environment variable NOPE is not set"),
         ("${file:nope}", "cannot read ${file:nope}: No such file or directory"),
-        ("${a b}", "`${` begins is neither ${VARIABLE} nor ${file:PATH}"),
+        ("${a b}", "`${` starts neither ${VARIABLE} nor ${file:PATH}; $${ escapes it"),
     ],
 )
 def test_a_reference_to_nothing_is_one_finding(path: Path, reference: str, says: str) -> None:
@@ -222,7 +222,7 @@ def test_passwords_in_a_dsn_are_masked(dsn: str, masked: str) -> None:
     assert without_passwords(dsn) == masked
 
 
-def test_the_password_file_is_read_anew_and_found_beside_the_configuration(
+def test_the_password_file_is_read_each_time_and_relative_to_the_configuration(
     path: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
@@ -247,6 +247,7 @@ def test_a_password_is_given_once(path: Path, tmp_path: Path) -> None:
     [
         ("pipeline: [", "lockstep.yaml:1:12: not YAML"),
         ("pipeline: a\npipeline: b", ":2: pipeline: given twice"),
+        ("log: {prefix: a}\nlog: {partitions: 2}", ":2: log: given twice"),
         ("- a", ":1: the file: expected names with values below it"),
         ("source: x", ":1: source: expected names with values below it"),
         ("pipeline: &a [*a]", "pipeline: given something else"),
@@ -263,12 +264,12 @@ def test_what_is_not_a_configuration_is_a_finding_not_a_crash(
     assert says in refusal(path, text)
 
 
-def test_of_a_file_that_cannot_be_read_nothing_is_missed(path: Path) -> None:
+def test_settings_of_an_unreadable_file_are_not_reported_missing(path: Path) -> None:
     """Settings that the file may contain are not reported as missing."""
     assert "missing" not in refusal(path, f"{MINIMAL}\nfollowers: [")
 
 
-def test_an_absent_file_says_how_to_get_one(path: Path) -> None:
+def test_the_error_about_a_missing_file_says_how_to_write_one(path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the configuration") as caught:
         load(path, {})
     assert "cdc init" in caught.value.hint
@@ -287,8 +288,8 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
     }
     text = render(values)
     assert loaded(path, text) == loaded(path)
-    for at in known_paths().leaves + known_paths().open + known_paths().deep:
-        assert f"{at[-1]}:" in text
+    for at, field in settable():
+        assert f"{at[-1]}:" in text, field
     # Every commented field can be uncommented as it is.
     switched = "\n".join(
         line.replace("# ", "", 1) if ": " in line and line.lstrip().startswith("# ") else line
@@ -306,12 +307,12 @@ def test_the_file_that_init_writes_loads_and_names_every_field(path: Path) -> No
 
 
 @pytest.mark.parametrize("written", ["off", "on", "parallel", '"on"'])
-def test_a_choice_spelled_on_or_off_is_no_yes_or_no(path: Path, written: str) -> None:
+def test_a_choice_spelled_on_or_off_is_not_read_as_a_boolean(path: Path, written: str) -> None:
     """YAML 1.1 reads `off` as false; in Postgres and in this field it is the word off."""
     text = MINIMAL.replace("shop\nlog:", f"shop\n  streaming: {written}\nlog:")
     assert loaded(path, text).source.streaming == written.strip('"')
 
 
-def test_a_yes_is_still_no_choice(path: Path) -> None:
+def test_a_boolean_is_not_a_choice(path: Path) -> None:
     text = MINIMAL.replace("shop\nlog:", "shop\n  streaming: yes\nlog:")
     assert "given a yes or no, 'yes'; expected one of off, on, parallel" in refusal(path, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, load, read, show
-from cdc.config.followers import Follower, named
+from cdc.config.followers import Follower, chosen_names
 from cdc.errors import ConfigError
 
 HEAD = """\
@@ -78,7 +78,7 @@ def test_followers_are_loaded_as_they_are_written(path: Path) -> None:
     assert orders.documents["orders"].children["lines"].by == {"order_id": "id"}
 
 
-def test_a_canary_flies_where_there_are_followers(path: Path) -> None:
+def test_canaries_are_sent_where_there_are_followers(path: Path) -> None:
     assert loaded(path, "").canary_seconds == 0
     assert loaded(path, FOLLOWERS).canary_seconds == 5
     path.write_text(HEAD + FOLLOWERS, encoding="utf-8")
@@ -86,7 +86,7 @@ def test_a_canary_flies_where_there_are_followers(path: Path) -> None:
     assert load(path, env).canary_seconds == 0
 
 
-def test_what_is_shown_holds_no_secret_and_says_where_it_stands(path: Path) -> None:
+def test_what_is_shown_has_no_secret_and_has_its_origin(path: Path) -> None:
     loaded(path, FOLLOWERS)
     rows = show(read(path, {"MANY": "7", "EVERY": "1s"}))
     assert "hunter2" not in str(rows)
@@ -123,7 +123,7 @@ BY_MAIL, BY_MAIL_TOO = "{a.b: {key: 'm:{mail}'}}", "{a.c: {key: 'm:{mail}'}}"
         (f"{{{REDIS}}}}}", f"{{mirror: m, documents: {{d: {{table: a.b}}}}, {REDIS}}}}}", None),
     ],
 )
-def test_two_followers_in_one_place_are_refused(
+def test_two_followers_that_write_to_the_same_keys_are_refused(
     path: Path, one: str, other: str, table: str | None
 ) -> None:
     followers = f"followers:\n  m: {{delta: {{path: /m}}}}\n  a: {one}\n  b: {other}\n"
@@ -150,7 +150,7 @@ def test_two_followers_in_one_place_are_refused(
         ("a: {redis: {url: 'x://hunter2@h'}}", "a.redis.url: is no URL of Redis"),
         (
             "a: {redis: {url: 'redis://h', shapes: {public.t: {key: '{slug}'}}}}",
-            "key: begins with a column, whose values could be any other key",
+            "key: starts with a column, whose values could be any other key",
         ),
         ("a: {redis: {url: [hunter2]}}", "a.redis.url: given a list; expected text, not empty"),
         ("a: {opensearch: {url: h}}", "a.opensearch.url: is no URL of OpenSearch"),
@@ -187,12 +187,16 @@ def test_two_followers_in_one_place_are_refused(
             "followers.a.documents.d.children.c.by: missing",
         ),
         (
+            f"{MIRRORED} {{d: {{table: a.b, children: {{c: {{by: {{x: y}}}}}}}}}}}}",
+            "followers.a.documents.d.children.c.table: missing",
+        ),
+        (
             f"{MIRRORED} {{d: {{table: y.b}}}}}}",
             "followers.a.documents.d.table: y.b is not among the mirror's tables",
         ),
         (
             "a: {delta: {}, documents: {d: {table: a.b}}}",
-            "a.documents: stand in Redis or OpenSearch",
+            "a.documents: are stored in Redis or OpenSearch",
         ),
     ],
 )
@@ -205,16 +209,16 @@ def test_a_wrong_follower_is_refused_with_its_place(path: Path, written: str, sa
 
 
 def test_a_follower_is_named_or_all_are() -> None:
-    known = {"cache": Follower(), "search": Follower()}
-    assert named(known, None) == ["cache", "search"]
-    assert named(known, ["search", "cache", "search"]) == ["search", "cache"]
+    both = {"cache": Follower(), "search": Follower()}
+    assert chosen_names(both, None) == ["cache", "search"]
+    assert chosen_names(both, ["search", "cache", "search"]) == ["search", "cache"]
     for followers, wanted, says, hint in (
-        (known, ["x", "cache", "y"], "there is no follower x, y", "has cache, search"),
-        (known, [], "there is no follower", "has cache, search"),
-        ({}, None, "there is no follower", "which stores follow"),
+        (both, ["x", "cache", "y"], "there is no follower x, y", "has cache, search"),
+        (both, [], "there is no follower", "has cache, search"),
+        ({}, None, "there is no follower", "add it to the section"),
     ):
         with pytest.raises(ConfigError) as caught:
-            named(followers, wanted)
+            chosen_names(followers, wanted)
         assert (caught.value.what, hint in caught.value.hint) == (says, True)
 
 

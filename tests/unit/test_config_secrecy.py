@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from cdc.cli import main
-from cdc.config import load, nested
-from cdc.config.model import Config, Mask
-from cdc.config.secrecy import InPart, Never, Options, note_of
+from cdc.config import Config, Mask, load
+from cdc.config.schema import is_struct, plain
+from cdc.config.secrecy import NeverShown, OptionMap, PartlyShown, Section, secrecy_of
 from cdc.errors import Exit
 
 MARKER: Final = "hunter2"
@@ -44,23 +44,23 @@ _numbers = itertools.count()
 
 def filled(kind: Any, at: tuple[str, ...]) -> Any:  # noqa: ANN401, PLR0911 - what YAML takes
     """Return a value for a type, with a secret wherever one is possible; None if none is."""
-    note = note_of(kind)
-    if isinstance(note, Never):
+    note = secrecy_of(kind)
+    if isinstance(note, NeverShown):
         return secret()
-    if isinstance(note, InPart):
+    if isinstance(note, PartlyShown):
         return ADDRESSES[".".join(at)].format(secret())
-    if isinstance(note, Options):
-        inner = nested.plain(get_args(nested.plain(kind))[1])
+    if isinstance(note, OptionMap):
+        inner = plain(get_args(plain(kind))[1])
         if get_origin(inner) is dict:
             return {"public.users": {"a": {"password": secret(), "b": [secret()]}}}
         free = {"list": [secret()], "analysis": {"x": {"y": secret()}}} if inner is object else {}
         return {"any.name": secret(), "sasl.password": secret(), "AWS_SECRET": secret(), **free}
-    kind = nested.plain(kind)
+    kind = plain(kind)
     if kind is Mask:
         return {"hmac": secret()}
-    if nested.is_struct(kind):
+    if is_struct(kind):
         return section(kind, at)
-    entry = nested.plain(get_args(kind)[1]) if get_origin(kind) is dict else None
+    entry = plain(get_args(kind)[1]) if get_origin(kind) is dict else None
     if at == ("followers",):
         return {store: follower(entry, store) for store in STORES}
     if at == ("tables",):
@@ -276,8 +276,8 @@ _NAMES: Final = {"aliases", "by"}
 
 
 def structs(kind: Any, seen: set[Any]) -> Iterator[Any]:  # noqa: ANN401 - types
-    kind = nested.plain(kind)
-    if nested.is_struct(kind) and kind not in seen:
+    kind = plain(kind)
+    if is_struct(kind) and kind not in seen:
         seen.add(kind)
         yield kind
         for field in fields(kind):
@@ -289,17 +289,17 @@ def structs(kind: Any, seen: set[Any]) -> Iterator[Any]:  # noqa: ANN401 - types
 def test_every_field_that_is_named_like_a_secret_and_every_free_map_is_noted() -> None:
     for struct in structs(Config, set()):
         for field in fields(struct):
-            kind = nested.plain(field.type)
+            kind = plain(field.type)
             entry = get_args(kind)[1] if get_origin(kind) is dict else None
             if _TELLS.search(field.name) and field.name not in _HARMLESS and struct is not Mask:
-                assert note_of(field.type), f"{struct.__name__}.{field.name}: note what is secret"
+                assert secrecy_of(field.type), f"{struct.__name__}.{field.name}: say what is secret"
             if entry is not None and field.name not in _NAMES:
-                plain = nested.plain(entry)
-                known = nested.is_struct(plain) or plain == tuple[str, ...]
-                assert known or note_of(field.type), f"{struct.__name__}.{field.name}: a free map"
+                of = plain(entry)
+                known = is_struct(of) or of == tuple[str, ...]
+                assert known or secrecy_of(field.type), f"{struct.__name__}.{field.name}: a map"
 
 
 def test_a_section_with_a_secret_hides_it_in_its_text() -> None:
     for struct in structs(Config, set()):
-        if any(note_of(field.type) for field in fields(struct)):
-            assert struct.__repr__.__name__ == "described", struct.__name__
+        if any(secrecy_of(field.type) for field in fields(struct)):
+            assert issubclass(struct, Section), struct.__name__

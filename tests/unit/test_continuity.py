@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
 from cdc.errors import CDCError, ConfigError, Exit, GapError, Policy, ProtocolError
 from cdc.events import LSN
-from cdc.log.records import Publication, ResumeIdentity, ResumePosition
-from cdc.publication.continuity import Found, check
-from cdc.source.catalog import Source as Facts
-from cdc.source.server import Slot
+from cdc.log.records import PinnedPublication, ResumeIdentity, ResumePosition
+from cdc.publication.continuity import check
+from cdc.source.catalog import SourceState
+from cdc.source.slots import Slot
 from cdc.source.timelines import Ancestor, System, parse_history
 
 CONFIG = Config(
@@ -19,7 +21,9 @@ CONFIG = Config(
     source=Source(dsn="postgresql://localhost/shop"),
     log=Log(bootstrap_servers="localhost:9092"),
 )
-PUBLICATION = Publication("lockstep_shop", 16411, {"public.follows": 501, "public.users": 502})
+PUBLICATION = PinnedPublication(
+    "lockstep_shop", 16411, {"public.follows": 501, "public.users": 502}
+)
 IDENTITY = ResumeIdentity(
     pipeline="shop",
     epoch=1,
@@ -55,7 +59,7 @@ SLOT = Slot(
     two_phase=False,
     retained_bytes=0,
 )
-SOURCE = Facts(
+SOURCE = SourceState(
     "shop",
     frozenset({"shop", "postgres"}),
     LSN(0x6000),
@@ -64,6 +68,15 @@ SOURCE = Facts(
     frozenset(PUBLICATION.tables),
 )
 SYSTEM = System("7431", 1)
+
+
+class Found(NamedTuple):
+    """The server and the source database as they are."""
+
+    system: System
+    source: SourceState
+
+
 FOUND = Found(SYSTEM, SOURCE)
 
 
@@ -83,31 +96,31 @@ def promoted(left_at: int, **changes: object) -> Found:
     return source(**changes)._replace(system=system)
 
 
-def members(**tables: int) -> Publication:
+def members(**tables: int) -> PinnedPublication:
     """Return the publication with these tables of `public`, by the oid of their membership."""
     return replace(PUBLICATION, tables={f"public.{name}": oid for name, oid in tables.items()})
 
 
 def test_slot_log_and_source_that_meet_are_accepted() -> None:
-    assert check(CONFIG, IDENTITY, POSITION, FOUND) == IDENTITY
+    assert check(CONFIG, IDENTITY, POSITION, *FOUND) == IDENTITY
 
 
 @pytest.mark.parametrize("left_at", [0x5000, 0x5001, 0x9000])
 def test_a_promoted_server_that_has_all_of_the_log_is_followed(left_at: int) -> None:
     """The log records its timeline, so that the next start compares with this one."""
-    going_on = check(CONFIG, IDENTITY, POSITION, promoted(left_at, wal_end=LSN(left_at)))
+    going_on = check(CONFIG, IDENTITY, POSITION, *promoted(left_at, wal_end=LSN(left_at)))
     assert going_on == replace(IDENTITY, timeline=3)
 
 
 def test_a_former_primary_is_refused() -> None:
     with pytest.raises(GapError, match="former primary") as raised:
-        check(CONFIG, replace(IDENTITY, timeline=2), POSITION, FOUND)
+        check(CONFIG, replace(IDENTITY, timeline=2), POSITION, *FOUND)
     assert "the primary of timeline 2" in raised.value.hint
 
 
 def test_a_table_new_in_the_publication_goes_into_the_log() -> None:
     more = members(follows=501, users=502, new=503)
-    going_on = check(CONFIG, IDENTITY, POSITION, source(publication=more))
+    going_on = check(CONFIG, IDENTITY, POSITION, *source(publication=more))
     assert going_on.publication == more
 
 
@@ -132,7 +145,7 @@ def test_a_history_file_names_each_ancestor() -> None:
     ],
 )
 def test_what_loses_nothing_is_accepted(found: Found) -> None:
-    check(CONFIG, IDENTITY, POSITION, found)
+    check(CONFIG, IDENTITY, POSITION, *found)
 
 
 REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
@@ -169,7 +182,7 @@ REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
     (
         source(database="other", databases=frozenset({"other"}), slot=None),
         GapError,
-        "this is other; the former is gone",
+        "this is other; the former no longer exists",
         "source.dsn",
     ),
     (
@@ -205,7 +218,7 @@ REFUSED: list[tuple[Found, type[CDCError], str, str]] = [
     (
         slot(wal_status="lost"),  # before Postgres 17 there is no reason given
         GapError,
-        "was invalidated: the WAL it needs is gone",
+        "was invalidated: the WAL it needs was removed",
         "cdc setup",
     ),
     (
@@ -254,7 +267,7 @@ def test_what_would_lose_changes_is_refused(
     found: Found, kind: type[CDCError], what: str, hint: str
 ) -> None:
     with pytest.raises(CDCError) as raised:
-        check(CONFIG, IDENTITY, POSITION, found)
+        check(CONFIG, IDENTITY, POSITION, *found)
     assert type(raised.value) is kind
     assert what in raised.value.what
     assert hint in raised.value.hint
@@ -266,15 +279,15 @@ def test_a_table_that_is_published_by_its_schema_may_not_leave() -> None:
     """Members by schema and by ALL TABLES have no membership of their own, and so no oid."""
     whole = members(follows=0, users=0)
     identity = replace(IDENTITY, publication=whole)
-    check(CONFIG, identity, POSITION, source(publication=whole))
+    check(CONFIG, identity, POSITION, *source(publication=whole))
     with pytest.raises(GapError, match=r"no longer has public\.follows"):
-        check(CONFIG, identity, POSITION, source(publication=members(users=0)))
+        check(CONFIG, identity, POSITION, *source(publication=members(users=0)))
 
 
 def test_a_log_written_from_another_slot_is_refused() -> None:
     config = replace(CONFIG, source=replace(CONFIG.source, slot="mine"))
     with pytest.raises(ConfigError) as raised:
-        check(config, IDENTITY, POSITION, FOUND)
+        check(config, IDENTITY, POSITION, *FOUND)
     assert 'written from slot "lockstep_shop", the configuration names "mine"' in raised.value.what
     assert "log.prefix" in raised.value.hint
     assert raised.value.exit_code is Exit.CONFIG

@@ -8,23 +8,28 @@ import pytest
 from msgspec.structs import replace
 
 from cdc.config import Config, Log, Source
-from cdc.config.migrations import Migrations
+from cdc.config.model import Migrations
 from cdc.errors import ConfigError, GapError, PermissionDeniedError
 from cdc.events import LSN
 from cdc.log.inspection import Cluster, TopicFacts
-from cdc.log.records import Publication as PinnedPublication
-from cdc.log.records import ResumeIdentity, ResumePosition
+from cdc.log.records import PinnedPublication, ResumeIdentity, ResumePosition
 from cdc.log.topic_monitor import Examined
 from cdc.log.topics import data_topic, internal_topics
 from cdc.operate.doctor import requirements
-from cdc.operate.doctor.continuity import check_meeting, check_unrecorded
+from cdc.operate.doctor.continuity import check_continuity, check_slot_without_log
 from cdc.operate.doctor.log import LogFacts, check_log
-from cdc.operate.doctor.source import SourceFacts, check_source
-from cdc.operate.findings import Finding, Severity, size, worst
+from cdc.operate.doctor.source import check_source
+from cdc.operate.facts import SourceFacts
+from cdc.operate.findings import Finding, Severity, worst
+from cdc.operate.readable import size
 from cdc.runtime import extras
 from cdc.source.abilities import Abilities, Refusal
-from cdc.source.catalog import Source as Facts
-from cdc.source.server import Holder, Publication, Server, Slot, Table
+from cdc.source.catalog import SourceState
+from cdc.source.publication_note import PublicationNote
+from cdc.source.publications import Publication, PublicationEntry, PublishedTable
+from cdc.source.server import OpenTransaction, Server
+from cdc.source.slots import Slot
+from cdc.source.tables import Table
 from cdc.source.timelines import Ancestor, System
 
 CONFIG = Config(
@@ -76,11 +81,10 @@ TABLE = Table(
     persistence="p",
     replica_identity="d",
     has_primary_key=True,
-    has_identity_index=False,
+    identifies_rows=True,
     owner="me",
     owned=True,
     may_select=True,
-    row_security=False,
     estimated_rows=0,
     catalog_name="public.users",
 )
@@ -90,16 +94,20 @@ PUBLICATION = Publication(
     owner="me",
     operations=frozenset({"insert", "update", "delete", "truncate"}),
     via_root=True,
+    generated="none",
     all_tables=False,
-    members={"public.users": False},
-    memberships={"public.users": 1},
+    version=700,
+    note=PublicationNote({}, {}),
+    entries={1: PublicationEntry(1, "public", "users", "public.users")},
+    schemas={},
+    published={1: PublishedTable("public", "users", "public.users", 1)},
 )
 FACTS = SourceFacts(SERVER, SLOT, PUBLICATION, [TABLE], [], set_up=True)
 
 
 def check_all(config: Config, facts: SourceFacts) -> list[Finding]:
     """Return the doctor's findings about the source: requirements, and all others."""
-    return requirements.check(config, requirements.Facts(facts, None)) + check_source(config, facts)
+    return requirements.check(config, facts) + check_source(config, facts)
 
 
 def found(findings: list[Finding], check: str) -> Finding:
@@ -119,7 +127,7 @@ def test_migrations_need_their_extra_before_anything_is_created(
     assert missing.severity is Severity.ERROR
     assert "pip install 'lockstep-cdc[migrations]'" in missing.fix
     with pytest.raises(ConfigError, match="migrations"):
-        requirements.refuse(wanted, requirements.Facts(FACTS, None))
+        requirements.refuse(wanted, FACTS)
     assert worst(check_all(CONFIG, FACTS)) is Severity.OK, "who wants none needs none"
 
 
@@ -231,9 +239,24 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ),
     ({"tables": []}, "tables", "error", "source.tables"),
     (table(persistence="u"), "unlogged", "note", 'ALTER TABLE "public"."users" SET LOGGED;'),
-    (table(has_primary_key=False), "replica_identity", "warning", "REPLICA IDENTITY FULL"),
-    (table(replica_identity="n"), "replica_identity", "warning", "REPLICA IDENTITY DEFAULT"),
-    (table(replica_identity="i"), "replica_identity", "warning", "REPLICA IDENTITY DEFAULT"),
+    (
+        table(has_primary_key=False, identifies_rows=False),
+        "replica_identity",
+        "warning",
+        "REPLICA IDENTITY FULL",
+    ),
+    (
+        table(replica_identity="n", identifies_rows=False),
+        "replica_identity",
+        "warning",
+        "REPLICA IDENTITY DEFAULT",
+    ),
+    (
+        table(replica_identity="i", identifies_rows=False),
+        "replica_identity",
+        "warning",
+        "REPLICA IDENTITY DEFAULT",
+    ),
     (table(replica_identity="f"), "replica_identity_full", "note", ""),
     ({"publication": None}, "publication", "error", "cdc teardown --topics"),
     ({"publication": None, "set_up": False}, "publication", "note", "cdc setup"),
@@ -252,8 +275,13 @@ SOURCE_CASES: list[tuple[dict[str, Any], str, str, str]] = [
     (slot(wal_status="unreserved"), "slot", "error", "cdc run"),
     (slot(safe_wal_bytes=1000), "slot", "warning", "cdc run"),
     (slot(two_phase=True), "slot_two_phase", "error", "cdc teardown --topics"),
-    ({"holders": [Holder(7, None, 4000.0)]}, "open_transaction", "warning", "backend(7)"),
-    ({"holders": [Holder(None, "it's", 4000.0)]}, "prepared", "warning", "COMMIT PREPARED 'it''s'"),
+    ({"holders": [OpenTransaction(7, None, 4000.0)]}, "open_transaction", "warning", "backend(7)"),
+    (
+        {"holders": [OpenTransaction(None, "it's", 4000.0)]},
+        "prepared",
+        "warning",
+        "COMMIT PREPARED 'it''s'",
+    ),
 ]
 
 
@@ -267,7 +295,7 @@ def test_what_is_wrong_with_the_source_is_found(
 
 
 def test_a_transaction_of_a_minute_is_no_finding() -> None:
-    facts = FACTS._replace(holders=[Holder(7, None, 60.0)])
+    facts = FACTS._replace(holders=[OpenTransaction(7, None, 60.0)])
     assert worst(check_all(CONFIG, facts)) is Severity.OK
 
 
@@ -398,14 +426,14 @@ def test_what_is_wrong_with_the_log_is_found(
 
 
 SYSTEM = System("7", 1)
-SOURCE = Facts(
+SOURCE = SourceState(
     "shop", frozenset({"shop"}), LSN(1000), SLOT, IDENTITY.publication, frozenset({"public.users"})
 )
 
 
 def meeting(system: System = SYSTEM, **changes: Any) -> Finding:  # noqa: ANN401 - fields of a tuple
     source = SOURCE._replace(**changes)
-    return check_meeting(CONFIG, (IDENTITY, POSITION), system, source)
+    return check_continuity(CONFIG, (IDENTITY, POSITION), system, source)
 
 
 def test_a_slot_that_reaches_back_to_the_log_continues_it() -> None:
@@ -413,7 +441,7 @@ def test_a_slot_that_reaches_back_to_the_log_continues_it() -> None:
     assert "lost none" not in meeting().what
 
 
-def test_a_promotion_that_lost_nothing_is_well() -> None:
+def test_a_promotion_that_lost_nothing_is_ok() -> None:
     finding = meeting(System("7", 2, (Ancestor(1, LSN(500)),)))
     assert finding.severity is Severity.OK
     assert "the promotion to timeline 2 lost none of it" in finding.what
@@ -422,7 +450,7 @@ def test_a_promotion_that_lost_nothing_is_well() -> None:
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (meeting(slot=SLOT._replace(confirmed_flush_lsn=LSN(501))), "are gone from the stream"),
+        (meeting(slot=SLOT._replace(confirmed_flush_lsn=LSN(501))), "are no longer in the stream"),
         (meeting(System("8", 1)), "another cluster"),
         (meeting(System("7", 2, (Ancestor(1, LSN(499)),))), "1 bytes of WAL ahead"),
         (meeting(database="other"), "this is other"),
@@ -437,10 +465,10 @@ def test_a_gap_between_source_and_log_is_found_as_the_daemon_would(
     assert finding.fix
 
 
-def test_a_slot_without_a_record_is_found_and_nothing_there_yet_is_no_gap() -> None:
-    (finding,) = check_unrecorded(SLOT)
+def test_a_slot_without_a_record_is_found_and_nothing_yet_is_no_gap() -> None:
+    (finding,) = check_slot_without_log(SLOT)
     assert (finding.check, finding.severity) == ("resume", Severity.ERROR)
-    assert check_unrecorded(None) == []
+    assert list(check_slot_without_log(None)) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import yaml
 from cdc.config import Config, load
 from cdc.operate.doctor.authority import check_connections, check_rights, check_secret, is_loopback
 from cdc.operate.findings import Severity
-from cdc.source.rights import NamedRole, Rights
+from cdc.source.rights import Rights, quoted_role
 
 
 def config(tmp_path: Path, **sections: Any) -> Config:  # noqa: ANN401 - YAML's values
@@ -74,9 +74,9 @@ def test_so_are_those_of_kafka_and_the_stores(tmp_path: Path) -> None:
     assert all(each.severity is Severity.WARNING for each in found)
 
 
-def test_who_may_do_what_is_told(tmp_path: Path) -> None:
-    role = NamedRole('Odd "one"')
-    keys = {"ddl_key": [role, NamedRole("PUBLIC")]}
+def test_who_may_do_what_is_reported(tmp_path: Path) -> None:
+    role = quoted_role('Odd "one"')
+    keys = {"ddl_key": [role, quoted_role("PUBLIC")]}
     found = list(check_rights(Rights("me", [role], True, [role], keys)))  # noqa: FBT003 - of EXECUTE
     assert [each.check for each in found] == [
         "replication_roles",

@@ -8,10 +8,10 @@ import pytest
 
 from cdc.config import Config, Log, Source
 from cdc.errors import UnavailableError
-from cdc.operate.doctor.failover import FailoverFacts, Host, check_failover
+from cdc.operate.doctor.failover import FailoverFacts, SourceHost, check_failover
 from cdc.operate.findings import Severity
 from cdc.source.connection import hosts
-from cdc.source.server import StandbySlot
+from cdc.source.slots import StandbySlot
 from tests.unit.test_control_doctor import CONFIG, SERVER, SLOT
 
 STANDBY = StandbySlot("the_standby", exists=True, active=True, named=True)
@@ -25,26 +25,26 @@ SETTINGS = {
 }
 
 
-def host(slot: Any = COPY, **settings: str) -> Host:  # noqa: ANN401 - a slot or none
+def host(slot: Any = COPY, **settings: str) -> SourceHost:  # noqa: ANN401 - a slot or none
     """Return a standby with this slot, and these settings changed."""
     server = SERVER._replace(in_recovery=True, settings=SERVER.settings | SETTINGS | settings)
-    return Host("two:5432", server, slot)
+    return SourceHost("two:5432", server, slot)
 
 
-def facts(*others: Host, slot: Any = OURS, **changes: Any) -> FailoverFacts:  # noqa: ANN401 - fields of a tuple
-    primary = Host("one:5432", SERVER, slot)
+def facts(*others: SourceHost, slot: Any = OURS, **changes: Any) -> FailoverFacts:  # noqa: ANN401 - fields of a tuple
+    primary = SourceHost("one:5432", SERVER, slot)
     made = FailoverFacts(SERVER, slot, [STANDBY], [primary, *others] if others else [])
     return made._replace(**changes)
 
 
-def test_a_slot_that_every_standby_has_is_well() -> None:
+def test_a_slot_that_every_standby_has_is_ok() -> None:
     findings = list(check_failover(CONFIG, facts(host())))
     assert {each.severity for each in findings} == {Severity.OK}
     assert [each.check for each in findings] == ["failover", "standby two:5432"]
 
 
 @pytest.mark.parametrize("alone", [facts(standbys=[]), facts(slot=None)])
-def test_without_standby_or_slot_there_is_nothing_to_say(alone: FailoverFacts) -> None:
+def test_without_standby_or_slot_nothing_is_reported(alone: FailoverFacts) -> None:
     assert list(check_failover(CONFIG, alone)) == []
 
 
@@ -77,14 +77,16 @@ def test_without_standby_or_slot_there_is_nothing_to_say(alone: FailoverFacts) -
             "dbname",
         ),
         (
-            facts(Host("two:5432", None, None, UnavailableError("no answer", hint="start it"))),
+            facts(
+                SourceHost("two:5432", None, None, UnavailableError("no answer", hint="start it"))
+            ),
             "standby two:5432",
             "warning",
             "start it",
         ),
     ],
 )
-def test_what_a_promotion_would_find_missing_is_told(
+def test_what_a_promotion_would_lack_is_reported(
     given: FailoverFacts, check: str, severity: str, words: str
 ) -> None:
     found = [each for each in check_failover(CONFIG, given) if each.check == check]
@@ -105,5 +107,5 @@ def test_each_host_of_a_dsn_is_asked_alone() -> None:
 
 
 @pytest.mark.parametrize("dsn", ["host=one dbname=shop", "dbname=shop", "postgresql://one/shop"])
-def test_one_host_leaves_nobody_else_to_ask(dsn: str) -> None:
+def test_with_one_host_no_other_is_asked(dsn: str) -> None:
     assert hosts(of(dsn)) == {}

@@ -9,14 +9,14 @@ import pytest
 
 from cdc.config import TableRule
 from cdc.config.followers import Follower
-from cdc.operate.doctor.followers import Facts, check_followers
+from cdc.operate.doctor.followers import CapturedTables, check_followers
 from cdc.operate.findings import Finding, Severity
-from cdc.source.columns import Column
+from cdc.source.tables import TableColumn
 from tests.unit.test_control_doctor import CONFIG, TABLE
 
-NAME = Column("name", "", in_identity=False, in_primary_key=False)
-COLUMNS = [Column("id", "", in_identity=True, in_primary_key=True), NAME]
-FACTS = Facts(
+NAME = TableColumn("name", "", in_identity=False, in_primary_key=False)
+COLUMNS = [TableColumn("id", "", in_identity=True, in_primary_key=True), NAME]
+FACTS = CapturedTables(
     {
         "public.users": TABLE,
         "public.log": TABLE._replace(oid=2, name="log", has_primary_key=False),
@@ -26,7 +26,7 @@ FACTS = Facts(
 REDIS = {"url": "redis://localhost"}
 
 
-def found(follower: dict[str, Any], facts: Facts = FACTS, **config: Any) -> list[Finding]:  # noqa: ANN401 - fields
+def found(follower: dict[str, Any], facts: CapturedTables = FACTS, **config: Any) -> list[Finding]:  # noqa: ANN401 - fields
     followers = {"f": msgspec.convert(follower, Follower)}
     return list(
         check_followers(msgspec.structs.replace(CONFIG, followers=followers, **config), facts)
@@ -107,7 +107,7 @@ def test_what_is_captured_with_a_key_can_be_followed(follower: dict[str, Any]) -
         ),
     ],
 )
-def test_what_stands_in_the_way_is_named(
+def test_what_a_follower_cannot_use_is_named(
     follower: dict[str, Any], severity: Severity, says: str
 ) -> None:
     told = [each for each in found(follower) if says in each.what]
@@ -127,6 +127,6 @@ def test_a_column_left_out_and_a_key_of_the_configurations_count() -> None:
     ]
 
 
-def test_without_canaries_it_says_what_is_not_known() -> None:
+def test_without_canaries_it_reports_what_is_unknown() -> None:
     source = msgspec.structs.replace(CONFIG.source, canary_seconds=0.0)
     assert found({"delta": {"path": "x"}}, source=source)[-1].check == "canary"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cdc.config.followers import Follower
 from cdc.errors import Exit
-from cdc.log.unapplied import Unapplied
-from cdc.operate.followers import Complaint, Standing, judge
+from cdc.log.frontier_tail import Unapplied
+from cdc.operate.findings import Cause, Level
+from cdc.operate.followers import FollowerStatus, judge
 from tests.fixtures.reported import reported
 from tests.unit.test_control_doctor import CONFIG
 
@@ -36,8 +37,8 @@ def told(
     lag: float | None = None,
     canary_seconds: float = 5.0,
     **given: Any,  # noqa: ANN401 - the report's fields
-) -> list[Complaint]:
-    """Return the complaints about a follower; times are in seconds ago."""
+) -> list[Cause]:
+    """Return the causes that a follower is; times are in seconds ago."""
     fields = {"began": "began_at_us", "moved": "moved_at_us", "canary": "canary_at_us"}
     fields |= {"failing": "failing_since_us", "age": "at_us"}
     record = reported(
@@ -50,7 +51,7 @@ def told(
     followers = msgspec.convert(FOLLOWERS, dict[str, Follower])
     config = msgspec.structs.replace(CONFIG, followers=followers, source=source)
     unapplied = Unapplied(None if lag is None else ago(lag))
-    return list(judge(config, [Standing(name, record, None, unapplied)]))
+    return list(judge(config, [FollowerStatus(name, record, None, unapplied)]))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def told(
         IDLE | {"errors": 7},
     ],
 )
-def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
+def test_what_keeps_up_or_has_just_started_is_ok(given: dict[str, Any]) -> None:
     assert told(**given) == []
 
 
@@ -113,19 +114,25 @@ def test_what_keeps_up_or_has_just_begun_is_well(given: dict[str, Any]) -> None:
             "cache is waiting: away, for 60 min",
             Exit.FAILED,
         ),
-        ({"began": 300, "moved": 3}, "cache: no canary has come out of it for 300 s", Exit.OK),
-        (IDLE | {"canary": 300}, "cache: no canary has come out of it for 300 s", Exit.OK),
-        ({"canary": 300}, "cache: no canary", Exit.OK),  # a job that reports nothing else
+        ({"began": 300, "moved": 3}, "cache: it has applied no canary for 300 s", Exit.OK),
+        (IDLE | {"canary": 300}, "cache: it has applied no canary for 300 s", Exit.OK),
+        (
+            {"canary": 300},
+            "cache: it has applied no canary",
+            Exit.OK,
+        ),  # a job that reports nothing else
         (IDLE | {"age": 30}, "cache is not running", Exit.FAILED),
         ({"state": "stopped"}, "cache is not running", Exit.FAILED),
         ({"state": "halted", "what": "a gap"}, "cache has halted: a gap", Exit.CONFIG),
     ],
 )
-def test_what_stands_is_told(given: dict[str, Any], says: str, code: Exit) -> None:
-    (complaint,) = told(**given)
-    assert complaint.what.startswith(says), complaint
-    assert (complaint.exit_code, complaint.follower) == (code, given.get("name", "cache"))
-    assert complaint.hint or given.get("what")
+def test_a_stalled_follower_is_reported(given: dict[str, Any], says: str, code: Exit) -> None:
+    (cause,) = told(**given)
+    assert cause.what.startswith(says), cause
+    assert cause.level is (Level.FAILED if code else Level.DEGRADED)
+    assert cause.exit_code == (code or Exit.FAILED)
+    assert cause.subject == given.get("name", "cache")
+    assert cause.remedy or given.get("what")
 
 
 @given(
@@ -139,5 +146,5 @@ def test_whatever_its_state_who_applies_nothing_of_what_there_is_fails(
     state: str, stands: float, more: float, canary: float | None, what: str
 ) -> None:
     times: dict[str, Any] = {} if canary is None else {"canary": canary}
-    (complaint,) = told(lag=stands + more, began=DAY, moved=stands, state=state, what=what, **times)
-    assert complaint.exit_code == Exit.FAILED
+    (cause,) = told(lag=stands + more, began=DAY, moved=stands, state=state, what=what, **times)
+    assert (cause.level, cause.exit_code) == (Level.FAILED, Exit.FAILED)

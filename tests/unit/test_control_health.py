@@ -67,7 +67,7 @@ def passed(health: Health, clock: Clock, *, wal_end: int, published: int, seq: i
         health.progress(wal_end, published, seq)
 
 
-def test_a_log_that_stands_still_while_wal_grows_is_not_ready(health: Health, clock: Clock) -> None:
+def test_a_log_that_stalls_while_wal_grows_is_not_ready(health: Health, clock: Clock) -> None:
     health.to(State.STREAMING)
     health.progress(100, 100, 7)
     passed(health, clock, wal_end=200, published=100, seq=7)
@@ -97,7 +97,7 @@ def test_a_huge_transaction_is_not_a_stall_while_its_changes_flow(
     assert health.report().ready
 
 
-def test_a_stall_before_a_reconnect_is_not_held_against_the_next_session(
+def test_a_stall_before_a_reconnect_does_not_count_for_the_next_session(
     health: Health, clock: Clock
 ) -> None:
     health.to(State.STREAMING)
@@ -130,7 +130,7 @@ def test_the_body_is_plain_json_values(health: Health, clock: Clock) -> None:
     }
 
 
-def test_warnings_are_told_and_do_not_make_it_unready(health: Health) -> None:
+def test_warnings_are_reported_and_do_not_make_it_unready(health: Health) -> None:
     health.to(State.STREAMING, "ok")
     health.warn(["the slot is lost in 5 min"])
     assert health.report().warnings == ("the slot is lost in 5 min",)
@@ -139,7 +139,7 @@ def test_warnings_are_told_and_do_not_make_it_unready(health: Health) -> None:
     assert health.report().warnings == ()
 
 
-def test_a_batch_that_kafka_does_not_take_is_told_before_a_stall_shows(
+def test_a_batch_that_kafka_refuses_is_reported_before_a_stall(
     health: Health, clock: Clock
 ) -> None:
     health.to(State.STREAMING)

@@ -7,9 +7,10 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cdc.log.batch import BatchContents
 from cdc.log.trace import STAGES, Moments
 from cdc.operate.health import State
-from cdc.operate.metrics import Cut, Metrics
+from cdc.operate.metrics import Metrics
 from tests.property.stream import position
 
 
@@ -46,7 +47,7 @@ def test_the_stages_of_a_batch_are_histograms_that_add_up_to_all_of_it() -> None
     moments = Moments(received=10.0, handed_over=10.001)
     moments.acknowledged, moments.in_turn = 10.004, 10.004
     moments.answered, moments.confirmed = 10.1, 20.1
-    metrics.committed(position(seq=5), Cut(5, 100, None), moments)
+    metrics.committed(position(seq=5), BatchContents(5, 100, None), moments)
     found = samples(metrics)
     seconds = [found[f"lockstep_batch_stage_seconds_sum[{stage}]"] for stage in STAGES]
     assert seconds == pytest.approx([0.001, 0.003, 0, 0.096, 10])
@@ -65,7 +66,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_lag() -> None:
     assert found["lockstep_lag_bytes"] == 0
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_what_is_unknown_is_absent() -> None:
     assert "lockstep_feedback_age_seconds" not in samples(Metrics())
 
 
@@ -85,7 +86,7 @@ def test_names_are_ours_and_end_in_their_unit() -> None:
         r"lockstep_\w*(_lsn|_bytes|_seconds|_events|_transactions|_reconnects|_created)"
     )
     unitless = {"lockstep_seq", "lockstep_state", "lockstep_events", "lockstep_bytes"}
-    unitless |= {f"lockstep_live_snapshot{name}" for name in ("s", "_rows", "_errors")}
+    unitless |= {f"lockstep_incremental_snapshot{name}" for name in ("s", "_rows", "_errors")}
     unitless |= {"lockstep_refused_messages"}
     unitless |= {"lockstep_reconnects", "lockstep_timeline", "lockstep_unknown_type_columns"}
     unitless |= {f"lockstep_follower_{name}" for name in ("state", "seq", "generation", "batches")}

@@ -9,6 +9,7 @@ import pytest
 from cdc.events import LSN
 from cdc.operate.findings import Severity
 from cdc.operate.metrics import Metrics
+from cdc.operate.readable import duration
 from cdc.operate.retention import (
     Gauge,
     Retention,
@@ -16,9 +17,9 @@ from cdc.operate.retention import (
     judge_idle,
     judge_slot,
     judge_standbys,
-    spell,
 )
-from cdc.source.server import Holder, StandbySlot
+from cdc.source.server import OpenTransaction
+from cdc.source.slots import StandbySlot
 from tests.unit.test_control_doctor import SERVER, SLOT
 
 MB = 1 << 20
@@ -37,7 +38,7 @@ def gauge(*looks: tuple[float, int, int], safe_bytes: int | None = 1024 * MB) ->
     return seen
 
 
-def test_one_look_foretells_nothing() -> None:
+def test_one_observation_gives_no_forecast() -> None:
     assert gauge((0, 100 * MB, 1)).lost_in_seconds is None
 
 
@@ -58,22 +59,26 @@ def test_a_slot_without_a_limit_is_never_lost() -> None:
     assert gauge((0, 0, 1), (10, 20 * MB, 1), safe_bytes=None).lost_in_seconds is None
 
 
-def test_without_wal_being_written_nothing_is_lost_and_nothing_stands_still() -> None:
+def test_without_wal_being_written_nothing_is_lost_or_stalled() -> None:
     seen = gauge((0, 5, 1), (100, 5, 1), (200, 5, 1))
     assert seen.lost_in_seconds is None
-    assert seen.still_seconds == 0
+    assert seen.stalled_seconds == 0
 
 
-def test_a_restart_lsn_that_moves_is_no_slot_that_stands_still() -> None:
-    assert gauge((0, 0, 1), (50, MB, 1), (100, 2 * MB, 2)).still_seconds == 0
-    assert gauge((0, 0, 1), (50, MB, 1), (100, 2 * MB, 1)).still_seconds == 100
+def test_a_restart_lsn_that_moves_is_no_stalled_slot() -> None:
+    assert gauge((0, 0, 1), (50, MB, 1), (100, 2 * MB, 2)).stalled_seconds == 0
+    assert gauge((0, 0, 1), (50, MB, 1), (100, 2 * MB, 1)).stalled_seconds == 100
 
 
 @pytest.mark.parametrize(
     ("retention", "severity", "words"),
     [
         (Retention(slot(wal_status="lost")), "error", "is lost: the WAL it needs was removed"),
-        (Retention(slot(invalidation_reason="idle_timeout")), "error", "is lost: idle_timeout"),
+        (
+            Retention(slot(invalidation_reason="idle_timeout")),
+            "error",
+            "is lost: no daemon read from it",
+        ),
         (Retention(slot(wal_status="unreserved")), "error", "about to be lost"),
         (
             Retention(slot(safe_wal_bytes=600 * MB), 1.0 * MB, 90),
@@ -90,7 +95,7 @@ def test_a_restart_lsn_that_moves_is_no_slot_that_stands_still() -> None:
         (Retention(SLOT._replace(safe_wal_bytes=600 * MB)), "warning", "after 600.0 MiB more"),
     ],
 )
-def test_a_slot_in_danger_is_told(retention: Retention, severity: str, words: str) -> None:
+def test_a_slot_in_danger_is_reported(retention: Retention, severity: str, words: str) -> None:
     (finding,) = judge_slot(retention)
     assert finding.severity is Severity(severity)
     assert words in finding.what
@@ -108,12 +113,16 @@ def test_a_slot_in_danger_is_told(retention: Retention, severity: str, words: st
         Retention(slot(wal_status="extended"), 1.0 * MB, 900),
     ],
 )
-def test_a_slot_that_is_well_is_let_alone(retention: Retention) -> None:
+def test_a_slot_that_is_safe_is_not_reported(retention: Retention) -> None:
     assert list(judge_slot(retention)) == []
 
 
 def test_a_transaction_that_is_open_for_long_is_named() -> None:
-    holders = [Holder(7, None, 100.0), Holder(8, None, 7_300.0), Holder(None, "it's", 600.0)]
+    holders = [
+        OpenTransaction(7, None, 100.0),
+        OpenTransaction(8, None, 7_300.0),
+        OpenTransaction(None, "it's", 600.0),
+    ]
     session, prepared = judge_holders(holders)
     assert session.what == "pid 8 writes in a transaction of 2 h: it keeps WAL"
     assert session.fix.endswith("SELECT pg_terminate_backend(8);")
@@ -121,7 +130,7 @@ def test_a_transaction_that_is_open_for_long_is_named() -> None:
     assert prepared.fix.startswith("COMMIT PREPARED 'it''s';")
 
 
-def test_a_slot_that_times_out_says_when() -> None:
+def test_a_slot_that_times_out_shows_when() -> None:
     server = SERVER._replace(settings={"idle_replication_slot_timeout": "600"})
     (finding,) = judge_idle(server, SLOT._replace(inactive_seconds=100.0))
     assert "is invalidated in 8 min" in finding.what
@@ -146,20 +155,22 @@ def test_a_standby_that_holds_the_stream_up_is_named() -> None:
     [(5, "5 s"), (119, "119 s"), (600, "10 min"), (7_300, "2 h"), (4e5, "5 days")],
 )
 def test_durations_are_spelt_in_one_unit(seconds: float, words: str) -> None:
-    assert spell(seconds) == words
+    assert duration(seconds) == words
 
 
-def test_a_look_shows_in_the_metrics_and_what_is_not_known_does_not() -> None:
+def test_a_source_check_shows_in_the_metrics_and_the_unknown_does_not() -> None:
     metrics = Metrics()
     assert b"lockstep_slot_retained_bytes" not in metrics.text()
-    holders = [Holder(7, None, 12.0), Holder(None, "x", 34.0)]
-    metrics.looked(2, Retention(slot(retained_bytes=600, restart_lsn=LSN(4)), 5.0, 6.0), holders)
+    holders = [OpenTransaction(7, None, 12.0), OpenTransaction(None, "x", 34.0)]
+    metrics.source_checked(
+        2, Retention(slot(retained_bytes=600, restart_lsn=LSN(4)), 5.0, 6.0), holders
+    )
     text = metrics.text().decode()
     for line in (
         "lockstep_timeline 2.0",
         "lockstep_slot_retained_bytes 600.0",
         "lockstep_wal_bytes_per_second 5.0",
-        "lockstep_slot_still_seconds 6.0",
+        "lockstep_slot_stalled_seconds 6.0",
         "lockstep_oldest_transaction_seconds 12.0",
         "lockstep_oldest_prepared_seconds 34.0",
         'lockstep_slot_wal_status{wal_status="reserved"} 1.0',

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from cdc.config import Config
 from cdc.config.followers import Follower
+from cdc.config.snapshot import Snapshot
 from cdc.errors import Exit
 from cdc.events import LSN
-from cdc.log.unapplied import Unapplied
-from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, Standing
-from cdc.operate.verdict import Cause, Facts, Initial, Level, Reader, Verdict, verdict
-from cdc.snapshot.incremental.records import LiveRecord
-from cdc.source.server import Slot
+from cdc.log.frontier_tail import Unapplied
+from cdc.operate.findings import Cause, Level
+from cdc.operate.followers import LATE_SECONDS, STALLED_SECONDS, FollowerStatus
+from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+from cdc.snapshot.incremental.records import IncrementalRecord
+from cdc.source.slots import Slot
 from tests.fixtures.reported import reported
 from tests.unit.test_control_doctor import CONFIG as PLAIN
 
@@ -27,13 +29,13 @@ _FOLLOWERS = msgspec.convert(
 )
 CONFIG: Config = msgspec.structs.replace(PLAIN, followers=_FOLLOWERS)
 DAY = 86_400.0
-STREAMING = Reader("streaming", ready=True, reason="streaming")
+STREAMING = DaemonReport("streaming", ready=True, reason="streaming")
 SLOT = Slot(
     name="s", plugin="pgoutput", database="d", active_pid=7, restart_lsn=LSN(1),
     confirmed_flush_lsn=LSN(5), wal_status="reserved", safe_wal_bytes=None,
     invalidation_reason=None, two_phase=False, retained_bytes=1,
 )  # fmt: skip
-COPYING = Reader("snapshotting", ready=True, reason="40 %, 4 rows")
+COPYING = DaemonReport("snapshotting", ready=True, reason="40 %, 4 rows")
 
 
 def now_us() -> int:
@@ -48,7 +50,7 @@ def follower(
     lag: float | None = None,
     reached: float | None = None,
     **given: Any,  # noqa: ANN401
-) -> Standing:
+) -> FollowerStatus:
     """Return a follower that reports now that it follows and has just moved."""
     fields: dict[str, Any] = {
         "began_at_us": ago(DAY),
@@ -57,10 +59,10 @@ def follower(
     } | given
     since = None if lag is None else ago(lag)
     at_us = None if reached is None else ago(reached)
-    return Standing("cache", reported(**fields), None, Unapplied(since), at_us)
+    return FollowerStatus("cache", reported(**fields), None, Unapplied(since), at_us)
 
 
-def live(state: str = "running", **given: Any) -> LiveRecord:  # noqa: ANN401
+def live(state: str = "running", **given: Any) -> IncrementalRecord:  # noqa: ANN401
     fields: dict[str, Any] = {
         "pipeline": "p",
         "id": "a1",
@@ -68,30 +70,30 @@ def live(state: str = "running", **given: Any) -> LiveRecord:  # noqa: ANN401
         "table": "t",
         "at_us": now_us(),
     }
-    return msgspec.convert({**fields, "state": state, **given}, LiveRecord)
+    return msgspec.convert({**fields, "state": state, **given}, IncrementalRecord)
 
 
-def facts(**given: Any) -> Facts:  # noqa: ANN401
+def facts(**given: Any) -> PipelineFacts:  # noqa: ANN401
     """Return the facts of a healthy pipeline, with some of them changed."""
     well: dict[str, Any] = {
         "resume_lsn": LSN(5), "resume_age_seconds": 1.0, "lag_bytes": 0, "slot": SLOT,
         "daemon": STREAMING, "followers": (follower(),), "now_us": now_us(),
     }  # fmt: skip
-    return Facts(**(well | given))
+    return PipelineFacts(**(well | given))
 
 
 def judged(**given: Any) -> Verdict:  # noqa: ANN401
     return verdict(CONFIG, facts(**given))
 
 
-def test_what_moves_on_is_well() -> None:
+def test_what_advances_is_ok() -> None:
     found = judged()
     assert found == Verdict(Level.OK, "all is well")
     assert found.exit_code == Exit.OK
     assert found.fields() == {"level": "ok", "sentence": "all is well", "causes": []}
     # A short lag, and snapshots that are paused, over or have just failed, are not reported.
     quiet = (live("paused"), live("done"), live("stopped"), live(failing_since_us=now_us()))
-    assert judged(followers=(follower(lag=5.0),), live=quiet).level is Level.OK
+    assert judged(followers=(follower(lag=5.0),), incremental_snapshots=quiet).level is Level.OK
 
 
 _LOST = SLOT._replace(wal_status="lost")
@@ -120,11 +122,16 @@ def states_of_the_log() -> dict[str, State]:
             Level.FAILED, "has written nothing for 61 s", 1,
         ),
         "not ready": (
-            {"daemon": Reader("streaming", ready=False, reason="Kafka has not taken a batch")},
+            {
+                "daemon": DaemonReport(
+                    "streaming", ready=False, reason="Kafka has not taken a batch"
+                ),
+            },
             Level.FAILED, "the daemon is streaming: Kafka has not", 1,
         ),
         "halted": (
-            {"daemon": Reader("halted", ready=False, reason="a gap")}, Level.FAILED, "is halted", 1,
+            {"daemon": DaemonReport("halted", ready=False, reason="a gap")},
+            Level.FAILED, "is halted", 1,
         ),
         "started over just now": (
             {"daemon": STREAMING._replace(failures=1, failing_seconds=3.0, error="away")},
@@ -142,21 +149,28 @@ def states_of_the_log() -> dict[str, State]:
             Level.FAILED, "no broker", 69,
         ),
         "a due snapshot was skipped": (
-            {"initial": Initial("due", wanted=True)}, Level.FAILED, "is due: it was skipped", 1,
+            {"initial_stage": "due"},
+            Level.FAILED, "is due: it was skipped", 1,
         ),
         "a snapshot that nobody began": (
-            {"initial": Initial(None, wanted=True)}, Level.FAILED, "it was skipped", 1,
+            {"initial_stage": None}, Level.FAILED, "it was skipped", 1,
         ),
         "a due snapshot and no daemon": (
-            {"initial": Initial("due", wanted=True), "daemon": None, "slot": _UNREAD},
+            {"initial_stage": "due", "daemon": None, "slot": _UNREAD},
             Level.FAILED, "no daemon reads", 1,
         ),
         "a snapshot that is taken": (
-            {"initial": Initial("running", wanted=True), "daemon": COPYING, "slot": _UNREAD},
+            {
+                "initial_stage": "running",
+                "daemon": COPYING, "slot": _UNREAD,
+            },
             Level.DEGRADED, "the initial snapshot is being taken", 0,
         ),
         "a snapshot that stalls": (
-            {"initial": Initial("running", wanted=True), "daemon": COPYING._replace(ready=False)},
+            {
+                "initial_stage": "running",
+                "daemon": COPYING._replace(ready=False),
+            },
             Level.FAILED, "the daemon is snapshotting", 1,
         ),
     }  # fmt: skip
@@ -166,19 +180,19 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
     """Return the states of incremental snapshots and followers."""
     return {
         "a live snapshot in its first errors": (
-            {"live": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
+            {"incremental_snapshots": (live(errors=2, failing_since_us=ago(5), why="no rights"),)},
             Level.DEGRADED, "(2 errors in a row): no rights", 0,
         ),
         "a live snapshot that loops on an error": (
-            {"live": (live(errors=7, failing_since_us=ago(61), why="no rights"),)},
+            {"incremental_snapshots": (live(errors=7, failing_since_us=ago(61), why="no rights"),)},
             Level.FAILED, "(7 errors in a row): no rights", 1,
         ),
         "a live snapshot that waits for a transaction": (
-            {"live": (live(failing_since_us=ago(30), why="waits for 7"),)},
+            {"incremental_snapshots": (live(failing_since_us=ago(30), why="waits for 7"),)},
             Level.DEGRADED, "has read nothing for 30 s: waits for 7", 0,
         ),
         "a live snapshot that failed": (
-            {"live": (live("failed", why="no key", at_us=ago(DAY)),)},
+            {"incremental_snapshots": (live("failed", why="no key", at_us=ago(DAY)),)},
             Level.FAILED, "has failed: no key", 1,
         ),
         "a follower halts": (
@@ -186,7 +200,7 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
             Level.FAILED, "cache has halted: a gap", 78,
         ),
         "a follower never ran": (
-            {"followers": (Standing("cache", None, None, None),)},
+            {"followers": (FollowerStatus("cache", None, None, None),)},
             Level.FAILED, "cache has never run", 1,
         ),
         "a follower reports no more": (
@@ -216,7 +230,7 @@ def states_of_snapshots_and_followers() -> dict[str, State]:
 
 
 @pytest.mark.parametrize("name", states())
-def test_a_state_that_does_not_move_on_is_not_well(name: str) -> None:
+def test_a_state_that_does_not_advance_is_not_ok(name: str) -> None:
     given, level, says, code = states()[name]
     found = judged(**given)
     assert (found.level, found.exit_code) == (level, code), found
@@ -228,16 +242,16 @@ def test_a_state_that_does_not_move_on_is_not_well(name: str) -> None:
 def test_a_failed_snapshot_is_over_when_its_table_was_read_since() -> None:
     failed = live("failed", at_us=ago(DAY))
     again = live("done", id="b2", began_at_us=ago(DAY / 2))
-    assert judged(live=(failed, again)).level is Level.OK
+    assert judged(incremental_snapshots=(failed, again)).level is Level.OK
     for other in ({"table": "u"}, {"began_at_us": ago(2 * DAY)}, {"keys": True}, {"where": "x"}):
         changed = msgspec.structs.replace(again, **other)
-        assert judged(live=(failed, changed)).level is Level.FAILED
+        assert judged(incremental_snapshots=(failed, changed)).level is Level.FAILED
 
 
 def test_the_worst_cause_is_first_and_the_others_are_counted() -> None:
     found = judged(
         daemon=STREAMING._replace(warnings=("late", "late")),
-        followers=(Standing("cache", None, None, None),),
+        followers=(FollowerStatus("cache", None, None, None),),
     )
     assert [each.level for each in found.causes] == [Level.FAILED, Level.DEGRADED]
     assert found.sentence == "failed: cache has never run, and 1 more"
@@ -280,19 +294,29 @@ def test_no_frontier_that_stays_where_it_is_though_the_log_has_more_is_green(
     slot=st.sampled_from([SLOT, _UNREAD, _LOST, None]),
     lsn=st.sampled_from([None, LSN(3), LSN(5)]),
     daemon=st.sampled_from(
-        [None, STREAMING, COPYING, STREAMING._replace(ready=False), Reader("halted", False, "x")]  # noqa: FBT003
+        [
+            None,
+            STREAMING,
+            COPYING,
+            STREAMING._replace(ready=False),
+            DaemonReport("halted", ready=False, reason="x"),
+        ]
     ),
     failing=st.none() | _SECONDS,
     stage=st.sampled_from([None, "due", "planning", "running", "done"]),
     wanted=st.booleans(),
 )
 def test_no_log_that_cannot_move_on_is_green(
-    slot: Slot | None, lsn: LSN | None, daemon: Reader | None, failing: float | None,
+    slot: Slot | None, lsn: LSN | None, daemon: DaemonReport | None, failing: float | None,
     stage: str | None, wanted: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     if daemon is not None and failing is not None:
         daemon = daemon._replace(failures=3, failing_seconds=failing, error="queue full")
-    found = judged(slot=slot, resume_lsn=lsn, daemon=daemon, initial=Initial(stage, wanted=wanted))
+    snapshot = Snapshot(mode="initial" if wanted else "never")
+    found = verdict(
+        msgspec.structs.replace(CONFIG, snapshot=snapshot),
+        facts(slot=slot, resume_lsn=lsn, daemon=daemon, initial_stage=stage),
+    )
     complete = stage == "done" or (stage is None and not wanted)
     reads = slot is SLOT and lsn == LSN(5)
     moves = daemon is None or (daemon.ready and not daemon.failures)

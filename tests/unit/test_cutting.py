@@ -108,7 +108,7 @@ def test_a_torn_cut_is_cut_again_to_the_same_end() -> None:
     assert (first.above, first.seq) == (0, reached)
 
 
-def test_what_waits_is_bounded_though_it_counts_next_to_nothing() -> None:
+def test_waiting_records_are_bounded_even_with_few_events() -> None:
     """Records of topics that are not followed, while cuts are held back: the log keeps them too."""
     cutter = Cutter(NEW, lambda _: False, Limits(MANY, MANY << 10, events_per_second=1))
     come = 0

@@ -81,7 +81,7 @@ def test_refused_for_ever_it_stops_in_the_end(clock: Clock) -> None:
     assert daemon.health.state is State.HALTED
 
 
-def test_let_in_again_it_has_its_patience_anew(clock: Clock) -> None:
+def test_accepted_again_it_is_as_patient_as_before(clock: Clock) -> None:
     times = int(0.7 * module.PATIENCE_SECONDS / module.SLOW_SECONDS)
     daemon = Scripted(clock, None, *[REFUSED] * times, None, *[REFUSED] * times, None)
     assert daemon.run() is Exit.OK

@@ -37,7 +37,7 @@ def record(content: bytes) -> tuple[str, bytes, bytes] | None:
     )
 
 
-def test_a_record_says_what_was_said_and_its_place() -> None:
+def test_a_record_holds_the_statement_and_its_position() -> None:
     made = record(orjson.dumps(SAID))
     assert made is not None
     topic, key, value = made
@@ -63,7 +63,7 @@ def test_what_an_event_trigger_did_not_write_gives_none(content: bytes) -> None:
     assert record(content) is None
 
 
-def test_bytes_of_no_known_encoding_are_kept_as_far_as_they_can_be_read() -> None:
+def test_bytes_of_an_unknown_encoding_are_kept_as_far_as_they_can_be_read() -> None:
     made = record(orjson.dumps(SAID | {"role": "ROLE"}).replace(b"ROLE", b"\xe9"))
     assert made is not None
     assert orjson.loads(made[2])["role"] == "\ufffd"

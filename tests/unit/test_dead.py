@@ -8,15 +8,16 @@ import msgspec
 import orjson
 import pytest
 
-from cdc.encode import oversize as dead
+from cdc.encode import oversize
 from cdc.errors import CDCError, ConfigError, GapError
-from cdc.log.dead_letters import Letters, Pointer
+from cdc.log.dead_letters import DeadLetterAssembler, Pointer
+from cdc.log.limits import record_limit
 from cdc.verify.events import Event
 
 LIMIT = 100_000
 T = "shop.public.users"
 KEY = b'{"id":7}'
-HELD = dead.PLACEHOLDER.decode().strip('"')
+HELD = oversize.PLACEHOLDER.decode().strip('"')
 
 
 def event(op: str = "u", before: Any = None, after: Any = None, seq: int = 42) -> bytes:  # noqa: ANN401
@@ -36,12 +37,12 @@ def pointer(value: bytes) -> Pointer:
     return found
 
 
-def resolved(split: dead.Split) -> bytes:
-    letters = Letters()
+def resolved(split: oversize.Split) -> bytes:
+    letters = DeadLetterAssembler()
     for key, value in split.letter:
         letters.add(key, value)
-    whole = letters.whole(pointer(split.value))
-    assert list(letters.left()) == []
+    whole = letters.event(pointer(split.value))
+    assert list(letters.pending()) == []
     return whole
 
 
@@ -49,7 +50,7 @@ BIG = event(before={"id": 7}, after={"id": 7, "name": "Ada", "body": "x" * 300_0
 
 
 def test_the_pointer_leaves_out_the_large_value_alone() -> None:
-    split = dead.split(T, KEY, BIG, LIMIT)
+    split = oversize.split(T, KEY, BIG, LIMIT)
     here, whole = orjson.loads(split.value), orjson.loads(BIG)
     points = here["source"].pop("dead")
     assert points["columns"] == ["body"]
@@ -62,9 +63,9 @@ def test_the_pointer_leaves_out_the_large_value_alone() -> None:
 
 def test_a_reader_never_takes_a_pointer_for_a_delete() -> None:
     for op in ("c", "u", "r"):
-        value = dead.split(T, KEY, event(op, after={"id": 7, "body": "x" * LIMIT}), LIMIT).value
+        value = oversize.split(T, KEY, event(op, after={"id": 7, "body": "x" * LIMIT}), LIMIT).value
         assert orjson.loads(value)["after"] == {"id": 7, "body": HELD}
-    value = dead.split(T, KEY, event("d", before={"id": 7, "body": "x" * LIMIT}), LIMIT).value
+    value = oversize.split(T, KEY, event("d", before={"id": 7, "body": "x" * LIMIT}), LIMIT).value
     told = orjson.loads(value)
     assert (told["op"], told["after"], told["before"]) == ("d", None, {"id": 7, "body": HELD})
 
@@ -72,27 +73,27 @@ def test_a_reader_never_takes_a_pointer_for_a_delete() -> None:
 def test_a_row_exactly_at_the_limit_goes_as_it_is_and_one_byte_more_does_not() -> None:
     room = LIMIT - len(KEY) - len(event(after={"id": 7, "body": ""}))
     at, over = (event(after={"id": 7, "body": "x" * n}) for n in (room, room + 1))
-    assert dead.fits(KEY, at, LIMIT)
-    assert not dead.fits(KEY, over, LIMIT)
-    assert dead.split(T, KEY, at, LIMIT) == dead.Split(KEY, at, [])
-    split = dead.split(T, KEY, over, LIMIT)
+    assert oversize.fits(KEY, at, LIMIT)
+    assert not oversize.fits(KEY, over, LIMIT)
+    assert oversize.split(T, KEY, at, LIMIT) == oversize.Split(KEY, at, [])
+    split = oversize.split(T, KEY, over, LIMIT)
     assert resolved(split) == over
-    assert dead.fits(split.key, split.value, LIMIT)
+    assert oversize.fits(split.key, split.value, LIMIT)
 
 
 def test_every_record_of_a_letter_fits_whatever_the_limit() -> None:
     for limit in (3_000, 100_000, 2 << 20):
         value = event(after={"id": 7, "body": "\x01ü€😀" * limit})
-        split = dead.split(T, KEY, value, limit)
+        split = oversize.split(T, KEY, value, limit)
         assert all(len(key) + len(part) <= limit for key, part in split.letter)
-        assert dead.fits(split.key, split.value, limit)
+        assert oversize.fits(split.key, split.value, limit)
         assert resolved(split) == value
 
 
 def test_a_wide_row_leaves_out_small_values_too() -> None:
     row = {f"c{i}": "x" * 500 for i in range(400)}
     value = event(after={"id": 7, **row, "n": 1})
-    split = dead.split(T, KEY, value, LIMIT)
+    split = oversize.split(T, KEY, value, LIMIT)
     told = orjson.loads(split.value)
     assert told["after"] == {"id": 7, **dict.fromkeys(row, HELD), "n": 1}
     assert resolved(split) == value
@@ -101,7 +102,7 @@ def test_a_wide_row_leaves_out_small_values_too() -> None:
 def test_a_row_that_does_not_fit_without_its_values_is_refused() -> None:
     value = event(after={f"column_{i}": i for i in range(1_000)})
     with pytest.raises(ConfigError, match="too few") as caught:
-        dead.split(T, None, value, 5_000)
+        oversize.split(T, None, value, 5_000)
     assert "max.message.bytes" in caught.value.hint
 
 
@@ -109,9 +110,9 @@ def test_a_long_key_is_replaced_by_its_sum_in_every_event_of_the_row() -> None:
     name = "k" * (LIMIT // 4)
     key = orjson.dumps({"name": name})
     small, large = (event(after={"name": name, "body": "x" * n}) for n in (1, LIMIT))
-    assert not dead.fits(key, small, LIMIT)
-    one, other = dead.split(T, key, small, LIMIT), dead.split(T, key, large, LIMIT)
-    assert one == dead.Split(dead.record_key(key, LIMIT), small, [])
+    assert not oversize.fits(key, small, LIMIT)
+    one, other = oversize.split(T, key, small, LIMIT), oversize.split(T, key, large, LIMIT)
+    assert one == oversize.Split(oversize.record_key(key, LIMIT), small, [])
     assert one.key == other.key
     assert len(one.key or b"") < 100
     assert resolved(other) == large
@@ -121,7 +122,7 @@ def test_a_long_key_is_replaced_by_its_sum_in_every_event_of_the_row() -> None:
 
 def test_a_table_without_a_key_and_a_logical_message() -> None:
     value = event("c", after={"id": 7, "body": "x" * LIMIT})
-    split = dead.split(T, None, value, LIMIT)
+    split = oversize.split(T, None, value, LIMIT)
     assert split.key is None
     assert orjson.loads(split.letter[0][1])["key"] is None
     assert resolved(split) == value
@@ -129,13 +130,13 @@ def test_a_table_without_a_key_and_a_logical_message() -> None:
     del told["before"], told["after"]
     message = {"prefix": "p", "transactional": True, "content": "x" * LIMIT}
     value = orjson.dumps({**told, "message": message})
-    split = dead.split("shop.cdc.messages", b'{"prefix":"p"}', value, LIMIT)
+    split = oversize.split("shop.cdc.messages", b'{"prefix":"p"}', value, LIMIT)
     assert orjson.loads(split.value)["message"] == {**message, "content": HELD}
     assert resolved(split) == value
 
 
 def test_the_placeholder_is_the_configured_one() -> None:
-    split = dead.split(T, KEY, BIG, LIMIT, b'"?"')
+    split = oversize.split(T, KEY, BIG, LIMIT, b'"?"')
     assert orjson.loads(split.value)["after"]["body"] == "?"
 
 
@@ -143,14 +144,14 @@ def test_columns_that_postgres_did_not_send_stay_unchanged() -> None:
     told = orjson.loads(BIG)
     told["after"]["bio"] = HELD
     told["source"]["unchanged"] = ["bio"]
-    split = dead.split(T, KEY, orjson.dumps(told), LIMIT)
+    split = oversize.split(T, KEY, orjson.dumps(told), LIMIT)
     here = orjson.loads(split.value)
     assert here["source"]["dead"]["columns"] == ["body"]
     assert here["source"]["unchanged"] == ["bio"]
 
 
-def test_the_head_tells_what_a_person_wants_to_know() -> None:
-    head = orjson.loads(dead.split(T, KEY, BIG, LIMIT).letter[0][1])
+def test_the_head_describes_the_event_for_people() -> None:
+    head = orjson.loads(oversize.split(T, KEY, BIG, LIMIT).letter[0][1])
     assert {name: head[name] for name in head if name != "sha256"} == {
         "format": 1, "id": "1-42", "reason": "size", "topic": T, "key": '{"id":7}',
         "schema": "public", "table": "users", "op": "u", "epoch": 1, "seq": 42,
@@ -161,22 +162,22 @@ def test_the_head_tells_what_a_person_wants_to_know() -> None:
 
 def test_what_surely_fits_is_not_looked_at() -> None:
     """Such a row's longest possible event fits, with the widest envelope."""
-    limit = dead.record_limit(16 << 20)
-    small = dead.plain_bytes(limit)
+    limit = record_limit(16 << 20)
+    small = oversize.plain_bytes(limit)
     longest = len(orjson.dumps("\x01" * small)) + 2 * 1_600 * 128
     assert longest < limit
-    assert dead.plain_bytes(1_000) == 0
+    assert oversize.plain_bytes(1_000) == 0
 
 
 # -- the way back ----------------------------------------------------------------------------------
 
 
 def parts() -> list[tuple[bytes, bytes]]:
-    return list(dead.split(T, KEY, BIG, LIMIT).letter)
+    return list(oversize.split(T, KEY, BIG, LIMIT).letter)
 
 
-def test_a_letter_is_whole_with_its_last_chunk() -> None:
-    letters = Letters()
+def test_a_letter_is_complete_with_its_last_chunk() -> None:
+    letters = DeadLetterAssembler()
     for key, value in parts()[:-1]:
         assert letters.add(key, value) is None
     assert "1-42" not in letters
@@ -186,32 +187,32 @@ def test_a_letter_is_whole_with_its_last_chunk() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 3, -1])
-def test_a_torn_letter_is_told(missing: int) -> None:
-    letters, records = Letters(), parts()
+def test_an_incomplete_letter_is_a_gap(missing: int) -> None:
+    letters, records = DeadLetterAssembler(), parts()
     del records[missing]
     for key, value in records:
         letters.add(key, value)
     assert "1-42" not in letters
-    with pytest.raises(GapError, match="not whole"):
+    with pytest.raises(GapError, match="not complete"):
         letters.take("1-42")
 
 
-def test_a_letter_that_is_not_what_was_written_is_told() -> None:
+def test_a_letter_that_differs_from_what_was_written_is_a_gap() -> None:
     records = parts()
-    other = dead.split(T, KEY, BIG.replace(b"Ada", b"Eve"), LIMIT)
+    other = oversize.split(T, KEY, BIG.replace(b"Ada", b"Eve"), LIMIT)
     swapped = [*records[:1], other.letter[1], *records[2:]]
     broken = [*records[:1], (records[1][0], b"nothing zlib knows"), *records[2:]]
     for tampered in (swapped, broken):
-        letters = Letters()
+        letters = DeadLetterAssembler()
         for key, value in tampered:
             letters.add(key, value)
         with pytest.raises(GapError, match="dead letter 1-42"):
             letters.take("1-42")
-    letters = Letters()
+    letters = DeadLetterAssembler()
     for key, value in records:
         letters.add(key, value)
     with pytest.raises(GapError, match="pointer"):
-        letters.whole(pointer(other.value))
+        letters.event(pointer(other.value))
 
 
 @pytest.mark.parametrize(
@@ -222,5 +223,5 @@ def test_a_letter_that_is_not_what_was_written_is_told() -> None:
 )  # fmt: skip
 def test_what_is_no_letter_is_refused(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(CDCError) as caught:
-        Letters().add(key, value)
+        DeadLetterAssembler().add(key, value)
     assert caught.value.hint

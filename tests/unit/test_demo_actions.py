@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 from psycopg import Cursor
@@ -20,8 +20,9 @@ class Recorder:
         self.statements: list[tuple[str, Any]] = []
         self.rowcount = 1
 
-    def execute(self, query: str, values: object = ()) -> None:
+    def execute(self, query: str, values: object = ()) -> Self:
         self.statements.append((query, repr(values)))
+        return self
 
 
 def statements(number: int, seed: int, actions: int = 400) -> list[tuple[str, Any]]:

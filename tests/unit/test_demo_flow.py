@@ -19,10 +19,10 @@ from cdc.log.follower_reports import FollowerRecord
 from cdc.playground.demo.closing import closing_json, closing_lines
 from cdc.playground.demo.flow import WINDOW_SECONDS, Flow, Kill
 from cdc.playground.demo.proof import Proof
-from cdc.playground.demo.stage import Options, Outcome
+from cdc.playground.demo.stage import DemoOptions, DemoOutcome
 from cdc.playground.demo.stores import FollowersProof
 from cdc.playground.demo.tail import Seen
-from cdc.playground.demo.view import Lines, Scene, Screen, draw, line
+from cdc.playground.demo.view import LineView, Scene, ScreenView, draw, line
 
 NOW = 1_800_000_000.0
 HEIGHT = 24
@@ -32,7 +32,7 @@ FRONTIERS = "demo.cdc.frontier"
 def change(seq: int, committed: float, op: str = "c", table: str = "users") -> Seen:
     source = {"schema": "public", "table": table, "seq": seq}
     value = orjson.dumps({"op": op, "source": source, "ts_us": round(committed * 1e6)})
-    return Seen(f"demo.public.{table}", 0, seq, b'{"id":%d}' % seq, value, 0)
+    return Seen(f"demo.public.{table}", 0, seq, b'{"id":%d}' % seq, value)
 
 
 def frontier(seq: int, committed: float = 0, holes: int = 0) -> Seen:
@@ -45,7 +45,7 @@ def frontier(seq: int, committed: float = 0, holes: int = 0) -> Seen:
         partitions=(),
         holes=holes,
     )
-    return Seen(FRONTIERS, 0, seq, b"{}", records.encode(record), 0)
+    return Seen(FRONTIERS, 0, seq, b"{}", records.encode(record))
 
 
 @pytest.fixture
@@ -111,18 +111,18 @@ def test_rows_of_the_snapshot_are_read_and_no_changes() -> None:
     flow.take(frontier(9, holes=6), NOW)
     assert (flow.rows_read, flow.changes.total, flow.first_at) == (3, 0, None)
     assert flow.lateness_ms(NOW) is None
-    assert flow.behind(reported(0, NOW))[0] == 3
+    assert flow.lag(reported(0, NOW))[0] == 3
     assert "3 rows and 0 changes in the log" in line(scene(flow))
     assert "read" in rendered(flow, 110)
 
 
 def test_tombstones_are_not_changes(flow: Flow) -> None:
-    flow.take(Seen("demo.public.users", 0, 999, b"{}", None, 0), NOW)
+    flow.take(Seen("demo.public.users", 0, 999, b"{}", None), NOW)
     assert flow.changes.total == 100
 
 
 @pytest.mark.parametrize("width", [80, 110, 140])
-def test_the_picture_fits_its_terminal_and_tells_what_matters(flow: Flow, width: int) -> None:
+def test_the_picture_fits_its_terminal_and_shows_what_matters(flow: Flow, width: int) -> None:
     flow.kills.append(Kill("Postgres", NOW + 0.5, 3.2))
     text = rendered(flow, width)
     assert all(len(row) <= width for row in text.splitlines())
@@ -131,7 +131,7 @@ def test_the_picture_fits_its_terminal_and_tells_what_matters(flow: Flow, width:
         assert needed in text
 
 
-def test_a_line_tells_the_same_without_a_terminal(flow: Flow) -> None:
+def test_a_line_shows_the_same_without_a_terminal(flow: Flow) -> None:
     text = line(scene(flow))
     assert "100 changes in the log" in text
     assert "frontier 0/3A4B5C8" in text
@@ -140,7 +140,7 @@ def test_a_line_tells_the_same_without_a_terminal(flow: Flow) -> None:
 
 def test_lines_wait_for_the_first_change_and_then_come_every_other_second(flow: Flow) -> None:
     console = Console(file=io.StringIO(), width=200)
-    with Lines(console) as view:
+    with LineView(console) as view:
         view.show(scene(Flow(FRONTIERS)))
         view.show(scene(flow))
         view.show(scene(flow))
@@ -148,10 +148,10 @@ def test_lines_wait_for_the_first_change_and_then_come_every_other_second(flow: 
     assert len(console.file.getvalue().splitlines()) == 1
 
 
-def test_lines_tell_each_kill_and_each_recovery_once(flow: Flow) -> None:
+def test_lines_show_each_kill_and_each_recovery_once(flow: Flow) -> None:
     console = Console(file=io.StringIO(), width=200)
     kill = Kill("broker", NOW + 0.5)
-    with Lines(console) as view:
+    with LineView(console) as view:
         view.show(scene(flow))
         flow.kills.append(kill)
         view.show(scene(flow))
@@ -171,20 +171,20 @@ def test_lateness_is_unknown_while_nothing_comes(flow: Flow) -> None:
     assert "late -" in line(scene(flow, NOW + 60))
 
 
-def test_a_screen_leaves_the_last_picture_behind(flow: Flow) -> None:
+def test_a_screen_leaves_the_last_picture(flow: Flow) -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
-    with Screen(console) as view:
+    with ScreenView(console) as view:
         view.show(scene(flow))
     assert isinstance(console.file, io.StringIO)
     assert "in the log" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
 
 
-def outcome(*findings: str, chaos: bool = False) -> Outcome:
-    options = Options(Path("home"), 60.0, chaos, followers=True, seed=7, rate=300, keep=False)
+def outcome(*findings: str, chaos: bool = False) -> DemoOutcome:
+    options = DemoOptions(Path("home"), 60.0, chaos, followers=True, seed=7, rate=300, keep=False)
     last = Frontier(1, LSN(0x3A4B5C8), 18412, 0, ())
     proof = Proof(not findings, 8, 5210, 18412, 18412, last, findings)
     kills = [Kill("daemon", NOW, 1.5), Kill("broker", NOW, 7.25), Kill("daemon", NOW, 1.0)]
-    return Outcome(options, proof, 60.0, 5.4, (8, 21, 90), kills if chaos else [])
+    return DemoOutcome(options, proof, 60.0, 5.4, (8, 21, 90), kills if chaos else [])
 
 
 def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
@@ -205,7 +205,7 @@ def reported(seq: int, committed: float, **more: object) -> FollowerRecord:
     return msgspec.convert(told | more, FollowerRecord)
 
 
-def test_followers_are_shown_with_what_they_have_applied_and_lack(flow: Flow) -> None:
+def test_followers_are_shown_with_frontier_and_lag(flow: Flow) -> None:
     """Also one that no longer reports, whatever its last report was."""
     flow.take(frontier(100, NOW + 1), NOW + 1)
     silent = reported(100, NOW + 1, follower="cache", store="redis", at_us=0)
@@ -213,7 +213,7 @@ def test_followers_are_shown_with_what_they_have_applied_and_lack(flow: Flow) ->
     shown = rendered(flow, 130)
     assert re.search(r"mirror +delta +following +0/3A4B000 +0.4 s +40 ", shown)
     assert re.search(r"cache +redis +silent +0/3A4B000 +0.0 s +0 ", shown)
-    assert "mirror following, lacks 40" in line(scene(flow))
+    assert "mirror following, lag 40 events" in line(scene(flow))
 
 
 def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Flow) -> None:
@@ -227,7 +227,7 @@ def test_killed_followers_are_back_when_all_have_applied_a_later_change(flow: Fl
     assert kill.recovered_seconds == 3
 
 
-def test_the_followers_proof_is_told_too() -> None:
+def test_the_followers_proof_is_printed_too() -> None:
     equal = FollowersProof(equal=True, lsn=LSN(0x3A4B5C8), rows={"mirror": 5210}, findings=())
     (_, told) = closing_lines(replace(outcome(), followers=equal))
     assert told == "demo: every follower equals the database at 0/3A4B5C8 (rows: mirror 5 210)"
@@ -242,14 +242,14 @@ def test_the_followers_proof_is_told_too() -> None:
     assert told_json["findings"] == ["cache: public.users: 1 rows differ"]
 
 
-def test_the_closing_line_tells_the_whole_outcome() -> None:
+def test_the_closing_line_shows_the_complete_outcome() -> None:
     whole = outcome()
     assert whole.proof is not None
-    beside = ("public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)",)
-    read = replace(whole, proof=whole.proof._replace(initial=412, beside=beside))
+    not_in_log = ("public.t, 2 of 3 rows (snapshot: direct, straight into Delta Lake)",)
+    read = replace(whole, proof=whole.proof._replace(initial=412, not_in_log=not_in_log))
     (told, more) = closing_lines(read)
     assert told.startswith("demo: 412 rows read, 18 000 changes in 60 s, 8 tables,")
-    assert more == f"demo: not in the log: {beside[0]}"
+    assert more == f"demo: not in the log: {not_in_log[0]}"
     (told,) = closing_lines(whole)
     assert told == (
         "demo: 18 412 changes in 60 s, 8 tables, 5 210 rows: the log equals the database"
@@ -257,7 +257,7 @@ def test_the_closing_line_tells_the_whole_outcome() -> None:
     )
 
 
-def test_chaos_is_told_in_one_line_more() -> None:
+def test_chaos_is_reported_in_one_more_line() -> None:
     lines = closing_lines(outcome(chaos=True))
     assert lines[0] == (
         "chaos: 3 kill -9 (2 daemon, 1 broker), seed 7: nothing lost, twice or out of order;"
@@ -266,7 +266,7 @@ def test_chaos_is_told_in_one_line_more() -> None:
     assert len(lines) == 2
 
 
-def test_findings_are_told_one_a_line_and_chaos_claims_nothing() -> None:
+def test_findings_are_printed_one_a_line_and_chaos_claims_nothing() -> None:
     lines = closing_lines(outcome("seq 7 is missing from the log", chaos=True))
     assert "nothing lost" not in lines[0]
     assert "is NOT proved equal" in lines[1]
@@ -281,7 +281,7 @@ def test_the_json_outcome_holds_what_programs_ask_for() -> None:
     assert [kill["what"] for kill in told["kills"]] == ["daemon", "broker", "daemon"]
 
 
-def test_an_outcome_without_a_proof_says_so() -> None:
+def test_an_outcome_without_a_proof_is_reported() -> None:
     unproven = outcome()
     unproven.proof = None
     assert "without a proof" in closing_lines(unproven)[0]

@@ -21,7 +21,7 @@ def test_a_folder_with_files_of_others_is_refused_and_left_alone(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [precious]
 
 
-def test_what_a_run_left_is_gone_at_the_next(tmp_path: Path) -> None:
+def test_what_a_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     with claimed(folder, keep=lambda: True) as home:
         (home.data / "kept").write_text("of the first run")

@@ -11,8 +11,7 @@ from psycopg import sql
 
 from cdc.playground.demo import database
 from cdc.playground.demo.proof import compare
-from cdc.verify.events import Row
-from cdc.verify.fold import TableState, canonical
+from cdc.verify.events import Row, TableState, canonical
 from cdc.verify.frontiers import Findings
 
 if TYPE_CHECKING:
@@ -24,16 +23,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return the findings between a state and rows that the database is made to return."""
 
     def run(state: TableState, stored: list[Row], key: tuple[str, ...] = ("id",)) -> list[str]:
-        def rows(connection: object, table: database.Table) -> Iterator[Row]:
+        def rows(connection: object, table: database.PublishedTable) -> Iterator[Row]:
             return iter(stored)
 
         monkeypatch.setattr(database, "rows", rows)
         columns = tuple(stored[0]) if stored else ("id",)
-        table = database.Table("public", "users", columns, key, sql.SQL("").format())
+        table = database.PublishedTable("public", "users", columns, key, sql.SQL("").format())
         findings = Findings()
         count = compare(state, table, cast("psycopg.Connection[Any]", None), findings)
         assert count == len(stored)
-        return findings.sentences
+        return findings.first
 
     return run
 
@@ -75,7 +74,7 @@ def test_values_must_be_the_same_json(
     assert "1 rows differ in column n" in told
 
 
-def test_missing_and_surplus_rows_are_told(compared: Callable[..., list[str]]) -> None:
+def test_missing_and_surplus_rows_are_reported(compared: Callable[..., list[str]]) -> None:
     told = compared(keyed({"id": 1}, {"id": 2}), [{"id": 2}, {"id": 3}, {"id": 4}])
     assert len(told) == 2
     assert "2 rows of the database are missing from the log" in told[0]
@@ -108,7 +107,7 @@ def test_of_a_table_past_the_log_what_is_there_must_be_right(
 ) -> None:
     """Rows and columns that are in no change may be missing; a wrong value is an error."""
     state, rest = keyed({"id": 1, "n": "a"}), keyless({"url": "/"})
-    state.whole = rest.whole = False
+    state.complete = rest.complete = False
     stored = [{"id": 1, "n": "a", "bio": "long"}, {"id": 2, "n": "b", "bio": None}]
     assert compared(state, stored) == []
     assert compared(rest, [{"url": "/"}, {"url": "/"}], ()) == []

@@ -13,7 +13,7 @@ from cdc.errors import UnavailableError
 from cdc.playground.demo import tail as tail_module
 from cdc.playground.demo.tail import Tail
 
-_PLACE = ("shop.cdc.frontier", 0)
+_PARTITION = ("shop.cdc.frontier", 0)
 
 
 class Returning:
@@ -34,22 +34,23 @@ class Returning:
 
 def following(refusals: int, monkeypatch: pytest.MonkeyPatch) -> Tail:
     """Return a tail that follows one partition of such a broker."""
-    monkeypatch.setattr(tail_module, "consumer", lambda *_, **__: None)
+    consumer = SimpleNamespace(positions={_PARTITION: 0})
+    monkeypatch.setattr(tail_module, "LogConsumer", lambda _: consumer)
     broker = Returning(refusals)
     monkeypatch.setattr("cdc.log.topics.admin", lambda _: broker)
     monkeypatch.setattr(tail_module, "_AGAIN_SECONDS", 0.0)
-    tail = Tail(SimpleNamespace(prefix="shop"))  # type: ignore[arg-type]
-    tail._reached[_PLACE] = 0
-    return tail
+    return Tail(SimpleNamespace(prefix="shop"))  # type: ignore[arg-type]
 
 
 def test_a_broker_that_does_not_know_yet_what_it_leads_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert following(3, monkeypatch).ends() == {_PLACE: 7}
+    assert following(3, monkeypatch).ends() == {_PARTITION: 7}
 
 
-def test_a_broker_that_never_knows_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_never_knows_what_it_leads_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tail = following(1_000_000_000, monkeypatch)
     monkeypatch.setattr(tail_module, "_RETURN_SECONDS", 0.0)
     with pytest.raises(UnavailableError, match="UNKNOWN_LEADER_EPOCH"):

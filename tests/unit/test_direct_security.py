@@ -44,7 +44,7 @@ def test_what_only_librdkafka_knows_is_left_to_it(settings: dict[str, str]) -> N
         security.of(settings)
 
 
-def test_a_server_is_verified_unless_the_settings_say_otherwise() -> None:
+def test_a_server_is_verified_unless_the_settings_turn_it_off() -> None:
     settings = {"security.protocol": "SSL", "ssl.ca.location": certifi.where()}
     tls = security.of(settings).tls
     assert tls is not None
@@ -57,7 +57,7 @@ def test_a_server_is_verified_unless_the_settings_say_otherwise() -> None:
     assert tls.verify_mode == ssl.CERT_NONE
 
 
-def test_a_refused_key_says_nothing_of_its_password(tmp_path: Path) -> None:
+def test_a_refused_key_does_not_reveal_its_password(tmp_path: Path) -> None:
     broken = tmp_path / "key.pem"
     broken.write_text("no key")
     with pytest.raises(Unsupported) as refused:
@@ -75,7 +75,7 @@ def test_a_login_is_shown_without_its_password() -> None:
     assert "secret" not in repr(Login("PLAIN", "me", "secret"))
 
 
-def test_plain_says_name_and_password_at_once() -> None:
+def test_plain_sends_name_and_password_at_once() -> None:
     talk = sasl.conversation(Login("PLAIN", "tim", "tanstaaftanstaaf"))
     assert next(talk) == b"\0tim\0tanstaaftanstaaf"
     with pytest.raises(StopIteration):
@@ -95,7 +95,7 @@ _PROOF = (
 _VERIFIER = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
-def test_scram_says_what_the_rfc_s_example_says() -> None:
+def test_scram_sends_what_the_rfc_s_example_sends() -> None:
     talk = sasl.conversation(_RFC, _NONCE)
     assert next(talk) == b"n,,n=user,r=" + _NONCE.encode()
     assert talk.send(_CHALLENGE) == _PROOF

@@ -46,7 +46,7 @@ def test_policy_and_exit_code(kind: type[CDCError]) -> None:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
-def test_an_error_says_what_happened_and_what_to_do(kind: type[CDCError]) -> None:
+def test_an_error_shows_what_happened_and_what_to_do(kind: type[CDCError]) -> None:
     error = kind("it broke", hint="mend it")
     assert str(error) == "it broke\n  what to do: mend it"
 

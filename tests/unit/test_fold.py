@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cdc.encode import oversize as dead
+from cdc.encode import oversize
 from cdc.events import LSN, Frontier, PartitionEnd
 from cdc.verify.fold import Fold
 from cdc.verify.frontiers import MAX_FINDINGS
@@ -29,14 +29,14 @@ def findings(fold: Fold) -> list[str]:
     return [each for each in told if "frontier" not in each]
 
 
-def test_a_replayed_event_is_told_as_visible_twice() -> None:
+def test_a_replayed_event_is_a_finding_as_visible_twice() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add(T, 0, 1, b"1", event("c", 1, {"id": 1}))
     assert any("visible twice" in each for each in findings(fold))
 
 
-def test_a_missing_seq_is_told_once_with_its_range() -> None:
+def test_a_missing_seq_is_one_finding_with_its_range() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add(T, 0, 1, b"2", event("c", 5, {"id": 2}))
@@ -44,7 +44,7 @@ def test_a_missing_seq_is_told_once_with_its_range() -> None:
     assert findings(fold) == ["seq 2 to 4 is missing from the log"]
 
 
-def test_a_log_may_begin_at_a_later_seq_when_told_so() -> None:
+def test_a_log_may_start_at_a_later_seq_if_first_seq_allows_it() -> None:
     fold = Fold(first_seq=17)
     fold.add(T, 0, 0, b"1", event("c", 17, {"id": 1}))
     assert findings(fold) == []
@@ -66,7 +66,7 @@ def test_a_changed_key_takes_unsent_columns_along() -> None:
 def test_an_unsent_column_of_a_row_never_seen_is_unknown_not_null() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1, "bio": "?"}, unchanged=["bio"]))
-    assert any("no value was told yet" in each for each in findings(fold))
+    assert any("no earlier event has its value" in each for each in findings(fold))
 
 
 def test_a_create_after_a_delete_in_another_change_does_not_inherit() -> None:
@@ -75,10 +75,10 @@ def test_a_create_after_a_delete_in_another_change_does_not_inherit() -> None:
     fold.add(T, 0, 1, b"1", event("d", 2, before={"id": 1}))
     fold.add(T, 0, 2, b"1", None)
     fold.add(T, 0, 3, b"2", event("c", 3, {"id": 2, "bio": "?"}, unchanged=["bio"]))
-    assert any("no value was told yet" in each for each in findings(fold))
+    assert any("no earlier event has its value" in each for each in findings(fold))
 
 
-def test_a_row_not_told_yet_is_no_finding_once_a_live_snapshot_has_told_it() -> None:
+def test_a_row_unseen_until_an_incremental_snapshot_reads_it_is_no_finding() -> None:
     """The table existed before the log held it, and a snapshot reads it after the change."""
     fold = Fold()
     fold.add(T, 0, 0, b'{"id":1}', event("u", 1, {"id": 1, "body": "?"}, unchanged=["body"]))
@@ -142,13 +142,13 @@ def test_a_logical_message_has_its_place_among_the_changes_and_no_table() -> Non
         (None, "tombstone"),
     ],
 )
-def test_a_record_that_breaks_the_contract_is_told(value: bytes | None, said: str) -> None:
+def test_a_record_that_breaks_the_contract_is_a_finding(value: bytes | None, said: str) -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", value)
     assert any(said in each for each in findings(fold))
 
 
-def test_a_tombstone_must_stand_right_behind_its_delete() -> None:
+def test_a_tombstone_must_follow_its_delete() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add(T, 0, 1, b"1", event("d", 2, before={"id": 1}))
@@ -159,7 +159,7 @@ def test_a_tombstone_must_stand_right_behind_its_delete() -> None:
     assert all("tombstone" in each for each in told)
 
 
-def test_a_transaction_in_two_pieces_is_told() -> None:
+def test_a_transaction_in_two_pieces_is_a_finding() -> None:
     """Its events must be consecutive in `seq`: another transaction's between them split it."""
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}, commit_lsn="0/100", ordinal=1))
@@ -168,30 +168,30 @@ def test_a_transaction_in_two_pieces_is_told() -> None:
     assert any("not after" in each for each in findings(fold))
 
 
-def test_events_behind_the_last_frontier_are_told() -> None:
+def test_events_after_the_last_frontier_are_a_finding() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add_frontier(Frontier(1, LSN(0x130), 1, 0, (PartitionEnd(T, 0, 2, 1),)))
     fold.add(T, 0, 3, b"2", event("c", 2, {"id": 2}, commit_lsn="0/200"))
     told = fold.finish().findings
     assert any("but the newest event is seq 2" in each for each in told)
-    assert any("1 events of shop.public.users/0 stand behind" in each for each in told)
+    assert any("1 events of shop.public.users/0 are after" in each for each in told)
 
 
-def test_a_frontier_of_records_that_are_gone_is_told() -> None:
+def test_a_frontier_of_deleted_records_is_a_finding() -> None:
     fold = Fold()
     fold.add_frontier(Frontier(1, LSN(0x130), 3, 0, (PartitionEnd(T, 2, 7, 3),)))
     told = fold.finish().findings
     assert any("counts 3 events of shop.public.users/2" in each for each in told)
 
 
-def test_an_empty_log_is_whole() -> None:
+def test_an_empty_log_is_complete() -> None:
     folded = Fold().finish()
     assert folded.findings == ()
     assert (folded.events, folded.seq, folded.frontier) == (0, 0, None)
 
 
-def test_a_thousand_findings_are_counted_and_a_hundred_told() -> None:
+def test_a_thousand_findings_are_counted_and_a_hundred_listed() -> None:
     fold = Fold()
     for offset in range(1000):
         fold.add(T, 0, offset, b"1", None)
@@ -200,7 +200,7 @@ def test_a_thousand_findings_are_counted_and_a_hundred_told() -> None:
     assert told[-1] == "and 900 more findings"
 
 
-def test_a_frontier_that_goes_back_is_told() -> None:
+def test_a_frontier_that_goes_back_is_a_finding() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add_frontier(Frontier(1, LSN(0x130), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
@@ -208,12 +208,12 @@ def test_a_frontier_that_goes_back_is_told() -> None:
     assert fold.finish().findings == ("the frontier goes back from 0/130 (seq 1) to 0/120 (seq 1)",)
 
 
-def test_a_frontier_lies_behind_its_commit() -> None:
+def test_a_frontier_lies_after_its_commit() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     fold.add_frontier(Frontier(1, LSN(0x100), 1, 0, (PartitionEnd(T, 0, 1, 1),)))
     assert fold.finish().findings == (
-        "the frontier 0/100 (seq 1) is not behind its commit at 0/100",
+        "the frontier 0/100 (seq 1) is not after its commit at 0/100",
     )
 
 
@@ -242,10 +242,10 @@ def test_a_topic_holds_one_table() -> None:
 
 
 @pytest.mark.parametrize("op", ["u", "d"])
-def test_a_keyless_change_must_tell_the_old_row(op: str) -> None:
+def test_a_keyless_change_must_hold_the_old_row(op: str) -> None:
     fold = Fold()
     fold.add(T, 0, 0, None, event(op, 1, {"url": "/"}))
-    assert any("without telling the old one" in each for each in findings(fold))
+    assert any("without its old values" in each for each in findings(fold))
 
 
 def test_a_keyless_row_that_is_not_there_cannot_be_deleted() -> None:
@@ -257,12 +257,14 @@ def test_a_keyless_row_that_is_not_there_cannot_be_deleted() -> None:
 # -- dead letters ----------------------------------------------------------------------------------
 
 
-def split(seq: int = 1) -> dead.Split:
+def split(seq: int = 1) -> oversize.Split:
     after = {"id": 1, "bio": "long " * 1_000}
-    return dead.split(T, b'{"id":1}', event("c", seq, after, ts_us=5), 3_000)
+    return oversize.split(T, b'{"id":1}', event("c", seq, after, ts_us=5), 3_000)
 
 
-def test_an_event_too_large_for_its_topic_is_folded_whole_whenever_its_letter_comes() -> None:
+def test_an_event_too_large_for_its_topic_is_folded_completely_whenever_its_letter_arrives() -> (
+    None
+):
     for letter_first in (True, False):
         fold, parts = Fold(), split()
         if letter_first:
@@ -279,7 +281,7 @@ def test_an_event_too_large_for_its_topic_is_folded_whole_whenever_its_letter_co
         assert fold.tables[T].rows[b'{"id":1}'] == {"id": 1, "bio": "long " * 1_000}
 
 
-def test_a_missing_or_torn_letter_is_told_and_the_rest_is_folded() -> None:
+def test_a_missing_or_incomplete_letter_is_a_finding_and_the_rest_is_folded() -> None:
     fold, parts = Fold(), split()
     fold.add(T, 0, 0, parts.key, parts.value)
     fold.add(T, 0, 1, b"2", event("c", 2, {"id": 2}))
@@ -287,11 +289,11 @@ def test_a_missing_or_torn_letter_is_told_and_the_rest_is_folded() -> None:
         fold.add_letter(*letter)
     [told] = findings(fold)
     assert "seq 1, op c" in told
-    assert "dead letter 1-1 is not whole" in told
+    assert "dead letter 1-1 is not complete" in told
     assert fold.events == 2
 
 
-def test_a_letter_without_an_event_is_told() -> None:
+def test_a_letter_without_an_event_is_a_finding() -> None:
     fold = Fold()
     fold.add(T, 0, 0, b"1", event("c", 1, {"id": 1}))
     for letter in split(2).letter:
@@ -303,7 +305,7 @@ def test_a_letter_without_an_event_is_told() -> None:
     ]
 
 
-def test_a_pointer_that_differs_from_its_letter_elsewhere_is_told() -> None:
+def test_a_pointer_that_differs_from_its_letter_elsewhere_is_a_finding() -> None:
     for old, new in ((b'"op":"c"', b'"op":"u"'), (b'"id":1,', b'"id":3,'), (b"0/100", b"0/101")):
         fold, parts = Fold(), split()
         for letter in parts.letter:
@@ -312,17 +314,17 @@ def test_a_pointer_that_differs_from_its_letter_elsewhere_is_told() -> None:
         assert any("more than what it leaves out" in each for each in findings(fold)), new
 
 
-def test_what_began_elsewhere_is_folded_as_far_as_the_log_tells_it() -> None:
+def test_what_began_elsewhere_is_folded_as_far_as_the_log_shows_it() -> None:
     """Unknown columns of a table copied past the log are left out; a truncate completes it."""
-    fold, update = Fold(whole=lambda *_: False), {"id": 1, "n": 2, "bio": "?"}
+    fold, update = Fold(complete=lambda *_: False), {"id": 1, "n": 2, "bio": "?"}
     fold.add(T, 0, 0, b"1", event("u", 1, update, unchanged=["bio"]))
     fold.add(T, 0, 1, b"2", event("d", 2, before={"id": 2}))
     fold.add(T, 0, 2, b"2", None)
     fold.add(T, 0, 3, None, event("d", 3, before={"url": "/"}))
     assert fold.tables[T].rows == {b"1": {"id": 1, "n": 2}}
-    assert not fold.tables[T].whole
+    assert not fold.tables[T].complete
     fold.add(T, 0, 4, None, event("t", 4))
     assert findings(fold) == []
-    assert fold.tables[T].whole
+    assert fold.tables[T].complete
     fold.add(T, 0, 5, b"3", event("u", 5, {"id": 3}))
     assert any("updates a row that is not there" in each for each in findings(fold))

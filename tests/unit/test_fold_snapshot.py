@@ -73,7 +73,7 @@ def test_ranges_of_two_generations_in_any_order_then_the_stream(seed: int) -> No
     }
 
 
-def test_a_row_that_is_missing_twice_or_late_is_told() -> None:
+def test_a_row_that_is_missing_twice_or_late_is_a_finding() -> None:
     records = whole()
     assert any(
         "missing from the log" in f for f in folded(records[1:], FRONTIERS).finish().findings

@@ -18,7 +18,7 @@ def at(lsn: int, seq: int, *, is_open: bool = False) -> Frontiers:
     return frontiers
 
 
-def test_a_frontier_says_ends_and_counts_in_a_fixed_order() -> None:
+def test_a_frontier_lists_ends_and_counts_in_a_fixed_order() -> None:
     record = at(0x200, 4).take()
     assert record is not None
     assert (record.pipeline, record.epoch, record.lsn, record.seq) == ("p", 2, LSN(0x200), 4)
@@ -63,13 +63,13 @@ def test_an_unknown_end_postpones_the_frontier() -> None:
     assert record.partitions == ((*USERS, 4, 2),)
 
 
-def test_an_end_behind_what_was_acknowledged_before_is_a_loss() -> None:
+def test_an_end_below_what_was_acknowledged_before_is_a_loss() -> None:
     frontiers = at(0x200, 4)
-    assert not frontiers.fallen
+    assert not frontiers.regressed
     frontiers.add({USERS: 2})
     # Two more records, and yet it ends at the same offset.
     frontiers.acknowledged(position(end_lsn=0x300, seq=6), {USERS: 17})
-    assert frontiers.fallen == {USERS: (17, 18)}
+    assert frontiers.regressed == {USERS: (17, 18)}
 
 
 def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
@@ -77,9 +77,9 @@ def test_a_loss_that_was_outgrown_shows_by_the_count() -> None:
     whole.take()
     whole.add({ORDERS: 3})
     whole.acknowledged(position(end_lsn=0x300, seq=7), {ORDERS: 7})
-    assert not whole.fallen, "it ends beyond where it ended"
+    assert not whole.regressed, "it ends beyond where it ended"
     assert whole.take() is not None
-    assert whole.fallen == {ORDERS: (7, 8)}
+    assert whole.regressed == {ORDERS: (7, 8)}
 
 
 def test_an_idle_pipelines_frontier_moves_on_without_events() -> None:

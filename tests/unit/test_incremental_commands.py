@@ -6,35 +6,37 @@ import json
 
 import pytest
 
-from cdc.snapshot.incremental import commands
-from cdc.snapshot.incremental.commands import Command, CommandError, Mark, Of
-from cdc.snapshot.incremental.visibility import Snapshot
+from cdc.decode.pg_snapshot import PgSnapshot
+from cdc.snapshot.incremental import commands, watermarks
+from cdc.snapshot.incremental.commands import Command, CommandError
+from cdc.snapshot.incremental.records import TableName
+from cdc.snapshot.incremental.watermarks import Watermark
 
-_ORDERS = Of("public", "orders")
+_ORDERS = TableName("public", "orders")
 
 
 def test_a_command_is_read_as_it_was_written() -> None:
     command = Command(do="start", id="a1", tables=(_ORDERS,), where="id > 5", keys=(("1",),))
-    assert commands.commands(commands.COMMAND, commands.encode(command)) == [command]
-    mark = Mark("session", "a1", 7, 16384, low=True)
-    assert commands.mark(commands.encode(mark)) == mark
+    assert commands.parse(commands.COMMAND, commands.encode(command)) == [command]
+    watermark = Watermark("session", "a1", 7, 16384, low=True)
+    assert watermarks.decode(watermarks.encode(watermark)) == watermark
 
 
-def test_a_signal_says_the_same_in_debeziums_words() -> None:
+def test_a_signal_is_the_same_command_in_debeziums_format() -> None:
     data = {
         "data-collections": ["public.orders", 'public."Odd. One"'],
         "type": "incremental",
         "additional-conditions": [{"data-collection": "public.orders", "filter": "id > 5"}],
     }
     signal = json.dumps({"id": "s", "type": "execute-snapshot", "data": data}).encode()
-    assert commands.commands(commands.SIGNAL, signal) == [
+    assert commands.parse(commands.SIGNAL, signal) == [
         Command(do="start", id="s-1", tables=(_ORDERS,), where="id > 5"),
-        Command(do="start", id="s-2", tables=(Of("public", "Odd. One"),)),
+        Command(do="start", id="s-2", tables=(TableName("public", "Odd. One"),)),
     ]
     pause = json.dumps({"id": "s", "type": "pause-snapshot", "data": None}).encode()
-    assert commands.commands(commands.SIGNAL, pause) == [Command(do="pause")]
+    assert commands.parse(commands.SIGNAL, pause) == [Command(do="pause")]
     other = json.dumps({"id": "s", "type": "log", "data": {"message": "hi"}}).encode()
-    assert commands.commands(commands.SIGNAL, other) == []
+    assert commands.parse(commands.SIGNAL, other) == []
 
 
 @pytest.mark.parametrize(
@@ -60,13 +62,13 @@ def test_a_signal_says_the_same_in_debeziums_words() -> None:
         ),
     ],
 )
-def test_what_is_no_command_is_told_as_such(prefix: str, content: bytes) -> None:
+def test_content_that_is_not_a_command_is_rejected(prefix: str, content: bytes) -> None:
     with pytest.raises(CommandError):
-        commands.commands(prefix, content)
-    assert commands.mark(content) is None
+        commands.parse(prefix, content)
+    assert watermarks.decode(content) is None
 
 
-def test_a_snapshot_sees_what_has_ended_also_when_xids_have_gone_round() -> None:
-    snapshot = Snapshot.parse(f"{2**32 - 5}:{2**32 + 3}:{2**32 - 5},{2**32 + 1}")
+def test_a_snapshot_sees_what_has_ended_also_after_xids_wrapped_around() -> None:
+    snapshot = PgSnapshot.parse(f"{2**32 - 5}:{2**32 + 3}:{2**32 - 5},{2**32 + 1}")
     assert [snapshot.sees(xid) for xid in (2**32 - 6, 2**32 - 4, 0, 2)] == [True] * 4
     assert [snapshot.sees(xid) for xid in (2**32 - 5, 1, 3, 4, 1_000)] == [False] * 5

@@ -105,7 +105,7 @@ def test_what_was_streamed_comes_back_as_it_came(blocks: Blocks) -> None:
     blocks.block(*frames)
     blocks.block(*frames)
     assert b"".join(blocks.commit()) == b"".join(frames * 2)
-    assert blocks.spool.transactions == 0
+    assert blocks.spool._open == {}
 
 
 def test_transactions_interleave_and_do_not_mix(blocks: Blocks) -> None:
@@ -177,7 +177,7 @@ def test_an_aborted_subtransaction_takes_its_own_and_its_childrens_rows(blocks: 
 def test_an_aborted_transaction_leaves_nothing(blocks: Blocks) -> None:
     blocks.block(described(TOP), row(TOP), row(SUB))
     blocks.abort(TOP)
-    assert blocks.spool.transactions == 0
+    assert blocks.spool._open == {}
     blocks.block(row(TOP, b"an xid comes again after four billion"))
     assert len(blocks.commit()) == 1
 
@@ -204,7 +204,7 @@ def test_a_subtransaction_that_spans_blocks_can_still_be_aborted(
     assert b"".join(blocks.commit()) == begins() + b"".join(kept)
 
 
-def test_an_origin_behind_an_abort_belongs_to_nobody_who_may_abort(blocks: Blocks) -> None:
+def test_an_origin_after_an_abort_belongs_to_no_subtransaction(blocks: Blocks) -> None:
     blocks.block(ORIGIN, described(TOP), row(TOP), row(SUB))
     blocks.abort(SUB)
     blocks.block(ORIGIN, row(SIBLING))
@@ -232,7 +232,7 @@ def test_a_subtransaction_that_is_still_there_is_in_doubt(
     assert str(TOP) in raised.value.what
 
 
-def test_what_one_subtransaction_left_stays_in_doubt_when_a_later_one_is_gone(
+def test_what_one_subtransaction_left_stays_in_doubt_after_a_later_one_aborts(
     blocks: Blocks,
 ) -> None:
     blocks.block(row(TOP), row(SUB), row(TOP), row(SIBLING))
@@ -248,7 +248,7 @@ def test_a_table_described_otherwise_since_puts_its_transaction_in_doubt(blocks:
     blocks.block(described(TOP), row(TOP))
     blocks.block(described(other, oid), row(other), xid=other)
     renamed = Relation(1, "elsewhere", "users", ReplicaIdentity.DEFAULT, (COLUMN,))
-    blocks.open.hear(renamed)
+    blocks.open.note_description(renamed)
     with pytest.raises(RereadError):
         blocks.commit()
     assert blocks.commit(other)
@@ -257,7 +257,9 @@ def test_a_table_described_otherwise_since_puts_its_transaction_in_doubt(blocks:
 def test_a_table_described_alike_puts_nothing_in_doubt(blocks: Blocks) -> None:
     blocks.block(described(TOP), row(TOP))
     for xid in (None, 900):
-        blocks.open.hear(Relation(1, "public", "users", ReplicaIdentity.DEFAULT, (COLUMN,), xid))
+        blocks.open.note_description(
+            Relation(1, "public", "users", ReplicaIdentity.DEFAULT, (COLUMN,), xid)
+        )
     assert blocks.commit()
 
 
@@ -269,7 +271,7 @@ def test_a_logical_message_is_in_doubt(blocks: Blocks) -> None:
         blocks.commit()
 
 
-def test_what_was_told_to_be_rolled_back_leaves_no_doubt(blocks: Blocks) -> None:
+def test_what_was_reported_as_rolled_back_leaves_no_doubt(blocks: Blocks) -> None:
     blocks.block(described(TOP), row(TOP), row(SUB))
     blocks.abort(SUB)
     blocks.block(row(TOP), row(SIBLING))

@@ -14,7 +14,7 @@ from cdc.errors import ConfigError, FencedError, RewrittenError, UnavailableErro
 from cdc.events import LSN
 from cdc.playground.servers.spark import job
 from cdc.snapshot.initial.records import Plan, Range
-from jobs.apply.following import is_gone
+from jobs.apply.following import has_ended
 from jobs.copying import direct, tasks
 from jobs.copying.data_source import table_of
 from jobs.copying.driving import translated
@@ -47,7 +47,7 @@ def test_an_error_in_a_task_keeps_its_kind() -> None:
     assert (type(error), error.what, error.hint) == (RewrittenError, "what", "hint")
 
 
-def test_only_what_may_pass_is_left_to_spark_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_retries_only_temporary_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would try four times what no retry can fix."""
     thrown: list[Exception] = []
 
@@ -84,8 +84,8 @@ def test_groups_are_the_same_whatever_is_done_of_them(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("answer", "gone"), [("", True), ("x", True), ("xsno such method", False)])
-def test_a_jvm_that_ends_in_a_call_is_gone_and_no_bug(answer: str, gone: bool) -> None:  # noqa: FBT001 - pytest's
+def test_a_jvm_that_ends_during_a_call_is_no_bug(answer: str, gone: bool) -> None:  # noqa: FBT001 - pytest's
     with pytest.raises(Py4JError) as told:
         get_return_value(answer, None, "o1", "isActive")
-    assert is_gone(told.value) == gone
-    assert is_gone(Py4JNetworkError("Answer from Java side is empty"))
+    assert has_ended(told.value) == gone
+    assert has_ended(Py4JNetworkError("Answer from Java side is empty"))

@@ -33,7 +33,7 @@ def test_a_partition_that_is_being_given_a_leader_is_asked_again() -> None:
     assert ask(Asked(*codes), 60) == (3, 7)
 
 
-def test_another_refusal_and_a_leader_that_never_comes_are_raised() -> None:
+def test_another_refusal_and_a_leader_that_is_never_elected_are_raised() -> None:
     with pytest.raises(KafkaException):
         ask(Asked(KafkaError.TOPIC_AUTHORIZATION_FAILED), 60)
     with pytest.raises(KafkaException):

@@ -10,11 +10,11 @@ import pytest
 from cdc.config import Config
 from cdc.config.model import Log, Source
 from cdc.errors import ConfigError
-from cdc.log.ranges import Range
+from cdc.log.partitions import Range
 from jobs.spark.kafka_options import java, reading
 
 
-def test_a_login_and_certificates_are_told_as_java_wants_them(tmp_path: Path) -> None:
+def test_a_login_and_certificates_have_javas_form(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----")
     told = java(

@@ -98,7 +98,7 @@ def test_a_file_is_fetched_once(repository: Repository, tmp_path: Path) -> None:
     assert progress.expected == progress.arrived == len(BODY)
 
 
-def test_a_cut_download_goes_on_where_it_stopped(repository: Repository, tmp_path: Path) -> None:
+def test_a_cut_download_resumes_where_it_stopped(repository: Repository, tmp_path: Path) -> None:
     repository.cut_after = [300_000, 200_000]
     progress = Counted()
     folder = ArtifactCache(tmp_path, progress).fetch("one")
@@ -114,7 +114,7 @@ def test_bad_bytes_never_get_the_name(repository: Repository, tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.jar"))
 
 
-def test_bad_bytes_are_fetched_anew(repository: Repository, tmp_path: Path) -> None:
+def test_bad_bytes_are_fetched_again(repository: Repository, tmp_path: Path) -> None:
     repository.spoil = 1
     folder = ArtifactCache(tmp_path, Progress()).fetch("one")
     assert (folder / "thing-1.0.jar").read_bytes() == BODY
@@ -140,7 +140,7 @@ def test_two_who_want_one_file_fetch_it_once(repository: Repository, tmp_path: P
     assert repository.asked == [None]
 
 
-def test_an_install_without_the_extra_is_told_which(
+def test_an_install_without_the_extra_shows_which(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
@@ -149,7 +149,7 @@ def test_an_install_without_the_extra_is_told_which(
     assert "lockstep-cdc[local]" in caught.value.hint
 
 
-def test_a_derived_folder_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_derived_folder_is_complete_or_absent(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path, Progress())
 
     def broken(target: Path) -> None:

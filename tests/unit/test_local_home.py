@@ -57,7 +57,7 @@ def test_a_killed_holder_holds_nothing(home: Home) -> None:
         pass
 
 
-def test_a_large_log_is_moved_aside_while_its_writer_goes_on(
+def test_a_large_log_is_rotated_while_its_writer_continues(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.playground.servers.home._LOG_LIMIT_BYTES", 10)
@@ -79,7 +79,7 @@ def test_a_tail_is_the_last_lines(home: Home) -> None:
     assert home.tail("nothing") == ""
 
 
-def test_state_is_written_whole_or_not_at_all(home: Home) -> None:
+def test_state_is_written_completely_or_not_at_all(home: Home) -> None:
     home.remember("kafka", ServerState(pid=1))
     home.remember("kafka", ServerState(pid=2))
     assert os.listdir(home.run) == ["kafka.json"]  # noqa: PTH208 - names are what is meant

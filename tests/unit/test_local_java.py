@@ -46,7 +46,7 @@ def test_an_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert java.find_java() == java.Java(newer, 21)
 
 
-def test_no_java_is_an_error_that_says_what_to_do() -> None:
+def test_no_java_is_an_error_that_shows_what_to_do() -> None:
     with pytest.raises(LocalStackError, match="no Java 17 or newer") as caught:
         java.find_java()
     assert "make setup" in caught.value.hint

@@ -26,7 +26,7 @@ def test_a_pid_with_another_start_is_a_stranger(tmp_path: Path) -> None:
     stranger.signal(signal.SIGKILL)
     assert ours.alive
     ours.signal(signal.SIGKILL)
-    assert ours.wait(5)
+    assert ours.wait(60)
 
 
 def test_a_zombie_is_dead() -> None:
@@ -49,12 +49,12 @@ def test_descendants_are_found_and_output_is_logged(tmp_path: Path) -> None:
     assert len(family) == 1
     for each in (parent, *family):
         each.signal(signal.SIGKILL)
-        assert each.wait(5)
+        assert each.wait(60)
     assert (tmp_path / "log").read_text(encoding="utf-8") == "up\n"
 
 
 def test_a_program_that_ends_at_once_is_not_alive(tmp_path: Path) -> None:
-    assert spawn([sys.executable, "-c", ""], tmp_path / "log", tmp_path).wait(5)
+    assert spawn([sys.executable, "-c", ""], tmp_path / "log", tmp_path).wait(60)
 
 
 def test_a_spawned_process_has_a_session_of_its_own(tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_a_spawned_process_has_a_session_of_its_own(tmp_path: Path) -> None:
     child = spawn(SLEEP, tmp_path / "log", tmp_path)
     assert os.getsid(child.pid) == child.pid
     child.signal(signal.SIGKILL)
-    assert child.wait(5)
+    assert child.wait(60)

@@ -15,7 +15,7 @@ class Tty(io.StringIO):
         return True
 
 
-def test_a_terminal_line_is_rewritten_and_ends_with_the_whole() -> None:
+def test_a_terminal_line_is_rewritten_and_ends_with_the_total() -> None:
     out = Tty()
     progress = Terminal(out)
     progress.expect(4_000_000)

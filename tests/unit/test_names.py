@@ -28,7 +28,7 @@ def test_escape_is_reversible_and_legal(name: str) -> None:
 
 
 @given(short_names, short_names)
-def test_a_topic_tells_its_table(schema: str, table: str) -> None:
+def test_a_topic_name_gives_its_table(schema: str, table: str) -> None:
     topic = names.data_topic("shop", schema, table)
     assert names.table_of("shop", topic) == (schema, table)
     assert re.fullmatch(r"shop\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", topic)

@@ -90,7 +90,7 @@ def test_every_type_has_a_field_and_only_those_of_the_page_are_no_keywords() -> 
     assert digest(properties(USERS, {})) != digest(properties(USERS, {"name": {"type": "x"}}))
 
 
-def test_names_are_told_apart_and_come_back() -> None:
+def test_names_are_distinct_and_reversible() -> None:
     names = ["a.b", "a_x2Eb", "a_x5Fx2Eb", "", " ", "_id", "_x5Fid", "_own", "ä", "_version", "."]
     assert len({field_name(name) for name in names}) == len(names)
     assert [field_name(each) for each in ("a.b", "_own", "ä")] == ["a_x2Eb", "_own", "ä"]
@@ -124,13 +124,13 @@ def test_names_are_told_apart_and_come_back() -> None:
         ({"no": "x" * 600, "id": 7}, None),
     ],
 )
-def test_an_id_is_the_key_where_it_can_be(key: dict[str, object], made: str | None) -> None:
+def test_an_id_is_the_key_if_possible(key: dict[str, object], made: str | None) -> None:
     ids = Ids(("no", "id") if "no" in key else ("id",))
     found = msgspec.json.decode(ids.of(msgspec.json.encode(key)))
     assert found == made or (made is None and re.fullmatch(r"sha256:[0-9a-f]{64}", found))
 
 
-def test_what_would_lose_documents_is_refused() -> None:
+def test_settings_that_would_lose_documents_are_refused() -> None:
     options = OpenSearchOptions(
         *("http://localhost:1", "shop", "search", "shop"),
         settings={"translog": {"durability": "async"}},

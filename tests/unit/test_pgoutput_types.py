@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.decode.types import FIRST_DESCRIBED_OID, TYPE_NAMES, type_name
+from cdc.decode.types import TYPE_NAMES, type_name
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ def test_built_in_types_have_their_names(type_id: int, name: str) -> None:
 
 
 def test_a_type_that_postgres_describes_has_no_name_here() -> None:
-    assert type_name(FIRST_DESCRIBED_OID) is None
+    assert type_name(10_000) is None
 
 
 def test_names_are_unique_and_numbers_are_built_in() -> None:
     assert len(set(TYPE_NAMES.values())) == len(TYPE_NAMES)
-    assert max(TYPE_NAMES) < FIRST_DESCRIBED_OID
+    assert max(TYPE_NAMES) < 10_000

@@ -8,21 +8,23 @@ import pytest
 from msgspec import convert
 
 from cdc.config import Config, Log, Source, TableRule
-from cdc.operate.doctor.tables import TablesFacts, check_tables
+from cdc.operate.doctor.tables import check_tables
+from cdc.operate.facts import TablesFacts
 from cdc.operate.findings import Finding
+from cdc.publication.change import alterations, creation, difference
 from cdc.publication.plan import Plan, plan
-from cdc.source.columns import Column, Partition
-from cdc.source.membership import Entry, Note, State, alterations, creation, difference
-from cdc.source.server import Table
+from cdc.source.publication_note import PublicationNote
+from cdc.source.publications import Publication, PublicationEntry, PublishedTable
+from cdc.source.tables import Partition, Table, TableColumn
 from tests.unit.test_control_doctor import SERVER, TABLE
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 COLUMNS = [
-    Column("id", "", in_identity=True, in_primary_key=True),
-    Column("email", "", in_identity=False, in_primary_key=False),
-    Column("born", "", in_identity=False, in_primary_key=False),
-    Column("age", "s", in_identity=False, in_primary_key=False),
-    Column("label", "v", in_identity=False, in_primary_key=False),
+    TableColumn("id", "", in_identity=True, in_primary_key=True),
+    TableColumn("email", "", in_identity=False, in_primary_key=False),
+    TableColumn("born", "", in_identity=False, in_primary_key=False),
+    TableColumn("age", "s", in_identity=False, in_primary_key=False),
+    TableColumn("label", "v", in_identity=False, in_primary_key=False),
 ]
 FULL = [column._replace(in_identity=True) for column in COLUMNS]
 
@@ -42,7 +44,7 @@ def planned(
     major: int = 17,
     superuser: bool = True,
     tables: list[Table] | None = None,
-    columns: list[Column] = COLUMNS,
+    columns: list[TableColumn] = COLUMNS,
     **source: Any,  # noqa: ANN401 - fields
 ) -> Plan:
     server = SERVER._replace(version=major * 10_000, superuser=superuser)
@@ -106,7 +108,7 @@ def test_an_identity_that_holds_an_unpublished_generated_column_is_refused_on_18
 @pytest.mark.parametrize(
     ("rules", "source", "major", "superuser", "why"),
     [
-        ({}, {}, 14, True, "knows no TABLES IN SCHEMA"),
+        ({}, {}, 14, True, "has no TABLES IN SCHEMA"),
         ({}, {}, 17, False, "is no superuser"),
         (rule(exclude=["born"]), {}, 17, True, "takes no column list"),
         (rule(where="id > 1"), {}, 17, True, "row filters do not count"),
@@ -117,47 +119,64 @@ def test_a_schema_that_cannot_be_taken_whole_says_why(
     rules: dict[str, Any], source: dict[str, Any], major: int, *, superuser: bool, why: str
 ) -> None:
     wanted = planned(rules, major=major, superuser=superuser, new_tables="publish", **source)
-    assert why in wanted.listed["public"]
+    assert why in wanted.refused_schemas["public"]
     assert not wanted.schemas
     assert planned(new_tables="publish").schemas == {"public"}
-    assert not planned(new_tables="publish", tables=None, exclude=["other.x"]).listed
+    assert not planned(new_tables="publish", tables=None, exclude=["other.x"]).refused_schemas
 
 
 # --- what differs ---
 
 
-def state(**changes: object) -> State:
-    entry = Entry(500, "public.users", None, filtered=False)
-    found = State(
-        99,
-        OPERATIONS,
+def entry(columns: tuple[str, ...] | None = None, where: str | None = None) -> PublicationEntry:
+    attnums = None if columns is None else tuple(range(1, len(columns) + 1))
+    return PublicationEntry(500, "public", "users", "public.users", columns, attnums, where)
+
+
+def published(*tables: int, membership: int = 500) -> dict[int, PublishedTable]:
+    names = {1: "users", 7: "extra"}
+    return {
+        oid: PublishedTable("public", names[oid], f"public.{names[oid]}", membership)
+        for oid in tables
+    }
+
+
+def publication(**changes: object) -> Publication:
+    found = Publication(
+        name="p",
+        oid=99,
+        owner="me",
+        operations=OPERATIONS,
         via_root=True,
-        generated=False,
+        generated="none",
         all_tables=False,
-        entries={1: entry},
+        version=700,
+        note=PublicationNote({}, {}),
+        entries={1: entry()},
         schemas={},
-        published={1: 500},
-        note=Note({}, {}),
+        published=published(1),
     )
     return found._replace(**changes)  # type: ignore[arg-type] # any field's
 
 
-def statements(wanted: Plan, actual: State) -> list[str]:
-    change = difference(wanted, actual, set())
+def statements(wanted: Plan, actual: Publication) -> list[str]:
+    change = difference(wanted, actual, configured().selection)
     return [each.as_string() for each in alterations("p", change)]
 
 
 def test_a_publication_that_is_as_configured_is_left() -> None:
-    assert not difference(planned(), state(), set())
-    entry = Entry(500, "public.users", ("email", "id", "born"), filtered=True)
-    actual = state(entries={1: entry}, note=Note({}, {500: "id > 1"}))
+    assert not difference(planned(), publication(), configured().selection)
+    actual = publication(
+        entries={1: entry(("email", "id", "born"), "(id > 1)")},
+        note=PublicationNote({}, {500: "id > 1"}),
+    )
     wanted = planned(rule(columns=["id", "email", "born"], where="id > 1", exclude=[]))
-    assert not difference(wanted, actual, set())
+    assert not difference(wanted, actual, configured().selection)
 
 
 def test_the_statements_make_the_publication() -> None:
     assert creation("p", planned(rule(where="id > 1", exclude=["born"]))).as_string() == (
-        'CREATE PUBLICATION "p" FOR TABLE "public"."users" ("id", "email") WHERE (id > 1)'
+        'CREATE PUBLICATION "p" FOR TABLE ONLY "public"."users" ("id", "email") WHERE (id > 1)'
         " WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = 'true')"
     )
     assert creation("p", planned(new_tables="publish", major=18)).as_string() == (
@@ -165,28 +184,28 @@ def test_the_statements_make_the_publication() -> None:
         " WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = 'true',"
         " publish_generated_columns = 'stored')"
     )
-    assert statements(planned(rule(where="id > 1")), state()) == [
-        'ALTER PUBLICATION "p" DROP TABLE "public"."users"',
-        'ALTER PUBLICATION "p" ADD TABLE "public"."users" WHERE (id > 1)',
+    assert statements(planned(rule(where="id > 1")), publication()) == [
+        'ALTER PUBLICATION "p" DROP TABLE ONLY "public"."users"',
+        'ALTER PUBLICATION "p" ADD TABLE ONLY "public"."users" WHERE (id > 1)',
     ]
     other = TABLE._replace(oid=2, name="orders")
-    assert statements(planned(tables=[TABLE, other]), state()) == [
-        'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
+    assert statements(planned(tables=[TABLE, other]), publication()) == [
+        'ALTER PUBLICATION "p" ADD TABLE ONLY "public"."orders"'
     ]
 
 
 def test_a_whole_schema_is_left_before_a_column_list_comes() -> None:
-    actual = state(entries={}, schemas={"public": 7}, published={1: 0})
+    actual = publication(entries={}, schemas={"public": 7}, published=published(1, membership=0))
     assert statements(planned(rule(exclude=["born"])), actual) == [
         'ALTER PUBLICATION "p" DROP TABLES IN SCHEMA "public"',
-        'ALTER PUBLICATION "p" ADD TABLE "public"."users" ("id", "email")',
+        'ALTER PUBLICATION "p" ADD TABLE ONLY "public"."users" ("id", "email")',
     ]
     foreign = actual._replace(schemas={"public": 7, "theirs": 8})
     assert "theirs" not in str(statements(planned(), foreign))
 
 
 def test_options_that_differ_are_set() -> None:
-    (statement,) = statements(planned(partitions="leaf", major=18), state())
+    (statement,) = statements(planned(partitions="leaf", major=18), publication())
     assert statement == (
         "ALTER PUBLICATION \"p\" SET (publish_via_partition_root = 'false',"
         " publish_generated_columns = 'stored')"
@@ -198,37 +217,39 @@ def test_options_that_differ_are_set() -> None:
 
 def findings(
     rules: dict[str, Any] | None = None,
-    actual: State | None = None,
+    actual: Publication | None = None,
     tables: list[Table] | None = None,
     **source: Any,  # noqa: ANN401 - fields
 ) -> dict[str, Finding]:
     tables = tables or [TABLE]
     known = {table.oid: COLUMNS for table in tables}
-    names = {1: ("public", "users"), 7: ("public", "extra")}
-    published = actual.published if actual else {}
     facts = TablesFacts(
         SERVER,
         tables,
         known,
         planned(rules, tables=tables, **source),
         actual,
-        {oid: at for oid, at in names.items() if oid in published},
-        [Partition("public", "users_1", identifies_rows=False)],
+        [Partition(7, "public", "users_1", identifies_rows=False)],
     )
     told = check_tables(configured(rules, **source), facts)
     return {each.check: each for each in told}
 
 
-def test_the_doctor_tells_what_differs() -> None:
-    assert findings(actual=state())["publication"].severity.value == "ok"
-    missing = findings(actual=state(entries={}, published={}))["publication_tables"]
+def test_the_doctor_shows_what_differs() -> None:
+    assert findings(actual=publication())["publication"].severity.value == "ok"
+    missing = findings(actual=publication(entries={}, published={}))["publication_tables"]
     assert (missing.severity.value, missing.fix) == ("warning", "cdc setup")
-    assert "public.users" in findings(rule(where="id > 1"), state())["publication_differs"].what
-    assert "publication_options" in findings(None, state(), partitions="leaf")
-    extra = findings(actual=state(published={1: 500, 7: 501}))["publication_extra"]
+    assert (
+        "public.users" in findings(rule(where="id > 1"), publication())["publication_differs"].what
+    )
+    assert "publication_options" in findings(None, publication(), partitions="leaf")
+    more = publication(published=published(1, 7))
+    extra = findings(actual=more)["publication_extra"]
     assert "public.extra" in extra.what
-    by_hand = Entry(500, "public.users", ("id",), filtered=False)
-    assert "by hand" in findings(actual=state(entries={1: by_hand}))["publication_filters"].what
+    by_hand = entry(("id",))
+    assert (
+        "by hand" in findings(actual=publication(entries={1: by_hand}))["publication_filters"].what
+    )
 
 
 def test_the_doctor_names_what_is_in_no_event() -> None:

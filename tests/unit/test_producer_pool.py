@@ -1,7 +1,7 @@
-"""Lanes: flushes in turn, commits in turn, and an error that also fails what follows it.
+"""The producer pool: flushes and commits in turn; an error also fails what follows it.
 
-Real workers with writers that wait where the test says: each step of each lane is released by name,
-so that every order in which the two threads may run can be tested.
+Real workers with writers that wait where the test says: each step of each producer is released by
+name, so that every order in which the two threads may run can be tested.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 
 from cdc.config.model import Log
 from cdc.errors import CDCError, FencedError, InvariantError, UnavailableError
-from cdc.log import producer_pool as lanes_module
-from cdc.log.producer_pool import InFlight, Lanes, wants_direct
-from cdc.log.publisher import DIRECT, LANES
-from cdc.operate.metrics import Cut
-from cdc.runtime.background import Worker
+from cdc.log import producer_pool as pool_module
+from cdc.log.batch import Batch, BatchContents
+from cdc.log.direct.publisher import DirectPublisher
+from cdc.log.producer_pool import WIDE_BYTES, WIDE_PARTITIONS, InFlight, ProducerPool, sends_small
+from cdc.log.publisher import DIRECT, PRODUCERS
+from cdc.runtime.background import BackgroundThread
 from tests.fixtures.daemon import wait_until
 from tests.property.stream import position
 
@@ -31,7 +32,7 @@ _OVER = InvariantError("the test is over")
 
 
 class Gate:
-    """One step of one lane, which each time waits for a separate `open`, in any order.
+    """One step of one producer, which each time waits for a separate `open`, in any order.
 
     Both ways go through queues: no arrival and no opening can be overtaken by the next one.
     """
@@ -64,21 +65,21 @@ class FakePublisher:
 
     begun = False
 
-    def __init__(self, world: World, lane: int | str, *, transaction_seconds: int = 60) -> None:
+    def __init__(self, world: World, name: int | str, *, transaction_seconds: int = 60) -> None:
         assert transaction_seconds
         self.world = world
-        self.lane = lane
+        self.name = name
         self.abandoned = False
 
     def _step(self, what: str) -> None:
-        name = f"{what} {self.lane}"
+        name = f"{what} {self.name}"
         if self.world.over:
             raise _OVER
         self.world.gate(name).go_through()
         self.world.done.append(name)
 
     def open(self) -> None:
-        self.world.done.append(f"open {self.lane}")
+        self.world.done.append(f"open {self.name}")
 
     def flush(self) -> None:
         self._step("flush")
@@ -86,38 +87,42 @@ class FakePublisher:
     def commit(self) -> None:
         self._step("commit")
 
+    def begin(self) -> None:
+        self.begun = True
+
     def abort(self) -> None:
-        self.world.done.append(f"abort {self.lane}")
+        self.world.done.append(f"abort {self.name}")
 
     def abandon(self) -> None:
         self.abandoned = True
 
 
 class World:
-    """One test's lanes, and their steps in the order in which these ended."""
+    """One test's pool, and their steps in the order in which these ended."""
 
-    log = SimpleNamespace(direct="off")  # this also stands in for the writers' configuration
+    # This also stands in for the writers' configuration.
+    log = SimpleNamespace(direct="off", replication_factor=1)
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.over = False
-        self._gates = {f"{what} {lane}": Gate() for lane in range(LANES) for what in _STEPS}
-        self._workers: list[Worker] = []
-        self.lanes = self.use(2)
+        self._gates = {f"{what} {number}": Gate() for number in range(PRODUCERS) for what in _STEPS}
+        self._workers: list[BackgroundThread] = []
+        self.pool = self.use(2)
 
-    def use(self, lanes: int) -> Lanes:
-        workers = [Worker() for _ in range(lanes)]
+    def use(self, count: int) -> ProducerPool:
+        workers = [BackgroundThread() for _ in range(count)]
         self._workers += workers
-        self.lanes = Lanes(self, workers)  # type: ignore[arg-type]
-        return self.lanes
+        self.pool = ProducerPool(self, workers)  # type: ignore[arg-type]
+        return self.pool
 
     def gate(self, name: str) -> Gate:
         return self._gates[name]
 
-    def cut(self, seq: int) -> InFlight:
+    def commit(self, seq: int) -> InFlight:
         """Start the commit of a batch; its seq names it."""
-        self.lanes.commit(position(seq=seq), Cut(1, 10, None), time.monotonic())
-        return self.lanes.in_flight[-1]
+        self.pool.commit(position(seq=seq), BatchContents(1, 10, None), time.monotonic())
+        return self.pool.in_flight[-1]
 
     def end(self) -> None:
         """Wait until no worker has anything to do: none acts once the test is over."""
@@ -134,18 +139,18 @@ def _nothing() -> None:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(lanes_module, "Publisher", FakePublisher)
+    monkeypatch.setattr(pool_module, "Publisher", FakePublisher)
     found = World()
     yield found
     found.end()
 
 
-def free(lanes: Lanes) -> bool:
-    return lanes.free
+def free(pool: ProducerPool) -> bool:
+    return pool.free
 
 
-def settling(lanes: Lanes) -> bool:
-    return lanes.settling
+def has_results(pool: ProducerPool) -> bool:
+    return pool.has_results
 
 
 def seqs(batches: Iterator[InFlight]) -> list[int]:
@@ -163,79 +168,81 @@ def flushed(batch: InFlight) -> None:
 # -- turns -----------------------------------------------------------------------------------------
 
 
-def test_a_start_opens_every_lane_before_any_is_used(world: World) -> None:
-    world.lanes.open()
+def test_a_start_opens_every_producer_before_any_is_used(world: World) -> None:
+    world.pool.open()
     # Including those of small batches, which an older daemon may have.
     assert world.done == ["open 0", "open 1", *(f"open {name}" for name in DIRECT)]
-    assert free(world.lanes)
-    assert not settling(world.lanes)
+    assert free(world.pool)
+    assert not has_results(world.pool)
 
 
-def test_lanes_take_turns_and_the_next_is_free_once_the_flush_before_is_noted(world: World) -> None:
-    lanes = world.lanes
-    writers: list[Any] = [lanes.current]
-    first = world.cut(1)
-    writers.append(lanes.current)
-    assert [writer.lane for writer in writers] == [0, 1]
-    assert not free(lanes), "its records could mix with the first batch's"
+def test_producers_take_turns_and_the_next_is_free_once_the_last_flush_is_noted(
+    world: World,
+) -> None:
+    pool = world.pool
+    writers: list[Any] = [pool.current]
+    first = world.commit(1)
+    writers.append(pool.current)
+    assert [writer.name for writer in writers] == [0, 1]
+    assert not free(pool), "its records could mix with the first batch's"
     world.gate("flush 0").open()
     flushed(first)
-    assert not free(lanes), "the batch's ends are not in the frontiers yet"
-    assert settling(lanes)
-    assert seqs(lanes.acknowledged()) == [1]
-    assert free(lanes)
-    assert not settling(lanes)
-    world.cut(2)
-    assert not free(lanes), "both are on their way"
+    assert not free(pool), "the batch's ends are not in the frontiers yet"
+    assert has_results(pool)
+    assert seqs(pool.acknowledged()) == [1]
+    assert free(pool)
+    assert not has_results(pool)
+    world.commit(2)
+    assert not free(pool), "both are in flight"
     for step in ("commit 0", "flush 1", "commit 1"):
         world.gate(step).open()
     ended(first)
-    assert seqs(lanes.committed()) == [1]
-    assert lanes.current is writers[0]
+    assert seqs(pool.committed()) == [1]
+    assert pool.current is writers[0]
 
 
-def test_who_has_ended_last_is_next_and_the_rest_wait_for_a_time_of_need(world: World) -> None:
-    lanes = world.use(4)
+def test_the_producer_that_ended_last_is_next_and_the_rest_stay_idle(world: World) -> None:
+    pool = world.use(4)
     for seq in range(1, 6):
-        batch = world.cut(seq)
+        batch = world.commit(seq)
         writer: Any = batch.publisher
-        lane = writer.lane
+        number = writer.name
         for step in ("flush", "commit"):
-            world.gate(f"{step} {lane}").open()
+            world.gate(f"{step} {number}").open()
         ended(batch)
-        assert seqs(lanes.acknowledged()) == seqs(lanes.committed()) == [seq]
+        assert seqs(pool.acknowledged()) == seqs(pool.committed()) == [seq]
     assert [step for step in world.done if "flush" in step] == [
-        f"flush {lane}" for lane in (0, 1, 0, 1, 0)
+        f"flush {number}" for number in (0, 1, 0, 1, 0)
     ]
 
 
-def test_a_third_batch_waits_for_the_first_ones_commit(world: World) -> None:
-    lanes = world.lanes
-    batches = [world.cut(1)]
+def test_a_third_batch_waits_for_the_commit_of_the_first(world: World) -> None:
+    pool = world.pool
+    batches = [world.commit(1)]
     world.gate("flush 0").open()
     flushed(batches[0])
-    assert seqs(lanes.acknowledged()) == [1]
-    batches.append(world.cut(2))
+    assert seqs(pool.acknowledged()) == [1]
+    batches.append(world.commit(2))
     world.gate("flush 1").open()
     flushed(batches[1])
-    assert seqs(lanes.acknowledged()) == [2]
-    assert not free(lanes), "the writer whose turn it is still commits"
+    assert seqs(pool.acknowledged()) == [2]
+    assert not free(pool), "the writer whose turn it is still commits"
     world.gate("commit 0").open()
     ended(batches[0])
-    assert settling(lanes)
-    assert seqs(lanes.committed()) == [1]
-    assert free(lanes)
-    assert not settling(lanes)
+    assert has_results(pool)
+    assert seqs(pool.committed()) == [1]
+    assert free(pool)
+    assert not has_results(pool)
 
 
 def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None:
     """The second is flushed and ready, while the first one's commit takes long."""
-    lanes = world.lanes
-    first = world.cut(1)
+    pool = world.pool
+    first = world.commit(1)
     world.gate("flush 0").open()
     flushed(first)
-    assert seqs(lanes.acknowledged()) == [1]
-    second = world.cut(2)
+    assert seqs(pool.acknowledged()) == [1]
+    second = world.commit(2)
     world.gate("flush 1").open()
     flushed(second)
     world.gate("commit 1").open()
@@ -245,31 +252,31 @@ def test_a_later_batch_never_commits_before_an_earlier_one(world: World) -> None
     world.gate("commit 0").open()
     ended(second)
     assert world.done == ["flush 0", "flush 1", "commit 0", "commit 1"]
-    assert seqs(lanes.acknowledged()) == [2]
-    assert seqs(lanes.committed()) == [1, 2]
-    assert not lanes.in_flight
+    assert seqs(pool.acknowledged()) == [2]
+    assert seqs(pool.committed()) == [1, 2]
+    assert not pool.in_flight
 
 
-@pytest.mark.parametrize("count", [2, LANES])
+@pytest.mark.parametrize("count", [2, PRODUCERS])
 def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     count: int, world: World
 ) -> None:
     """The loop's own order of calls, with all threads running freely."""
-    lanes = world.use(count)
-    gates = [world.gate(f"{what} {lane}") for lane in range(count) for what in _STEPS]
+    pool = world.use(count)
+    gates = [world.gate(f"{what} {number}") for number in range(count) for what in _STEPS]
     noted: dict[str, list[int]] = {"acknowledged": [], "committed": []}
     seq = 0
     turns = []
 
     def turn() -> bool:
         nonlocal seq
-        noted["acknowledged"] += seqs(lanes.acknowledged())
-        noted["committed"] += seqs(lanes.committed())
-        assert len(lanes.in_flight) <= count
-        if free(lanes) and seq < 100:
+        noted["acknowledged"] += seqs(pool.acknowledged())
+        noted["committed"] += seqs(pool.committed())
+        assert len(pool.in_flight) <= count
+        if free(pool) and seq < 100:
             seq += 1
-            writer: Any = world.cut(seq).publisher
-            turns.append(writer.lane)
+            writer: Any = world.commit(seq).publisher
+            turns.append(writer.name)
         for gate in gates:
             if gate.reached(0):
                 gate.open()
@@ -278,70 +285,70 @@ def test_a_hundred_batches_in_turn_flush_and_commit_in_their_order(
     wait_until(turn, "it does not end", _SECONDS, pause=0.0005)
     assert noted["acknowledged"] == noted["committed"] == list(range(1, 101))
     for what in _STEPS:
-        order = [f"{what} {lane}" for lane in turns]
+        order = [f"{what} {number}" for number in turns]
         assert [step for step in world.done if what in step] == order
 
 
 # -- what the loop has noted, whatever the threads do in between -----------------------------------
 
 
-def test_a_commit_is_told_only_after_its_acknowledgement(world: World) -> None:
+def test_a_commit_is_reported_only_after_its_acknowledgement(world: World) -> None:
     """Flush and commit both end between two checks of the loop: neither end must be skipped."""
-    lanes = world.lanes
-    first = world.cut(1)
-    assert seqs(lanes.acknowledged()) == []
+    pool = world.pool
+    first = world.commit(1)
+    assert seqs(pool.acknowledged()) == []
     world.gate("flush 0").open()
     world.gate("commit 0").open()
     ended(first)
-    assert seqs(lanes.committed()) == []
-    assert settling(lanes), "nobody would look again"
-    assert seqs(lanes.acknowledged()) == [1]
-    assert seqs(lanes.committed()) == [1]
-    assert seqs(lanes.acknowledged()) == []
-    assert free(lanes)
+    assert seqs(pool.committed()) == []
+    assert has_results(pool), "the loop would not poll again"
+    assert seqs(pool.acknowledged()) == [1]
+    assert seqs(pool.committed()) == [1]
+    assert seqs(pool.acknowledged()) == []
+    assert free(pool)
 
 
-def test_both_batches_ended_at_once_are_told_once_each_and_in_order(world: World) -> None:
-    lanes = world.lanes
-    first = world.cut(1)
+def test_both_batches_ended_at_once_are_reported_once_each_and_in_order(world: World) -> None:
+    pool = world.pool
+    first = world.commit(1)
     world.gate("flush 0").open()
     flushed(first)
-    assert seqs(lanes.acknowledged()) == [1]
-    second = world.cut(2)
+    assert seqs(pool.acknowledged()) == [1]
+    second = world.commit(2)
     for name in ("commit 0", "flush 1", "commit 1"):
         world.gate(name).open()
     ended(second)
-    assert seqs(lanes.committed()) == [1], "the second's ends are not noted"
-    assert seqs(lanes.acknowledged()) == [2]
-    assert seqs(lanes.committed()) == [2]
+    assert seqs(pool.committed()) == [1], "the second's ends are not noted"
+    assert seqs(pool.acknowledged()) == [2]
+    assert seqs(pool.committed()) == [2]
 
 
 # -- errors ----------------------------------------------------------------------------------------
 
-_LOST = UnavailableError("the broker is gone", hint="wait")
+_LOST = UnavailableError("the broker is down", hint="wait")
 
 
-def test_a_batch_that_cannot_be_sent_is_aborted_and_says_why(world: World) -> None:
-    first = world.cut(1)
+def test_a_batch_that_cannot_be_sent_is_aborted_and_raises_why(world: World) -> None:
+    first = world.commit(1)
     world.gate("flush 0").open(_LOST)
     ended(first)
     assert world.done == ["abort 0"]
-    assert settling(world.lanes)
-    assert not free(world.lanes), "the next would be written on ground that is gone"
-    with pytest.raises(UnavailableError, match="the broker is gone"):
-        seqs(world.lanes.acknowledged())
+    assert has_results(world.pool)
+    assert not free(world.pool), "the next would follow a batch that was not sent"
+    with pytest.raises(UnavailableError, match="the broker is down"):
+        seqs(world.pool.acknowledged())
 
 
 @pytest.mark.parametrize("error", [_LOST, FencedError("fenced", hint="another writes")], ids=str)
 def test_what_follows_a_commit_that_failed_is_aborted_and_never_committed(
     world: World, error: CDCError
 ) -> None:
-    lanes = world.lanes
-    first = world.cut(1)
+    pool = world.pool
+    first = world.commit(1)
     world.gate("flush 0").open()
     flushed(first)
-    assert seqs(lanes.acknowledged()) == [1]
-    second = world.cut(2)
+    assert seqs(pool.acknowledged()) == [1]
+    second = world.commit(2)
     world.gate("flush 1").open()
     flushed(second)
     world.gate("commit 1").open()
@@ -350,15 +357,15 @@ def test_what_follows_a_commit_that_failed_is_aborted_and_never_committed(
     assert world.done == ["flush 0", "flush 1", "abort 1"]
     for batch in (first, second):
         assert batch.ended.exception() is error
-    assert seqs(lanes.acknowledged()) == [2]
+    assert seqs(pool.acknowledged()) == [2]
     with pytest.raises(type(error)):
-        seqs(lanes.committed())
+        seqs(pool.committed())
 
 
 def test_what_follows_a_batch_that_could_not_be_sent_is_aborted(world: World) -> None:
     """Its own flush succeeded, and started before the first one's was known to have failed."""
-    first = world.cut(1)
-    second = world.cut(2)  # the loop never does this: it checks `free`
+    first = world.commit(1)
+    second = world.commit(2)  # the loop never does this: it checks `free`
     world.gate("flush 1").open()
     flushed(second)
     world.gate("flush 0").open(_LOST)
@@ -368,25 +375,25 @@ def test_what_follows_a_batch_that_could_not_be_sent_is_aborted(world: World) ->
 
 
 def test_a_second_batch_that_cannot_be_sent_leaves_the_first_alone(world: World) -> None:
-    lanes = world.lanes
-    first = world.cut(1)
+    pool = world.pool
+    first = world.commit(1)
     world.gate("flush 0").open()
     flushed(first)
-    assert seqs(lanes.acknowledged()) == [1]
-    second = world.cut(2)
+    assert seqs(pool.acknowledged()) == [1]
+    second = world.commit(2)
     world.gate("flush 1").open(_LOST)
     ended(second)
     world.gate("commit 0").open()
     ended(first)
     assert world.done == ["flush 0", "abort 1", "commit 0"]
     with pytest.raises(UnavailableError):
-        seqs(lanes.acknowledged())
-    assert seqs(lanes.committed()) == [1], "it is in the log, and may be confirmed"
+        seqs(pool.acknowledged())
+    assert seqs(pool.committed()) == [1], "it is in the log, and may be confirmed"
 
 
-def test_abandoned_lanes_tell_both_writers(world: World) -> None:
-    world.lanes.abandon()
-    writers: list[Any] = [lane.large for lane in world.lanes._lanes]
+def test_an_abandoned_pool_abandons_both_writers(world: World) -> None:
+    world.pool.abandon()
+    writers: list[Any] = [number.large for number in world.pool._producers]
     assert [writer.abandoned for writer in writers] == [True, True]
 
 
@@ -394,8 +401,43 @@ def test_abandoned_lanes_tell_both_writers(world: World) -> None:
     ("direct", "copies", "wanted"),
     [("auto", 1, False), ("auto", 2, True), ("on", 1, True), ("off", 3, False)],
 )
-def test_small_batches_have_writers_of_their_own_where_topics_have_more_than_one_copy(
+def test_small_batches_are_written_directly_where_topics_have_more_than_one_copy(
     direct: Literal["auto", "on", "off"], copies: int, *, wanted: bool
 ) -> None:
     made = Log(bootstrap_servers="nowhere", direct=direct, replication_factor=copies)
-    assert wants_direct(made) is wanted
+    assert sends_small(made) is wanted
+
+
+def filled(partitions: int, size: int) -> Batch:
+    """Return a batch with a message in each of so many partitions, of `size` bytes in all."""
+    batch = Batch()
+    for partition in batch.topic("t", partitions):
+        partition.append({"key": b"k", "value": b"v"})
+    batch.bytes = size
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("partitions", "size", "directly"),
+    [
+        (WIDE_PARTITIONS, 100 * WIDE_PARTITIONS, False),  # small, and topics have one copy
+        (WIDE_PARTITIONS, 60_000 * WIDE_PARTITIONS, True),
+        (WIDE_PARTITIONS - 1, 60_000 * WIDE_PARTITIONS, False),  # few partitions
+        (WIDE_PARTITIONS, 70_000 * WIDE_PARTITIONS, False),  # much for each
+        (10 * WIDE_PARTITIONS, WIDE_BYTES + 1, False),  # much in all
+    ],
+)
+def test_a_batch_with_little_for_each_of_many_partitions_is_written_directly(
+    partitions: int, size: int, *, directly: bool, world: World
+) -> None:
+    for producer in world.pool._producers:
+        producer.direct = cast("DirectPublisher", FakePublisher(world, "direct"))
+    world.pool.begin(filled(partitions, size))
+    assert (world.pool.current is not world.pool.large) is directly
+
+
+def test_a_batch_that_may_grow_is_left_to_librdkafka(world: World) -> None:
+    for producer in world.pool._producers:
+        producer.direct = cast("DirectPublisher", FakePublisher(world, "direct"))
+    world.pool.begin(None)
+    assert world.pool.current is world.pool.large

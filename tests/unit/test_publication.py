@@ -7,25 +7,25 @@ from msgspec.structs import replace
 
 from cdc.errors import GapError
 from cdc.log import records
-from cdc.log.records import OPERATIONS, Publication, Sends
-from cdc.publication.diff import Gap, follow, gaps, parts
+from cdc.log.records import OPERATIONS, PinnedPublication, PublicationOptions
+from cdc.publication.diff import Gap, continue_with, gaps, split_name
 
-SENDS = Sends(700, "postgres", OPERATIONS, via_root=True)
-KNOWN = Publication("shop", 1, {"public.orders": 501, "public.users": 502}, sends=SENDS)
+SENDS = PublicationOptions(700, "postgres", OPERATIONS, via_root=True)
+KNOWN = PinnedPublication("shop", 1, {"public.orders": 501, "public.users": 502}, options=SENDS)
 BY_SCHEMA = replace(
     KNOWN,
     tables={'"My""shop".t': 0, "public.users": 0, "other.x": 0},
-    sends=replace(SENDS, schemas={"public": 31, 'My"shop': 32, "other": 33}),
+    options=replace(SENDS, schemas={"public": 31, 'My"shop': 32, "other": 33}),
 )
 
 
-def found(new: Publication, old: Publication = KNOWN) -> list[Gap]:
+def found(new: PinnedPublication, old: PinnedPublication = KNOWN) -> list[Gap]:
     return gaps(old, new, frozenset(old.tables))
 
 
-def sending(**changes: object) -> Publication:
+def sending(**changes: object) -> PinnedPublication:
     """Return the publication in a newer version of its row, with these changes."""
-    return replace(KNOWN, sends=replace(SENDS, **{"version": 701, **changes}))
+    return replace(KNOWN, options=replace(SENDS, **{"version": 701, **changes}))
 
 
 def test_the_same_publication_has_no_gap() -> None:
@@ -44,6 +44,7 @@ def test_the_same_publication_has_no_gap() -> None:
         ({"operations": ()}, "it publishes nothing, before"),
         ({"via_root": False}, "publish_via_partition_root is false, before true"),
         ({"generated": "stored"}, "publish_generated_columns is stored, before none"),
+        ({"all_tables": True}, "FOR ALL TABLES is true, before false"),
         ({"owner": "anna"}, "its owner is anna, before postgres"),
     ],
 )
@@ -61,7 +62,7 @@ def test_options_under_a_version_that_continues_the_known_one_are_our_own() -> N
 
 
 def test_a_log_that_pinned_less_is_continued_while_everything_is_published() -> None:
-    old = replace(KNOWN, sends=None)
+    old = replace(KNOWN, options=None)
     assert not found(sending(), old)
     (gap,) = found(sending(operations=("insert", "update", "delete")), old)
     assert "does not publish truncate" in gap.what
@@ -69,7 +70,7 @@ def test_a_log_that_pinned_less_is_continued_while_everything_is_published() -> 
 
 def test_a_schema_that_came_back_is_a_gap_of_its_tables() -> None:
     sends = replace(SENDS, schemas={"public": 31, 'My"shop': 41, "other": 33})
-    back = replace(BY_SCHEMA, sends=sends)
+    back = replace(BY_SCHEMA, options=sends)
     (gap,) = found(back, BY_SCHEMA)
     assert gap.tables == ('"My""shop".t',)
     assert "came back" in gap.what
@@ -79,7 +80,7 @@ def test_a_schema_that_came_back_is_a_gap_of_its_tables() -> None:
 def test_a_renamed_schema_keeps_its_membership() -> None:
     sends = replace(SENDS, schemas={"renamed": 31, 'My"shop': 32, "other": 33})
     tables = {'"My""shop".t': 0, "renamed.users": 0, "other.x": 0}
-    new = replace(BY_SCHEMA, tables=tables, sends=sends)
+    new = replace(BY_SCHEMA, tables=tables, options=sends)
     assert not gaps(BY_SCHEMA, new, frozenset({'"My""shop".t', "other.x"}))
 
 
@@ -97,7 +98,7 @@ def test_what_a_table_sends_is_named_where_it_came_back() -> None:
 def test_every_gap_is_named_at_once() -> None:
     new = replace(sending(operations=("insert",)), tables={"public.orders": 777})
     with pytest.raises(GapError) as raised:
-        follow(KNOWN, new, frozenset(KNOWN.tables), "after 0/5000")
+        continue_with(KNOWN, new, frozenset(KNOWN.tables), "after 0/5000")
     for words in ("was altered", "public.orders left", "no longer has public.users", "0/5000"):
         assert words in raised.value.what
 
@@ -105,24 +106,24 @@ def test_every_gap_is_named_at_once() -> None:
 def test_a_dropped_table_stays_known_until_its_name_is_another_tables() -> None:
     users = replace(KNOWN, tables={"public.users": 502})
     there = frozenset({"public.users"})
-    after = follow(KNOWN, users, there)
+    after = continue_with(KNOWN, users, there)
     assert after.tables == KNOWN.tables
-    assert follow(after, users, there) == after
+    assert continue_with(after, users, there) == after
     with pytest.raises(GapError, match=r"no longer has public\.orders"):
-        follow(after, users, frozenset(KNOWN.tables))
+        continue_with(after, users, frozenset(KNOWN.tables))
     # A renamed table continues under its other name; one removed on purpose is not missed.
     renamed = replace(KNOWN, tables={"public.old_orders": 501, "public.users": 502})
-    assert follow(KNOWN, renamed, frozenset(renamed.tables)) == renamed
-    assert follow(KNOWN, replace(users, removed=(501,)), there).tables == users.tables
+    assert continue_with(KNOWN, renamed, frozenset(renamed.tables)) == renamed
+    assert continue_with(KNOWN, replace(users, removed=(501,)), there).tables == users.tables
     # A partition is added and removed with its root, and a table of a published schema with that.
     parted = replace(KNOWN, tables={"public.a": 0, "public.users": 502})
-    assert follow(parted, users, there).tables == users.tables
+    assert continue_with(parted, users, there).tables == users.tables
 
 
 def test_thousands_of_tables_make_no_endless_sentence() -> None:
     many = {f"public.t{number:04}": number for number in range(1, 5_000)}
     old = replace(KNOWN, tables=many)
-    (gap,) = found(replace(old, sends=replace(SENDS, version=701)), old)
+    (gap,) = found(replace(old, options=replace(SENDS, version=701)), old)
     assert len(gap.tables) == len(many)
     assert "and 4991 more" in gap.hint
     assert len(gap.hint) < 1_000
@@ -138,7 +139,7 @@ def test_thousands_of_tables_make_no_endless_sentence() -> None:
     ],
 )
 def test_a_quoted_name_has_its_parts(table: str, schema: str, name: str) -> None:
-    assert parts(table) == (schema, name)
+    assert split_name(table) == (schema, name)
 
 
 def test_the_record_keeps_what_is_pinned_and_reads_one_that_has_none() -> None:
@@ -155,4 +156,4 @@ def test_the_record_keeps_what_is_pinned_and_reads_one_that_has_none() -> None:
     value = records.encode(identity)
     assert records.decode(records.ResumeIdentity, value, "t") == identity
     old = value.replace(b'"sends"', b'"unknown"').replace(b'"narrowed"', b'"unheard"')
-    assert records.decode(records.ResumeIdentity, old, "t").publication.sends is None
+    assert records.decode(records.ResumeIdentity, old, "t").publication.options is None

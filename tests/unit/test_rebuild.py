@@ -15,7 +15,7 @@ from cdc.errors import CDCError, ConfigError, SwitchedError
 from cdc.events import LSN
 from jobs.generations import comparing
 from jobs.generations.comparing import Difference, Holding, Newest
-from jobs.generations.rebuilding import STILL, DivergedError, Rebuild
+from jobs.generations.rebuilding import AS_OF_ABOVE, DivergedError, Rebuild
 from sinks.contract import Applied, Change, Changes, Generations, Version
 from sinks.memory import STORES, MemorySink
 from tests.contract.under_test import LINES, USERS, applied, change, key, row
@@ -47,6 +47,9 @@ class Log:
 
     def tables(self) -> Sequence[str]:
         return list(TABLES)
+
+    def knows(self, _: Applied) -> bool:
+        return True
 
     def prepare(self, sink: Generations, generation: int, tables: frozenset[str] | None) -> int:  # noqa: ARG002 - a Builder's
         """Do nothing: everything is there."""
@@ -117,7 +120,7 @@ def check(sink: MemorySink, log: Log, store: str) -> None:
     assert sink.current() == STORES[store].generation
 
 
-def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
+def test_differences_of_the_old_generation_are_reported_and_fixed(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
     """The old one stays, and is compared, until it is dropped."""
@@ -136,7 +139,7 @@ def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
         reported.append((at.generation, sink.current(), not why))
 
     log.before_each = lambda: log.grow(2)
-    outcome = Rebuild(sink, log, told.append, report).anew()
+    outcome = Rebuild(sink, log, told.append, report).run()
     assert reported == [(2, 1, False), (2, 2, True)]
     users = next(each for each in outcome.tables if each.table == "public.users")
     assert {each.key for each in users.differences} == {
@@ -154,7 +157,7 @@ def test_what_is_wrong_in_the_old_generation_is_told_and_gone(
     check(sink, log, request.node.nodeid)
 
 
-def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
+def test_the_old_generation_advances_meanwhile_and_readers_never_see_less(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
     """Its changes during the comparison are no difference; its follower moves to the new one."""
@@ -171,7 +174,7 @@ def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
 
     # Before the shadow build is continued, and between that and the comparison.
     log.before_each = goes_on
-    outcome = Rebuild(sink, log, lambda _: None).anew()
+    outcome = Rebuild(sink, log, lambda _: None).run()
     assert len(seen) == 5
     assert [each.differences for each in outcome.tables] == [(), ()]
     assert outcome.applied.seq >= seen[-1]
@@ -184,7 +187,7 @@ def test_the_old_generation_goes_on_meanwhile_and_readers_never_see_less(
 
 
 @pytest.mark.parametrize("dies_at", range(3, 48, 9))
-def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
+def test_a_rebuild_killed_anywhere_continues_its_shadow_build(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest, dies_at: int
 ) -> None:
     """And readers see the old state until the new one is complete."""
@@ -192,24 +195,22 @@ def test_killed_anywhere_it_goes_on_with_what_it_has_begun(
     log.grow(5)
     log.dies_at = dies_at
     with pytest.raises(KilledError):
-        Rebuild(sink, log, lambda _: None).anew()
+        Rebuild(sink, log, lambda _: None).run()
     assert sink.current() == 1
     log.dies_at = None
-    outcome = Rebuild(sink, log, lambda _: None).anew()
+    outcome = Rebuild(sink, log, lambda _: None).run()
     assert (outcome.generation, outcome.former) == (2, 1)
     check(sink, log, request.node.nodeid)
 
 
-def test_a_switch_that_somebody_else_has_ended_is_told_all_the_same(
-    sink: MemorySink, log: Log
-) -> None:
+def test_a_switch_that_another_process_finished_is_reported(sink: MemorySink, log: Log) -> None:
     """A switch that an attempt did not survive is completed when a process opens the store."""
     log.forward(sink, 1, None)
     reported: list[tuple[int, bool]] = []
     log.before_each = lambda: sink.switch(2) if 2 in sink.generations() else None
     outcome = Rebuild(
         sink, log, lambda _: None, lambda at, why: reported.append((at.generation, not why))
-    ).anew()
+    ).run()
     assert (outcome.generation, sink.current()) == (2, 2)
     assert reported == [(2, True)]
 
@@ -228,10 +229,10 @@ def test_its_number_is_one_whose_reports_are_heeded(
     log.forward(sink, 1, None)
     if begun:
         sink.at(2).open()
-    assert Rebuild(sink, log, lambda _: None, reported=reported).anew().generation == number
+    assert Rebuild(sink, log, lambda _: None, reported=reported).run().generation == number
 
 
-def test_one_table_is_built_and_the_others_are_taken_over(
+def test_one_table_is_rebuilt_and_the_others_are_kept(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
     log.forward(sink, 1, None)
@@ -239,7 +240,7 @@ def test_one_table_is_built_and_the_others_are_taken_over(
     STORES[request.node.nodeid].tables["public.users"].rows.clear()
     reported: list[tuple[int, bool]] = []
     rebuild = Rebuild(sink, log, lambda _: None, lambda at, why: reported.append((at.seq, not why)))
-    outcome = rebuild.anew(frozenset({"public.users"}))
+    outcome = rebuild.run(frozenset({"public.users"}))
     assert (sink.current(), outcome.applied.seq) == (2, 40)
     # The others lack what the new table has: it must not be reported as applied.
     assert reported == [(45, False), (40, False)]
@@ -251,23 +252,23 @@ def test_a_table_that_the_follower_does_not_have_is_refused(sink: MemorySink, lo
     """Before anything starts: otherwise an empty build would be switched to."""
     log.forward(sink, 1, None)
     with pytest.raises(ConfigError, match=r"no table public\.user\b"):
-        Rebuild(sink, log, lambda _: None).anew(frozenset({"public.users", "public.user"}))
+        Rebuild(sink, log, lambda _: None).run(frozenset({"public.users", "public.user"}))
     assert list(sink.generations()) == [1]
 
 
-def test_what_does_not_hold_what_the_log_says_is_not_shown(sink: MemorySink, log: Log) -> None:
+def test_a_build_that_differs_from_the_log_is_not_shown(sink: MemorySink, log: Log) -> None:
     log.forward(sink, 1, None)
     keys = log.keys
     log.keys = lambda version, at: itertools.chain(  # type: ignore[method-assign]
         keys(version, at), [(b"{}", 1)]
     )
     with pytest.raises(DivergedError) as told:
-        Rebuild(sink, log, lambda _: None).anew()
+        Rebuild(sink, log, lambda _: None).run()
     assert isinstance(told.value, CDCError)
     assert sink.current() == 1
 
 
-def test_a_state_of_the_past_stands_still(
+def test_a_generation_as_of_an_lsn_never_advances(
     sink: MemorySink, log: Log, request: pytest.FixtureRequest
 ) -> None:
     """Readers do not see it, and the next rebuild does not continue with it."""
@@ -275,13 +276,13 @@ def test_a_state_of_the_past_stands_still(
     asked = applied(20).lsn
     outcome = Rebuild(sink, log, lambda _: None).as_of(LSN(asked + 1))
     assert outcome.applied.seq == 21
-    assert outcome.generation > STILL
+    assert outcome.generation > AS_OF_ABOVE
     still = sink.at(outcome.generation)
     still.open()
     found = {name: seq for name, seq, _ in still.contents(USERS)}
     assert found == dict(log.keys(USERS, applied(21)))
     assert sink.current() == 1
-    assert Rebuild(sink, log, lambda _: None).anew().generation == 2
+    assert Rebuild(sink, log, lambda _: None).run().generation == 2
     check(sink, log, request.node.nodeid)
 
 
@@ -299,7 +300,7 @@ def test_holdings_differ_by_key_seq_and_value() -> None:
     st.integers(0, 40),
     st.randoms(),
 )
-def test_the_newest_event_of_a_key_decides_in_whatever_order_they_come(
+def test_the_newest_event_of_a_key_decides_in_any_order(
     events: list[tuple[int, bool]], above: int, random: Random
 ) -> None:
     """They arrive from several partitions, and are folded at any moment."""

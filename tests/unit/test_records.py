@@ -18,7 +18,7 @@ from cdc.log import records
 from cdc.log.follower_reports import FollowerRecord
 from cdc.log.records import (
     FrontierRecord,
-    Publication,
+    PinnedPublication,
     Record,
     ResumeIdentity,
     ResumePosition,
@@ -34,7 +34,7 @@ IDENTITY = ResumeIdentity(
     timeline=1,
     database="shop",
     slot="lockstep_shop",
-    publication=Publication("lockstep_shop", 16411, {"public.users": 72, 'public."a.b"': 0}),
+    publication=PinnedPublication("lockstep_shop", 16411, {"public.users": 72, 'public."a.b"': 0}),
     partitions={"shop.public.users": 4},
     topic_ids={"shop.public.users": "aXb"},
 )
@@ -176,7 +176,7 @@ def test_any_bytes_are_read_or_refused(value: bytes) -> None:
             records.decode(kind, value, TOPIC)
 
 
-def test_keys_tell_pipeline_and_part() -> None:
+def test_keys_name_pipeline_and_part() -> None:
     assert records.resume_key("shop", "identity") == b'{"pipeline":"shop","part":"identity"}'
     assert records.frontier_key("shop") == b'{"pipeline":"shop"}'
     assert records.schema_key(7) == b'{"schema_id":7}'

@@ -85,10 +85,28 @@ def test_a_record_that_says_nothing_of_it_has_nothing_to_compare(
 
 def test_behind_a_message_of_no_transaction_nothing_may_come_that_the_log_lacks() -> None:
     sent = replay(xid=0)
+    sent.message(0x400)
     with pytest.raises(GapError, match="which the log does not hold"):
         sent.transaction(0x600, TIME, 800)
     sent.reached()
     assert sent.proven
+
+
+def test_a_message_that_is_the_logs_last_change_must_come_again() -> None:
+    """A canary is written every few seconds, so it mostly is the last."""
+    for lsn in (0x300, 0x401):
+        sent = replay(xid=0)
+        sent.message(lsn)
+        sent.transaction(0x380, TIME, 700)
+        with pytest.raises(GapError, match="last change, a message, is not in what Postgres sends"):
+            sent.transaction(0x900, TIME, 800)
+    behind = replay(xid=0, begins_at=0x400)  # its LSN is its end, so the slot has passed it
+    behind.reached()
+    assert behind.proven
+    sent = replay()
+    sent.message(0x400)
+    with pytest.raises(GapError, match="771, is not in what Postgres sends"):
+        sent.reached()
 
 
 def test_a_transaction_that_the_log_holds_in_part_ends_after_the_records_end() -> None:

@@ -14,8 +14,9 @@ from cdc.config import Config, Log, Source
 from cdc.errors import Exit, GapError, InvariantError, UnavailableError
 from cdc.events import LSN
 from cdc.log.follower_reports import FollowerRecord
-from jobs.apply import running
-from jobs.apply.running import Run, opened
+from jobs.apply import opening, running
+from jobs.apply.opening import open_store
+from jobs.apply.running import Run
 from sinks.contract import Applied
 from sinks.memory import STORES, MemorySink
 from tests.fixtures.reported import reported
@@ -43,8 +44,8 @@ class Topic:
     def newest(self) -> dict[str, FollowerRecord]:
         """Return the report that counts: none of a generation below the highest one reported."""
         best = max((each.generation for each in self.records), default=0)
-        heeded = [each for each in self.records if each.generation == best]
-        return {"cache": heeded[-1]} if heeded else {}
+        counted = [each for each in self.records if each.generation == best]
+        return {"cache": counted[-1]} if counted else {}
 
 
 @pytest.fixture
@@ -55,8 +56,8 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 @pytest.fixture(autouse=True)
 def fillable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a log that starts at its beginning, and no delay between two looks."""
-    monkeypatch.setattr(running, "refuse_unfillable", lambda *_: None)
-    monkeypatch.setattr(running, "_SURE_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "refuse_unfillable", lambda *_: None)
+    monkeypatch.setattr(opening, "_SURE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -65,16 +66,16 @@ def sink(request: pytest.FixtureRequest) -> Iterator[MemorySink]:
     STORES.pop(request.node.nodeid, None)
 
 
-def stands(sink: MemorySink, lsn: int, generation: int) -> None:
+def move_to(sink: MemorySink, lsn: int, generation: int) -> None:
     """Move the store of a sink to a frontier, in a generation."""
-    sink.anew(generation)
+    sink.start_over(generation)
     sink.open()
     sink.begin(lsn, [])
     sink.commit(Applied("shop", generation, 1, LSN(lsn), lsn, 0, lsn, {}))
 
 
 @pytest.mark.parametrize(
-    ("told", "standing", "builds"),
+    ("last_report", "stored", "generation"),
     [
         (None, None, 1),
         (None, (50, 1), 1),
@@ -87,45 +88,47 @@ def stands(sink: MemorySink, lsn: int, generation: int) -> None:
         ((0, 3, "rebuilding"), None, 4),
     ],
 )
-def test_a_store_that_was_lost_takes_a_number_that_is_heeded(
+def test_a_lost_store_gets_a_generation_whose_reports_count(
     topic: Topic,
     sink: MemorySink,
-    told: tuple[int, int, str] | None,
-    standing: tuple[int, int] | None,
-    builds: int,
+    last_report: tuple[int, int, str] | None,
+    stored: tuple[int, int] | None,
+    generation: int,
 ) -> None:
     """Clients that wait ignore reports of an older generation, and none claims what is missing."""
-    if told is not None:
-        topic.write(reported(lsn=LSN(told[0]), generation=told[1], state=told[2]))
-    if standing is not None and standing[0]:
-        stands(sink, *standing)
-    elif standing is not None:
-        sink.anew(standing[1])
+    if last_report is not None:
+        topic.write(
+            reported(lsn=LSN(last_report[0]), generation=last_report[1], state=last_report[2])
+        )
+    if stored is not None and stored[0]:
+        move_to(sink, *stored)
+    elif stored is not None:
+        sink.start_over(stored[1])
     run = made(quiet=False)
-    found = opened(run, sink)
-    assert (found.applied.generation, sink.current()) == (builds, builds)
-    run.stands(found.applied)
+    found = open_store(run, sink)
+    assert (found.applied.generation, sink.current()) == (generation, generation)
+    run.opened_at(found.applied)
     run.report()
     last = topic.records[-1]
-    assert last.lsn == (standing[0] if standing and standing[1] == builds else 0)
-    if told is None or told[2] != "rebuilding":
+    assert last.lsn == (stored[0] if stored and stored[1] == generation else 0)
+    if last_report is None or last_report[2] != "rebuilding":
         assert topic.newest() == {"cache": last}
     assert found.applied.pipeline == "shop"
 
 
-def test_a_store_that_is_lost_while_it_is_followed_takes_the_next_number(
+def test_a_store_that_is_lost_while_it_is_followed_gets_the_next_generation(
     topic: Topic, sink: MemorySink, request: pytest.FixtureRequest
 ) -> None:
-    stands(sink, 50, 3)
+    move_to(sink, 50, 3)
     STORES[request.node.nodeid].lost = True
     run = made(quiet=False)
-    assert opened(run, sink).applied.generation == 4
+    assert open_store(run, sink).applied.generation == 4
     assert [(each.state, each.generation, each.lsn) for each in topic.records] == [
         ("rebuilding", 4, 0)
     ]
 
 
-def test_a_store_that_can_not_be_filled_again_is_left_as_it_is(
+def test_a_store_that_can_not_be_refilled_is_left_unchanged(
     topic: Topic,
     sink: MemorySink,
     request: pytest.FixtureRequest,
@@ -136,46 +139,46 @@ def test_a_store_that_can_not_be_filled_again_is_left_as_it_is(
     def refuse(*_: object) -> None:
         raise GapError("the log is too short", hint="cdc rebuild")
 
-    monkeypatch.setattr(running, "refuse_unfillable", refuse)
-    stands(sink, 50, 3)
+    monkeypatch.setattr(opening, "refuse_unfillable", refuse)
+    move_to(sink, 50, 3)
     store = STORES[request.node.nodeid]
     store.lost = True
     topic.write(reported(lsn=LSN(50), generation=3, state="following"))
     for _ in range(2):  # a restart finds the same
-        run = made(lambda run: opened(run, sink), quiet=False)
+        run = made(lambda run: open_store(run, sink), quiet=False)
         assert run.run() is Exit.CONFIG
         assert STORES[request.node.nodeid] is store
         last = topic.records[-1]
         assert (last.state, last.generation, last.lsn, last.had_lsn) == ("halted", 3, 0, 50)
     store.lost = False
     run = made(quiet=False)
-    assert opened(run, sink).applied.lsn == 50
-    run.stands(opened(run, sink).applied)
+    assert open_store(run, sink).applied.lsn == 50
+    run.opened_at(open_store(run, sink).applied)
     run.report()
     assert (topic.records[-1].lsn, topic.records[-1].had_lsn) == (50, None)
 
 
-def test_what_is_missing_at_one_look_alone_is_not_lost(
+def test_a_store_that_lacks_something_at_one_check_only_is_not_lost(
     topic: Topic, sink: MemorySink, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stands(sink, 50, 3)
+    move_to(sink, 50, 3)
     topic.write(reported(lsn=LSN(50), generation=3, state="following"))
     store = STORES[request.node.nodeid]
     store.lost = True
-    look = running._look
+    check = opening._open_once
 
-    def heals(*given: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
+    def repaired(*given: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
         try:
-            return look(*given)
+            return check(*given)
         finally:
             store.lost = False
 
-    monkeypatch.setattr(running, "_look", heals)
-    assert opened(made(quiet=False), sink).applied.lsn == 50
+    monkeypatch.setattr(opening, "_open_once", repaired)
+    assert open_store(made(quiet=False), sink).applied.lsn == 50
     assert STORES[request.node.nodeid] is store
 
 
-def test_a_place_with_nothing_at_all_is_no_new_store(
+def test_an_empty_place_of_a_reported_store_is_not_a_new_store(
     topic: Topic, request: pytest.FixtureRequest
 ) -> None:
     """As a volume that is not mounted: nothing is created there, and the follower waits for it."""
@@ -187,40 +190,40 @@ def test_a_place_with_nothing_at_all_is_no_new_store(
     sink = Mounted(request.node.nodeid)
     topic.write(reported(lsn=LSN(50), generation=1, state="following"))
     with pytest.raises(UnavailableError, match="nothing at /lake"):
-        opened(made(quiet=False), sink)
+        open_store(made(quiet=False), sink)
     assert request.node.nodeid not in STORES
     topic.records.clear()  # a new follower
-    assert opened(made(quiet=False), sink).applied.generation == 1
+    assert open_store(made(quiet=False), sink).applied.generation == 1
     STORES.pop(request.node.nodeid)
 
 
-def test_what_is_lost_of_a_generation_aside_is_none_of_the_readers(
+def test_a_lost_shadow_build_is_restarted_under_its_number(
     sink: MemorySink, request: pytest.FixtureRequest
 ) -> None:
-    """It is restarted under its number, which the process that builds it relies on."""
-    stands(sink, 50, 3)
+    """It is restarted under its number, which the process that generation it relies on."""
+    move_to(sink, 50, 3)
     aside = sink.at(4)
     aside.open()
     store = STORES[request.node.nodeid]
-    store.aside[4].lost = True
+    store.shadows[4].lost = True
     run = made()
-    run.stands(Applied.beginning("shop", 4))
-    assert opened(run, aside).applied == Applied.beginning("shop", 4)
+    run.opened_at(Applied.beginning("shop", 4))
+    assert open_store(run, aside).applied == Applied.beginning("shop", 4)
     assert (STORES[request.node.nodeid], sink.current()) == (store, 3)
 
 
-def test_where_nobody_writes_it_follows_by_the_canaries() -> None:
+def test_a_canary_of_an_idle_database_shows_no_lag() -> None:
     """The last commit of an idle database is old; a new canary shows that there is no lag."""
     run, now_us = made(), time.time_ns() // 1_000
     old = Applied("shop", 1, 1, LSN(0x100), 7, now_us - 3_600_000_000, 3, {})
-    said = []
+    states = []
     for canary in (now_us, None):
         run.has_applied(old, 1, set(), 0.1, canary)
-        said.append(run.state)
-    assert said == ["following", "catching_up"]
+        states.append(run.state)
+    assert states == ["following", "catching_up"]
 
 
-def test_it_tells_since_when_it_does_not_get_on(
+def test_a_report_shows_since_when_the_follower_fails(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first error on, not the newest, until a store is open or something is applied."""
@@ -254,19 +257,19 @@ def test_it_tells_since_when_it_does_not_get_on(
     assert (last.moved_at_us or 0) > (began or 0)
 
 
-def test_told_to_stop_it_says_nothing_of_what_that_broke_off(
+def test_a_stop_logs_no_error_of_what_it_interrupted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def session(run: Run) -> None:
         run.stop()
         raise UnavailableError("broken off", hint="")
 
-    with caplog.at_level(logging.INFO, "jobs.follow"):
+    with caplog.at_level(logging.DEBUG, "jobs.follow"):
         assert made(session).run() is Exit.OK
     assert [record.getMessage() for record in caplog.records] == ["cache: stopped"]
 
 
-def test_what_a_bug_says_is_not_logged_but_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bugs_text_is_not_logged_but_its_place_is(caplog: pytest.LogCaptureFixture) -> None:
     """The text of a foreign error may contain a row's values."""
     value = "secret"
 
@@ -280,5 +283,5 @@ def test_what_a_bug_says_is_not_logged_but_where_it_is(caplog: pytest.LogCapture
         failed = made(session)._turn()
     assert isinstance(failed, InvariantError)
     assert value not in caplog.text
-    for told in ("ArrowInvalid", "ValueError", ".cast(", "in session"):
-        assert told in caplog.text
+    for last_report in ("ArrowInvalid", "ValueError", ".cast(", "in session"):
+        assert last_report in caplog.text

@@ -73,16 +73,16 @@ def test_what_is_no_table_pattern_is_refused(text: str) -> None:
 
 def test_excluded_tables_are_left_out_of_what_is_included(path: Path) -> None:
     selection = config(path).selection
-    assert selection.takes("public", "users")
-    assert selection.takes("any", "orders")
-    assert selection.takes("tenant_1", "item")
-    assert not selection.takes("tenant_1", "items")
-    assert not selection.takes("public", "audit_log")
-    assert not selection.takes("other", "orders")
-    assert not selection.takes("lockstep", "orders"), "ours, unless the schema is named"
+    assert selection.includes("public", "users")
+    assert selection.includes("any", "orders")
+    assert selection.includes("tenant_1", "item")
+    assert not selection.includes("tenant_1", "items")
+    assert not selection.includes("public", "audit_log")
+    assert not selection.includes("other", "orders")
+    assert not selection.includes("lockstep", "orders"), "ours, unless the schema is named"
     assert config(
         path, head=HEAD.replace("other", "x").replace("public.*", "lockstep.*")
-    ).selection.takes("lockstep", "orders")
+    ).selection.includes("lockstep", "orders")
     assert selection.schemas is None
     assert config(path, head=HEAD.replace(', "*.orders", "tenant_*.item"', "")).selection.schemas
 
@@ -104,7 +104,7 @@ tables:
 """
 
 
-def test_sections_that_match_are_laid_over_each_other(path: Path) -> None:
+def test_sections_that_match_are_combined(path: Path) -> None:
     users = config(path, TABLES).selection.of(("public", "users"))
     assert (users.key, users.where) == (("tenant", "id"), "region = 'eu'")
     assert not users.captures("secret_code")
@@ -115,13 +115,13 @@ def test_sections_that_match_are_laid_over_each_other(path: Path) -> None:
     assert users.mask("id") is None
 
 
-def test_a_section_of_many_tables_asks_none_of_them_for_a_column(path: Path) -> None:
+def test_a_section_of_many_tables_requires_no_column_of_any(path: Path) -> None:
     selection = config(path, TABLES).selection
     assert selection.of(("public", "users")).hidden == {"email", "zip"}
     assert selection.of(("public", "people")).hidden == frozenset()
 
 
-def test_columns_are_the_only_ones_and_keep_takes_a_mask_back(path: Path) -> None:
+def test_only_the_named_columns_are_captured_and_keep_removes_a_mask(path: Path) -> None:
     people = config(path, TABLES).selection.of(("public", "people"))
     assert [c for c in ("id", "name_last", "odd*", "odd1", "secret_x") if people.captures(c)] == [
         "id",
@@ -130,6 +130,10 @@ def test_columns_are_the_only_ones_and_keep_takes_a_mask_back(path: Path) -> Non
     ]
     assert people.mask("city") == Mask("keep")
     assert not people.captures("city"), "it is not among the columns"
+
+
+def test_a_section_without_settings_is_no_rule(path: Path) -> None:
+    assert config(path, "tables: {public.users: , public.orders: {}}").tables == {}
 
 
 def test_a_partition_is_selected_by_its_own_name_and_by_those_above_it(path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_partition_is_selected_by_its_own_name_and_by_those_above_it(path: Pat
         ("{users: {exclude: [a]}}", "tables.users: names no table"),
         ("{public.u: {exclud: [a]}}", "unknown name; did you mean exclude?"),
         ("{public.u: x}", "public.u: expected names with values below it"),
-        ("{public.u: {columns: [a], exclude: [b]}}", "two ways to say one thing"),
+        ("{public.u: {columns: [a], exclude: [b]}}", "are alternatives; keep one"),
         ("{public.u: {columns: []}}", "columns is empty; leave it out"),
         ("{public.u: {where: ''}}", "where is empty; leave it out"),
         ("{public.u: {where: 3}}", "where: given a whole number, '3'; expected text"),
@@ -155,7 +159,7 @@ def test_a_partition_is_selected_by_its_own_name_and_by_those_above_it(path: Pat
         ("{public.u: {key: [a], mask: {a: null}}}", "mask null makes rows alike"),
         ("{public.u: {key: [a], mask: {'*': {fixed: 1}}}}", "mask fixed makes rows alike"),
         ("{public.u: {key: [a], mask: {a: {truncate: 9}}}}", "mask truncate makes rows alike"),
-        ("{public.u: {mask: {a: {}}}}", "expected one of fixed, hmac, truncate"),
+        ("{public.u: {mask: {a: {}}}}", "expected null, keep, {fixed: value}, {truncate: n}"),
         ("{public.u: {mask: {a: hash}}}", "expected null, keep, {fixed: value}"),
         ("{public.u: {mask: {a: {truncate: -1}}}}", "a length is not negative"),
         ("{public.u: {mask: {a: {truncate: x}}}}", "given text, 'x'; expected a whole number"),
@@ -164,7 +168,7 @@ def test_a_partition_is_selected_by_its_own_name_and_by_those_above_it(path: Pat
         ("{public.u: {mask: {a: {hmac: '${NOPE}'}}}}", "variable NOPE is not set"),
     ],
 )
-def test_a_section_that_cannot_be_meant_is_refused(path: Path, tables: str, says: str) -> None:
+def test_a_section_that_contradicts_itself_is_refused(path: Path, tables: str, says: str) -> None:
     what = refusal(path, f"tables: {tables}\n")
     assert says in what
     assert "one error" in what

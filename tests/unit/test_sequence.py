@@ -29,7 +29,7 @@ from cdc.decode.messages import (
 )
 from cdc.errors import CDCError, Exit, GapError, ProtocolError
 from cdc.events import LSN
-from cdc.sequence.state import Pause, Place
+from cdc.sequence.state import LastChange, Pause
 from tests.property.stream import (
     TIME_US,
     Published,
@@ -188,7 +188,7 @@ def test_origins_types_and_empty_transactions_publish_nothing() -> None:
     assert fresh.waiting() == []
     assert fresh.sequencer.types == {90001: "mood"}
     assert fresh.sequencer.end_lsn == 0x3008
-    assert fresh.sequencer.place == Place(LSN(0x3000), 0, open=False)
+    assert fresh.sequencer.last_change == LastChange(LSN(0x3000), 0, open=False, xid=771)
 
 
 def test_types_outside_the_catalog_have_their_schemas_name() -> None:
@@ -269,7 +269,7 @@ def test_a_new_description_holds_from_there_on() -> None:
 # -- where feed stops ------------------------------------------------------------------------------
 
 
-def test_feed_stops_behind_a_relation_and_hands_it_over() -> None:
+def test_feed_stops_after_a_relation_and_returns_it() -> None:
     sequencer = Session(position(), {}).sequencer
     frames = chunk(begin(), frame(USERS), INSERT)
     at, step = sequencer.feed(frames)
@@ -285,7 +285,7 @@ def test_feed_stops_at_a_commit_once_the_batch_is_full() -> None:
     more = chunk(*full, begin(0x4000), INSERT)
     at, step = fresh.sequencer.feed(more)
     assert (at, step) == (sum(map(len, full)), Pause.FULL)
-    fresh.sequencer.cut()
+    fresh.sequencer.start_batch()
     assert fresh.sequencer.feed(more, at) == (len(more) - len(PADDING), Pause.MORE)
     assert fresh.sequencer.events == 1
 
@@ -315,7 +315,7 @@ def test_feed_hands_over_what_belongs_to_a_streamed_transaction() -> None:
         assert fresh.sequencer.feed(chunk(frame(step), INSERT)) == (len(frame(step)), step)
 
 
-def test_a_streamed_transactions_rows_are_those_behind_their_xids() -> None:
+def test_a_streamed_transactions_rows_are_read_after_their_xids() -> None:
     plain, streamed = session(), session()
     rows: list[Message] = [
         Insert(1, (b"1", b"a"), xid=None),
@@ -333,19 +333,20 @@ def test_a_streamed_transactions_rows_are_those_behind_their_xids() -> None:
 # -- resume ----------------------------------------------------------------------------------------
 
 
-def test_a_cut_transaction_stays_open_until_its_end_is_read() -> None:
+def test_a_split_transaction_stays_open_until_its_end_is_read() -> None:
     """Even before its first frame is sent again: a keepalive at that time is not about it."""
     fresh = Session(position(commit_lsn=0x2000, ordinal=2, is_open=True, seq=7), {1: ("id",)})
-    places = [fresh.sequencer.place]
+    places = [fresh.sequencer.last_change]
     for one in (begin(), frame(USERS), INSERT, INSERT, INSERT, commit()):
         fresh.feed([one])
-        places.append(fresh.sequencer.place)
-    held, more = Place(LSN(0x2000), 2, open=True), Place(LSN(0x2000), 3, open=True)
-    assert places == [held, held, held, held, held, more, Place(LSN(0x2000), 3, open=False)]
+        places.append(fresh.sequencer.last_change)
+    held = LastChange(LSN(0x2000), 2, open=True, xid=None)
+    more = held._replace(ordinal=3, xid=771)
+    assert places == [held, held, held, held, held, more, more._replace(open=False)]
     assert fresh.sequencer.seq == 8
 
 
-def test_only_what_the_log_holds_of_a_cut_transaction_is_skipped() -> None:
+def test_only_what_the_log_holds_of_a_split_transaction_is_skipped() -> None:
     fresh = session(commit_lsn=0x2000, ordinal=3, is_open=True, seq=7)
     replaying = [fresh.sequencer.replaying]
     truncate = frame(Truncate((1,), cascade=False, restart_identity=False))
@@ -358,7 +359,7 @@ def test_only_what_the_log_holds_of_a_cut_transaction_is_skipped() -> None:
     assert ops(fresh.waiting()) == [(8, "d"), (8, None), (9, "t"), (10, "c")]
 
 
-def test_a_transaction_that_the_log_holds_is_skipped_whole() -> None:
+def test_a_transaction_that_the_log_holds_is_skipped_completely() -> None:
     fresh = session(end_lsn=0x2008, commit_lsn=0x2000, ordinal=1, seq=7)
     fresh.feed([INSERT, INSERT, commit()])
     assert fresh.waiting() == []
@@ -373,7 +374,7 @@ def test_a_transaction_that_the_log_holds_is_skipped_whole() -> None:
     ],
     ids=["it came shorter", "another came in its place"],
 )
-def test_a_cut_transaction_that_does_not_come_again_as_it_was_is_a_gap(frames: list[bytes]) -> None:
+def test_a_split_transaction_that_is_sent_again_differently_is_a_gap(frames: list[bytes]) -> None:
     fresh = Session(position(commit_lsn=0x2000, ordinal=2, is_open=True, seq=2), {1: ("id",)})
     with pytest.raises(CDCError) as raised:
         fresh.feed(frames)

@@ -54,7 +54,7 @@ def test_a_brace_alone_is_no_template(text: str) -> None:
         ("{{{name}}}:{id}", False),
     ],
 )
-def test_a_row_stays_in_its_slot_where_its_key_alone_tells_it(text: str, *, fixed: bool) -> None:
+def test_a_row_stays_in_its_slot_if_its_key_determines_it(text: str, *, fixed: bool) -> None:
     shape = Shape(key=text)
     assert Shaper(shape, USERS, "p").slot_is_fixed is fixed
     if fixed:
@@ -75,14 +75,14 @@ def test_slots_are_those_of_the_cluster_specification() -> None:
     assert [slot_of(b"x%b}{y" % tag) for tag in tags()] == list(range(SLOTS))
 
 
-def test_what_belongs_to_a_row_is_in_its_slot() -> None:
+def test_all_keys_of_a_row_are_in_its_slot() -> None:
     names = Names("shop", "cache", cluster=True)
     for place in (b"shop:public.users:7", b"a}b{c}", b"{}", b"{tag}x", b"}", b"{"):
         slot = names.slot(place)
         for ours in (
             names.companions(1, "public.users", slot) + b'{"id":7}',
             names.holders(1, "public.users", slot) + place,
-            names.aside(1, slot) + place,
+            names.shadow(1, slot) + place,
             names.sentinel(slot),
         ):
             assert slot_of(ours) == slot
@@ -105,6 +105,17 @@ def test_what_belongs_to_a_row_is_in_its_slot() -> None:
 )
 def test_a_key_is_named_by_its_columns(key: bytes, place: bytes) -> None:
     assert Placer(Shape(), "p", "t").place(key) == place
+
+
+def test_no_row_is_in_the_place_of_a_stores_own_key() -> None:
+    """The owner of a schema `~cache` writes no companions of the follower `cache`."""
+    tables = ["~cache.1", "%7Ecache.1", "%25.1", "%.1", "~.1", "cache.1", "7Ecache.1"]
+    key = b'{"id":"public.users:{}"}'
+    placers = [Placer(Shape(), "p", table) for table in tables]
+    places = [placer.place(key) for placer in placers]
+    assert len(set(places)) == len(tables)
+    assert not any(place.startswith((b"p:~", b"p:cdc:")) for place in places)
+    assert all(key in p.keys(place, ["id"]) for p, place in zip(placers, places, strict=True))
 
 
 def test_a_key_that_is_a_digest_has_a_place_of_its_own() -> None:

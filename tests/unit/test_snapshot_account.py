@@ -58,13 +58,13 @@ def told(history: History, *, whole: bool = True) -> list[str]:
     return rows.wrong
 
 
-def test_a_right_history_is_no_finding() -> None:
+def test_a_correct_history_has_no_finding() -> None:
     assert told(RIGHT) == []
     assert told([("u", 1, 4, 7, 1), ("r", 2, 9, 8, 1), ("u", 1, 5, 9, 1)], whole=False) == []
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_history_is_one(name: str) -> None:
+def test_an_incorrect_history_is_a_finding(name: str) -> None:
     assert told(WRONG[name])
 
 

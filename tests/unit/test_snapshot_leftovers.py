@@ -11,8 +11,8 @@ import pytest
 from cdc.config import Config, Log, Source
 from cdc.encode.partition import partition_of
 from cdc.log import reader
-from cdc.snapshot.initial import leftovers as gone
-from cdc.snapshot.initial.records import Gone, Plan, PlannedTable
+from cdc.snapshot.initial import leftovers
+from cdc.snapshot.initial.records import Plan, PlannedTable, StalePartition
 
 TOPIC = "shop.public.users"
 _FIRST = 1_000  # the first of this generation's seqs
@@ -38,15 +38,15 @@ def deleted(log: Log_, partitions: int, monkeypatch: pytest.MonkeyPatch) -> set[
         yield from log.get(number, [])
 
     monkeypatch.setattr(reader, "read_partition", read)
-    monkeypatch.setattr(gone, "_delete_format", lambda *_: b"")
+    monkeypatch.setattr(leftovers, "_format", lambda *_: b"")
     config = Config(pipeline="shop", source=Source(dsn=""), log=Log(bootstrap_servers=""))
     tables = [cast("PlannedTable", type("T", (), {"schema_id": 1, "partitions": partitions})())]
     found: list[bytes] = []
     for number in sorted(log):
-        of = Gone(schema_id=1, topic=TOPIC, partition=number, events=100, first_seq=5_000)
-        fields: Any = {"gone": (of,), "tables": tables, "schemas": {1: _Schema()}}
+        of = StalePartition(schema_id=1, topic=TOPIC, partition=number, events=100, first_seq=5_000)
+        fields: Any = {"stale": (of,), "tables": tables, "schemas": {1: _Schema()}}
         plan = cast("Plan", type("P", (), {**fields, "first_seq": _FIRST})())
-        found += gone.Deleting(config, plan, 0, cast("Any", None))._left(1, 0)
+        found += leftovers.LeftoverDeletes(config, plan, 0, cast("Any", None))._left(1, 0)
     assert len(set(found)) == len(found)
     return set(found)
 

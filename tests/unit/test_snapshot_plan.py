@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cdc.config import Config, Log, Snapshot, Source, TableRule
 from cdc.errors import ConfigError, RewrittenError
 from cdc.events import LSN
 from cdc.log import records as log_records
-from cdc.log.records import Publication, SchemaColumn, SchemaRecord
-from cdc.operate.doctor.snapshot import Facts, judge
-from cdc.operate.findings import Severity
+from cdc.log.records import PinnedPublication, SchemaColumn, SchemaRecord
+from cdc.operate.doctor.snapshot import check_snapshot
+from cdc.operate.facts import SnapshotFacts, SourceFacts
+from cdc.operate.findings import Finding, Severity
 from cdc.sequence.relations import Relations
 from cdc.snapshot.initial.export import waited_for
-from cdc.snapshot.initial.plan import Pages, Seqs, cut, gone, keyless, version
+from cdc.snapshot.initial.plan import Seqs, cut, keyless, stale_partitions, version
 from cdc.snapshot.initial.progress import Progress
-from cdc.snapshot.initial.records import Gone, Plan, PlannedTable, RangeRecord, SnapshotState
-from cdc.source.catalog import TableFacts
-from cdc.source.described import Column, Described, Heap
-from cdc.source.publications import Published
-from cdc.source.server import Holder
+from cdc.snapshot.initial.records import (
+    Plan,
+    PlannedTable,
+    RangeRecord,
+    SnapshotState,
+    StalePartition,
+)
+from cdc.source.described import DescribedTable, Heap, SentColumn
+from cdc.source.lookups import SentTable, TableFacts
+from cdc.source.server import OpenTransaction, Server
 from cdc.source.volumes import Volume
 from tests.unit.test_control_doctor import SERVER
 
@@ -47,23 +56,24 @@ def heap(name: str, pages: int, **changed: object) -> Heap:
     return Heap(**{**fields, **changed})  # type: ignore[arg-type]
 
 
-def described(name: str, *heaps: Heap, where: str | None = None) -> Described:
-    return Described(
+def described(name: str, *heaps: Heap, where: str | None = None) -> DescribedTable:
+    return DescribedTable(
         oid=7, schema="public", name=name, replica_identity="d",
-        columns=(Column("id", 23, -1, True),), types={}, outputs=('"id"',),  # noqa: FBT003
-        facts=TableFacts(("id",), {"id": False}), published=Published((("id", 23, -1),), where),
+        columns=(SentColumn("id", 23, -1, True),), types={}, outputs=('"id"',),  # noqa: FBT003
+        facts=TableFacts(("id",), {"id": False}), published=SentTable((("id", 23, -1),), where),
         heaps=heaps,
     )  # fmt: skip
 
 
 def planned(
-    *tables: Described, range_pages: int = 8, first_seq: int = 1
+    *tables: DescribedTable, range_pages: int = 8, first_seq: int = 1
 ) -> tuple[list[PlannedTable], int]:
     relations, seqs = Relations("shop", [], 0), Seqs(first_seq)
     found = []
+    config = replace(CONFIG, snapshot=Snapshot(range_bytes=PAGE * range_pages))
     for table in tables:
         schema, _ = version(CONFIG, relations, table, LSN(1))
-        found += cut(CONFIG, table, schema, 3, Pages(PAGE, range_pages), seqs)
+        found += cut(config, table, schema, 3, PAGE, seqs)
     return found, seqs.next
 
 
@@ -77,8 +87,8 @@ def plan_of(tables: list[PlannedTable], next_seq: int, tasks: int = 2) -> Plan:
     )  # fmt: skip
     return Plan(
         pipeline="shop", generation=2, token="t", epoch=1, database="shop",
-        publication=Publication("p", 1, {}), snapshot="0-1", lsn=LSN(0x16E9058), taken_at_us=5,
-        tasks=tasks, first_seq=1, next_seq=next_seq, tables=tuple(tables),
+        publication=PinnedPublication("p", 1, {}), snapshot="0-1", lsn=LSN(0x16E9058),
+        taken_at_us=5, tasks=tasks, first_seq=1, next_seq=next_seq, tables=tuple(tables),
         schemas={each.schema_id: schema for each in tables},
     )  # fmt: skip
 
@@ -115,7 +125,7 @@ def test_every_page_is_in_one_range_and_every_seq_in_one_block(
     ]
 
 
-def test_what_is_no_heap_is_whole_and_what_was_chosen_is_kept() -> None:
+def test_a_relation_without_pages_is_one_range_and_choices_are_kept() -> None:
     columnar = heap("col", 3, access_method="columnar")
     tables, _ = planned(
         described("col", columnar),
@@ -143,7 +153,7 @@ def test_what_is_no_heap_is_whole_and_what_was_chosen_is_kept() -> None:
         ({"persistence": "u"}, ConfigError),
     ],
 )
-def test_what_can_not_be_copied_is_refused(
+def test_a_table_that_cannot_be_copied_is_refused(
     changed: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"public\.t"):
@@ -162,8 +172,8 @@ def test_of_older_generations_keys_are_deleted_and_keyless_tables_truncated() ->
               ("shop.public.a", 0): 0, ("shop.cdc.dead", 0): 3}  # fmt: skip
     assert [each.schema_id for each in keyless(events, versions)] == [2, 4]
     seqs = Seqs(100)
-    assert gone(events, versions, seqs) == [
-        Gone(schema_id=1, topic="shop.public.a", partition=1, events=5, first_seq=100)
+    assert stale_partitions(events, versions, seqs) == [
+        StalePartition(schema_id=1, topic="shop.public.a", partition=1, events=5, first_seq=100)
     ]
     assert seqs.next == 105
 
@@ -184,7 +194,7 @@ def test_records_are_exact_both_ways() -> None:
         log_records.decode(SnapshotState, b'{"format": 2}', "shop.cdc.snapshot")
 
 
-def test_progress_counts_each_range_once_and_tells_the_time_left() -> None:
+def test_progress_counts_each_range_once_and_estimates_the_time_left() -> None:
     tables, end = planned(described("t", heap("t", 20)))
     plan = plan_of(tables, end)
     progress = Progress(plan, 0.0)
@@ -200,7 +210,7 @@ def test_progress_counts_each_range_once_and_tells_the_time_left() -> None:
     assert report.rows_per_second == 40
     assert report.seconds_left == pytest.approx(3.0)
     assert "40 %, 80 rows" in report.words()
-    progress.know(
+    progress.restart(
         [RangeRecord(generation=2, table=0, number=n, rows=1, bytes=1, ends=(), seconds=0.0)
          for n in (1, 2)]
     )  # fmt: skip
@@ -210,30 +220,40 @@ def test_progress_counts_each_range_once_and_tells_the_time_left() -> None:
     assert Progress(plan_of([], 1), 0.0).report(0.0).percent == 100
 
 
-def test_the_doctor_says_what_a_snapshot_needs_and_costs() -> None:
+def test_the_doctor_shows_what_a_snapshot_needs_and_costs() -> None:
     big = Volume("public", "t", 10_000_000, 10 << 30, may_select=True, hidden=False)
-    facts = Facts(SERVER, None, [big], 1e6, None)
-    (cost,) = judge(CONFIG, facts)
+    snapshot = SnapshotFacts([big], 1e6, None)
+    facts = SourceFacts(SERVER, None, None, [], [], set_up=False, snapshot=snapshot)
+
+    def judge(
+        config: Config = CONFIG,
+        server: Server = SERVER,
+        **changes: Any,  # noqa: ANN401 - fields of a tuple
+    ) -> list[Finding]:
+        changed = facts._replace(server=server, snapshot=snapshot._replace(**changes))
+        return list(check_snapshot(config, changed))
+
+    (cost,) = judge()
     assert cost.severity is Severity.NOTE
     assert "10,000,000 rows, 10.0 GiB, in about 7 min with 2 tasks" in cost.what
     small = SERVER._replace(settings={**SERVER.settings, "max_slot_wal_keep_size": "100"})
-    assert judge(CONFIG, facts._replace(server=small))[-1].severity is Severity.WARNING
+    assert judge(server=small)[-1].severity is Severity.WARNING
     idle = SERVER._replace(settings={**SERVER.settings, "idle_replication_slot_timeout": "60"})
-    assert "invalidates it after 60 s" in judge(CONFIG, facts._replace(server=idle))[0].what
+    assert "invalidates it after 60 s" in judge(server=idle)[0].what
     full = SERVER._replace(slots_in_use=int(SERVER.settings["max_replication_slots"]) - 1)
-    assert "max_replication_slots" in judge(CONFIG, facts._replace(server=full))[0].what
+    assert "max_replication_slots" in judge(server=full)[0].what
     shut = big._replace(may_select=False, hidden=True)
-    told = [each.fix for each in judge(CONFIG, facts._replace(volumes=[shut]))[:2]]
+    told = [each.fix for each in judge(volumes=[shut])[:2]]
     assert 'GRANT SELECT ON "public"."t"' in told[0]
     assert "BYPASSRLS" in told[1]
     old = SERVER._replace(version=150_004, in_recovery=True)
-    assert "from 16 on" in judge(CONFIG, facts._replace(standby=old))[0].what
+    assert "from 16 on" in judge(standby=old)[0].what
     slow = Snapshot(rows_per_second=1_000)
     paced = Config(pipeline="shop", source=CONFIG.source, log=CONFIG.log, snapshot=slow)
-    assert "in about 3 h" in judge(paced, facts)[0].what
+    assert "in about 3 h" in judge(paced)[0].what
 
 
-def test_who_is_waited_for_is_told() -> None:
-    told = waited_for([Holder(12, None, 61.0), Holder(None, "x", 3.0)])
+def test_the_processes_that_are_waited_for_are_named() -> None:
+    told = waited_for([OpenTransaction(12, None, 61.0), OpenTransaction(None, "x", 3.0)])
     assert told == "waiting for 2 transactions that write to end; the oldest: pid 12, 61 s"
-    assert "prepared 'x'" in waited_for([Holder(None, "x", 3.0)])
+    assert "prepared 'x'" in waited_for([OpenTransaction(None, "x", 3.0)])

@@ -11,11 +11,11 @@ from cdc.config import Config, Log, Source
 from cdc.config.snapshot import Snapshot
 from cdc.errors import CDCError, ConfigError, UnavailableError
 from cdc.events import LSN
-from cdc.log import bounded
+from cdc.log import publisher
 from cdc.log.batch import Batch
-from cdc.log.bounded import IN_FLIGHT_BYTES, BoundedPublisher
-from cdc.log.records import Publication
-from cdc.snapshot.initial import rate as pace
+from cdc.log.publisher import IN_FLIGHT_BYTES, BoundedPublisher
+from cdc.log.records import PinnedPublication
+from cdc.snapshot.initial import rate
 from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import Plan, PlannedTable
 from cdc.snapshot.initial.task import range_query, transaction_seconds
@@ -39,8 +39,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     it = Clock()
-    monkeypatch.setattr(pace, "time", it)
-    monkeypatch.setattr(bounded, "time", it)
+    monkeypatch.setattr(rate, "time", it)
+    monkeypatch.setattr(publisher, "time", it)
     return it
 
 
@@ -66,8 +66,8 @@ def planned(**changed: Any) -> PlannedTable:  # noqa: ANN401 - a table's fields
 def plan(*tables: PlannedTable, tasks: int = 2) -> Plan:
     return Plan(
         pipeline="p", generation=1, token="t", epoch=1, database="d", snapshot="s", lsn=LSN(1),
-        publication=Publication("p", 1, {}), taken_at_us=0, tasks=tasks, first_seq=1, next_seq=9,
-        tables=tables,
+        publication=PinnedPublication("p", 1, {}), taken_at_us=0, tasks=tasks, first_seq=1,
+        next_seq=9, tables=tables,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_a_transaction_lasts_as_long_as_the_largest_range_may_take() -> None:
     assert "snapshot.range_bytes" in raised.value.hint
 
 
-def test_a_range_is_asked_for_by_its_pages_and_the_filters() -> None:
+def test_a_range_is_queried_by_its_pages_and_filters() -> None:
     table = planned(where="a > 1 -- not b")
     ranges = list(table.ranges(0))
     assert [each.first_page for each in ranges] == [0, 40, 80]
@@ -175,16 +175,16 @@ def producer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Producer:
     return it
 
 
-def test_no_more_waits_for_the_brokers_than_is_said(producer: Producer) -> None:
-    publisher = BoundedPublisher(config(), "snapshot.0", 300)
+def test_the_queue_to_the_brokers_is_bounded(producer: Producer) -> None:
+    publisher = BoundedPublisher(config(), "snapshot.0", transaction_seconds=300)
     produce(publisher, 40)
     assert IN_FLIGHT_BYTES <= producer.most <= IN_FLIGHT_BYTES + (4 << 20)
 
 
-def test_brokers_that_take_nothing_or_refuse_are_told(producer: Producer) -> None:
+def test_brokers_that_are_stalled_or_refuse_are_reported(producer: Producer) -> None:
     producer.takes = False
     with pytest.raises(UnavailableError, match="has taken nothing"):
-        produce(BoundedPublisher(config(), "snapshot.0", 300), 40)
+        produce(BoundedPublisher(config(), "snapshot.0", transaction_seconds=300), 40)
     producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
     with pytest.raises(CDCError, match="MSG_SIZE_TOO_LARGE"):
-        produce(BoundedPublisher(config(), "snapshot.0", 300), 40)
+        produce(BoundedPublisher(config(), "snapshot.0", transaction_seconds=300), 40)

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from cdc.errors import ConfigError, Policy, SpoolError
-from cdc.sequence.spool import Committed, Spool, home
+from cdc.sequence.spool import Committed, Spool, spool_directory
 
 MB = 1 << 20
 
@@ -29,6 +29,10 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     it.close()
 
 
+def on_disk(spool: Spool) -> int:
+    return sum(path.stat().st_size for path in spool._private.iterdir())
+
+
 def joined(reader: Committed) -> bytes:
     return b"".join(reader)
 
@@ -36,9 +40,9 @@ def joined(reader: Committed) -> bytes:
 def test_a_small_transaction_never_reaches_the_disk(spool: Spool) -> None:
     spool.append(7, 7, b"abc")
     spool.append(7, 8, memoryview(b"def"))
-    assert (spool.memory_bytes, spool.disk_bytes, spool.transactions) == (6, 0, 1)
+    assert (spool.memory_bytes, on_disk(spool), len(spool._open)) == (6, 0, 1)
     assert joined(spool.commit(7)) == b"abcdef"
-    assert (spool.memory_bytes, spool.transactions) == (0, 0)
+    assert (spool.memory_bytes, len(spool._open)) == (0, 0)
 
 
 def test_a_transaction_that_streamed_nothing_is_empty(spool: Spool) -> None:
@@ -51,11 +55,13 @@ def test_what_is_not_read_to_its_end_is_given_back_when_dropped(spool: Spool) ->
     spool.append(7, 7, bytes(5_000))
     spool.append(7, 7, bytes(5_000))
     reader = spool.commit(7)
-    assert spool.disk_bytes == 10_000
-    assert list(spool._place.iterdir()) == []  # it has no name from the start
+    assert list(spool._private.iterdir()) == []  # it has no name from the start
+    descriptor = reader._descriptor
+    assert os.fstat(descriptor).st_size == 10_000
     del reader
     gc.collect()
-    assert spool.disk_bytes == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_a_reader_outlives_its_spool(tmp_path: Path) -> None:
@@ -65,13 +71,13 @@ def test_a_reader_outlives_its_spool(tmp_path: Path) -> None:
     reader = spool.commit(7)
     spool.close()
     assert joined(reader) == b"abc"
-    assert spool.disk_bytes == 0
+    assert reader._descriptor == -1
 
 
 def test_a_transaction_that_was_cut_back_to_nothing_goes_on(spool: Spool) -> None:
     spool.append(7, 8, bytes(5_000))
     spool.abort(7, 8)
-    assert spool.disk_bytes == 0
+    assert on_disk(spool) == 0
     spool.append(7, 9, b"x" * 5_000)
     assert joined(spool.commit(7)) == b"x" * 5_000
     spool.append(7, 8, bytes(5_000))
@@ -143,11 +149,11 @@ def test_a_file_that_somebody_emptied_or_removed_is_noticed(spool: Spool) -> Non
     spool.append(7, 7, bytes(5_000))
     spool.append(8, 8, bytes(5_000))
     spool.append(9, 9, bytes(5_000))
-    os.truncate(spool._place / "7", 10)
+    os.truncate(spool._private / "7", 10)
     with pytest.raises(SpoolError, match="ends before"):
         joined(spool.commit(7))
-    (spool._place / "8").unlink()
-    (spool._place / "9").unlink()
+    (spool._private / "8").unlink()
+    (spool._private / "9").unlink()
     with pytest.raises(SpoolError):
         spool.append(8, 8, bytes(5_000))
     with pytest.raises(SpoolError):
@@ -161,7 +167,7 @@ def test_rows_are_private(tmp_path: Path) -> None:
         spool.append(7, 7, b"abc")
     finally:
         os.umask(before)
-    file = spool._place / "7"
+    file = spool._private / "7"
     assert [p.stat().st_mode & 0o777 for p in (tmp_path / "s", file.parent, file)] == [
         0o700,
         0o700,
@@ -197,7 +203,7 @@ from pathlib import Path
 from cdc.sequence.spool import Spool
 spool = Spool(Path({str(tmp_path / "s")!r}), memory_bytes=0)
 spool.append(7, 7, b"abc")
-print(spool._place, flush=True)
+print(spool._private, flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(
@@ -211,7 +217,7 @@ sys.stdin.read()
         other.wait()
         assert (theirs / "7").exists()
         second = Spool(tmp_path / "s")
-        assert sorted((tmp_path / "s").iterdir()) == sorted([first._place, second._place])
+        assert sorted((tmp_path / "s").iterdir()) == sorted([first._private, second._private])
     first.close()
     second.close()
     assert list((tmp_path / "s").iterdir()) == []
@@ -228,7 +234,7 @@ def test_thousands_of_interleaved_transactions_need_no_more_descriptors(tmp_path
             for xid in range(3, 3_003):
                 spool.append(xid, xid, b"%d %d " % (turn, xid) * 10)
         assert spool.memory_bytes <= 100_000
-        assert spool.disk_bytes > 500_000
+        assert on_disk(spool) > 500_000
         for xid in range(3, 3_003):
             expected = b"".join(b"%d %d " % (turn, xid) * 10 for turn in range(3))
             assert joined(spool.commit(xid)) == expected
@@ -273,7 +279,7 @@ def test_a_large_transaction_goes_through_in_bounded_memory(tmp_path: Path) -> N
     spool.close()
 
 
-def test_each_pipeline_has_its_own_place(tmp_path: Path) -> None:
-    assert home(str(tmp_path), "shop").parent == tmp_path
-    assert home(str(tmp_path), "shop") != home(str(tmp_path), "crm")
-    assert home(None, "shop").is_absolute()
+def test_each_pipeline_has_its_own_spool_directory(tmp_path: Path) -> None:
+    assert spool_directory(str(tmp_path), "shop").parent == tmp_path
+    assert spool_directory(str(tmp_path), "shop") != spool_directory(str(tmp_path), "crm")
+    assert spool_directory(None, "shop").is_absolute()

@@ -1,7 +1,8 @@
-"""The watch's findings about topics that have changed, and about those that have not."""
+"""What the topic monitor finds in topics that have changed, and in those that have not."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import cast
 
@@ -12,52 +13,64 @@ from cdc.config import Config, Log, Source
 from cdc.errors import CDCError, Exit, FencedError, GapError, Policy
 from cdc.events import LSN
 from cdc.log import reader, topics
-from cdc.log.offsets import Span, Standing
+from cdc.log.expected import EpochError, Expected, Retained, same_seq, verify
+from cdc.log.offsets import Observed, Span
 from cdc.log.records import FrontierRecord, ResumePosition
-from cdc.log.topic_monitor import EpochError, Kept, Known, LogWatch, problems, same_seq
+from cdc.log.topic_monitor import TopicMonitor
 from tests.property.stream import position
 from tests.unit.test_continuity import IDENTITY
 
 USERS = "shop.public.users"
 RESUME = "shop.cdc.resume"
-KNOWN = Known(
-    {USERS: "aXb", RESUME: "r1"}, {(USERS, 0): 40, (USERS, 1): 7}, {(USERS, 0): Kept(20, 0.0)}, {}
+EXPECTED = Expected(
+    partitions={RESUME: 1, **IDENTITY.partitions},
+    topic_ids={USERS: "aXb", RESUME: "r1"},
+    ends={(USERS, 0): 40, (USERS, 1): 7},
+    retained={(USERS, 0): Retained(20, 0.0)},
 )
-STANDING = Standing(
-    {USERS: ("aXb", 4), RESUME: ("r1", 1)},
-    frozenset(),
-    frozenset(),
-    {(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
+OBSERVED = Observed(
+    topics={USERS: ("aXb", 4), RESUME: ("r1", 1)},
+    missing=frozenset(),
+    unanswered=frozenset(),
+    spans={(USERS, 0): Span(19, 41, 41), (USERS, 1): Span(7, 7, 7), (USERS, 2): Span(0, 0, 0)},
 )
 
 
-def judged(**changed: object) -> list[CDCError]:
-    return list(problems(IDENTITY, KNOWN, STANDING._replace(**changed)))  # type: ignore[arg-type]
+def findings(**observed: object) -> list[CDCError]:
+    return list(verify(EXPECTED, OBSERVED._replace(**observed)))  # type: ignore[arg-type]
 
 
-def test_topics_that_stand_as_they_should_are_no_problem() -> None:
+def test_topics_as_expected_give_no_finding() -> None:
     """Records that retention may delete may be missing, and markers follow the last record."""
-    assert judged() == []
+    assert findings() == []
 
 
-def test_what_was_lost_and_written_over_is_named() -> None:
+def test_what_was_lost_and_overwritten_is_named() -> None:
     """The partition is longer than before: only the order of acknowledged offsets shows it."""
-    known = KNOWN._replace(fallen={(USERS, 0): (38, 40), ("shop.public.others", 0): (1, 2)})
-    (problem,) = problems(IDENTITY, known, STANDING)
+    regressed = {(USERS, 0): (38, 40), ("shop.public.others", 0): (1, 2)}
+    expected = dataclasses.replace(EXPECTED, regressed=regressed)
+    (problem,) = verify(expected, OBSERVED)
     assert isinstance(problem, GapError)
     assert f"{USERS}, partition 0, ends at offset 38" in str(problem)
-    gone = STANDING._replace(missing=frozenset({USERS}), topics={})
-    assert "is gone" in str(next(problems(IDENTITY, known, gone)))
+    deleted = OBSERVED._replace(missing=frozenset({USERS}), topics={})
+    assert "was deleted" in str(next(verify(expected, deleted)))
 
 
-def test_what_a_broker_did_not_tell_is_no_problem() -> None:
-    assert judged(topics={}, spans={}) == []
+def test_a_topic_that_an_older_version_did_not_create_may_be_missing() -> None:
+    """Once the topic has existed its deletion is a gap."""
+    messages = "shop.cdc.messages"
+    missing = OBSERVED._replace(missing=frozenset({messages}))
+    optional = dataclasses.replace(EXPECTED, optional=frozenset({messages}))
+    assert list(verify(optional, missing)) == []
+    existed = dataclasses.replace(optional, topic_ids={**EXPECTED.topic_ids, messages: "m1"})
+    (problem,) = verify(existed, missing)
+    assert f"topic {messages} was deleted" in str(problem)
 
 
 @pytest.mark.parametrize(
     ("changed", "kind", "words"),
     [
-        ({"missing": frozenset({USERS}), "topics": {}}, GapError, (USERS, "is gone")),
+        ({"missing": frozenset({USERS}), "topics": {}}, GapError, (USERS, "was deleted")),
         ({"topics": {USERS: ("cYd", 4)}}, GapError, (USERS, "created again")),
         ({"topics": {RESUME: ("r2", 1)}}, GapError, (RESUME, "created again")),
         (
@@ -80,12 +93,12 @@ def test_what_a_broker_did_not_tell_is_no_problem() -> None:
             ),
         ),
     ],
-    ids=["gone", "recreated", "own-recreated", "widened", "truncated", "narrowed", "emptied"],
+    ids=["deleted", "recreated", "own-recreated", "widened", "truncated", "narrowed", "emptied"],
 )
-def test_topics_that_are_not_as_they_were_halt_with_a_remedy(
+def test_each_changed_topic_halts_with_a_remedy(
     changed: dict[str, object], kind: type[CDCError], words: tuple[str, ...]
 ) -> None:
-    (problem,) = judged(**changed)
+    (problem,) = findings(**changed)
     assert isinstance(problem, kind)
     assert (problem.policy, problem.exit_code) == (Policy.HALT, Exit.CONFIG)
     for word in words:
@@ -98,7 +111,7 @@ FRONTIER = FrontierRecord(
 POSITION = replace(position(end_lsn=0x5000), seq=13, pending=((USERS, 0, 2), (USERS, 1, 1)))
 
 
-def test_a_frontier_and_a_resume_record_that_count_alike_belong_together() -> None:
+def test_a_frontier_and_a_resume_record_with_the_same_count_agree() -> None:
     same_seq("shop", FRONTIER, POSITION)
 
 
@@ -110,7 +123,7 @@ def test_a_frontier_and_a_resume_record_that_count_alike_belong_together() -> No
         (replace(FRONTIER, lsn=LSN(0x6000)), "shop.cdc.resume"),
     ],
 )
-def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: str) -> None:
+def test_the_record_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: str) -> None:
     with pytest.raises(GapError, match=f"topic {lost} has lost its newest records"):
         same_seq("shop", frontier, POSITION)
 
@@ -118,9 +131,9 @@ def test_one_that_counts_less_has_lost_records(frontier: FrontierRecord, lost: s
 @pytest.mark.parametrize(
     ("now", "kind"),
     [(POSITION, GapError), (replace(POSITION, seq=POSITION.seq + 9), FencedError)],
-    ids=["nobody writes", "somebody does"],
+    ids=["no writer", "another writer"],
 )
-def test_a_frontier_of_a_daemon_that_came_between_is_no_loss(
+def test_a_frontier_that_another_daemon_wrote_meanwhile_is_no_loss(
     monkeypatch: pytest.MonkeyPatch, now: ResumePosition, kind: type[CDCError]
 ) -> None:
     """The frontiers are read after the resume record, and another daemon may have written more."""
@@ -129,6 +142,6 @@ def test_a_frontier_of_a_daemon_that_came_between_is_no_loss(
     monkeypatch.setattr(reader, "read_resume", lambda _: (IDENTITY, now))
     log = Log(bootstrap_servers="localhost:1")
     config = Config(pipeline="shop", source=Source(dsn="postgresql://a@b/c"), log=log)
-    watch = LogWatch(config, cast("topics.Admin", None))
+    monitor = TopicMonitor(config, cast("topics.Admin", None))
     with pytest.raises(kind):
-        watch.begin(IDENTITY, POSITION)
+        monitor.start(IDENTITY, POSITION)

@@ -126,7 +126,7 @@ CASES: list[tuple[str, int, str, object]] = [
 
 
 @pytest.mark.parametrize(("type_name", "modifier", "text", "expected"), CASES)
-def test_a_value_is_what_the_contract_says(
+def test_a_value_follows_the_contract(
     type_name: str, modifier: int, text: str, expected: object
 ) -> None:
     found = value_of(OIDS[type_name], modifier, text.encode())

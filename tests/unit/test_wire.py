@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from struct import pack
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,28 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
+from psycopg.pq import ExecStatus
 
-from cdc.errors import ConfigError, Policy, ProtocolError, SlotBusyError, UnavailableError
-from cdc.source import wire as wire_module
+from cdc.errors import (
+    CDCError,
+    ConfigError,
+    GapError,
+    Policy,
+    ProtocolError,
+    SlotBusyError,
+    UnavailableError,
+)
+from cdc.source import stream as stream_module
 from cdc.source.connection import translate
 from cdc.source.wire import READ_BYTES, Wire, wire
 from tests.fixtures.daemon import wait_until
+from tests.property.played import PlayedWalsender, stream_on
+from tests.property.stream import chunk
 
-COMMAND = b'START_REPLICATION SLOT "s" LOGICAL 0/0 ()'
+COMMAND = (
+    b'START_REPLICATION SLOT "s" LOGICAL 0/0'
+    b" (proto_version '1', publication_names '\"p\"', messages 'true')"
+)
 QUERY = b"Q" + pack(">I", 5 + len(COMMAND)) + COMMAND + b"\0"
 
 
@@ -42,15 +57,15 @@ DATA = message(b"d", b"w" + bytes(24) + b"B" + bytes(20))
 
 
 class Server:
-    """The other end of the socket, and the notices that the wire passed on."""
+    """The other end of the socket, with a wire and a stream at ours."""
 
     def __init__(self) -> None:
         ours, self.end = socket.socketpair()
         pgconn = SimpleNamespace(socket=ours.detach(), ssl_in_use=False, used_gssapi=False)
         client: Any = SimpleNamespace(pgconn=pgconn)
         self.descriptor: int = pgconn.socket
-        self.notices: list[str] = []
-        self.wire = wire(client, self.notices.append)
+        self.wire: Wire = wire(client, replication=True)
+        self.stream = stream_on(PlayedWalsender(self.wire, self.descriptor))
 
     def say(self, data: bytes) -> None:
         self.end.sendall(data)
@@ -81,31 +96,38 @@ def read_all(of: Wire, size: int) -> bytes:
         came.extend(of.read())
         return len(came) >= size
 
-    wait_until(enough, "the bytes do not come", 10, pause=0)
+    wait_until(enough, "the bytes do not come", pause=0)
     return bytes(came)
 
 
 # -- the start -------------------------------------------------------------------------------------
 
 
-def test_the_start_sends_the_command_and_hands_over_what_came_behind_the_answer(
+def test_the_start_sends_the_command_and_keeps_what_arrives_after_the_answer(
     server: Server,
 ) -> None:
     server.say(COPY_BOTH + DATA + DATA[:9])
-    server.wire.start(COMMAND)
+    server.stream.start()
     assert server.heard() == QUERY
-    assert server.wire.read() == DATA + DATA[:9]
-    assert server.wire.read() == b""
+    data = server.stream.read()
+    assert data == chunk(DATA, DATA[:9])
+    server.stream.keep(data, len(DATA))
+    assert server.stream.read() == b""
     server.say(DATA[9:])
-    assert server.wire.read() == DATA[9:]
+    assert server.stream.read() == chunk(DATA)
 
 
-def test_what_else_a_server_says_before_its_answer_is_heard_or_left(server: Server) -> None:
+def test_messages_before_the_answer_are_processed_or_ignored(server: Server) -> None:
     status = message(b"S", b"TimeZone\0UTC\0")
     server.say(status + notice("mind the gap") + message(b"Z", b"I") + COPY_BOTH)
-    server.wire.start(COMMAND)
-    assert server.notices == ["mind the gap"]
-    assert server.wire.read() == b""
+    server.stream.start()
+    assert server.stream.read() == b""
+
+
+def test_a_publication_dropped_before_the_start_is_an_error(server: Server) -> None:
+    server.say(notice('skipped loading publication "p"') + COPY_BOTH)
+    with pytest.raises(GapError, match="was dropped"):
+        server.stream.start()
 
 
 def test_an_answer_cut_at_every_byte_is_understood() -> None:
@@ -115,10 +137,9 @@ def test_an_answer_cut_at_every_byte_is_understood() -> None:
         server.say(answer[:cut])
         late = threading.Timer(0.002, server.say, [answer[cut:] + DATA])
         late.start()
-        server.wire.start(COMMAND)
+        server.stream.start()
         late.join()
-        assert read_all(server.wire, len(DATA)) == DATA
-        assert server.notices == ["n"]
+        assert server.stream.read() == chunk(DATA)
         server.wire.close()
         server.end.close()
         socket.socket(fileno=server.descriptor).close()
@@ -126,44 +147,43 @@ def test_an_answer_cut_at_every_byte_is_understood() -> None:
 
 def test_a_start_that_is_refused_raises_the_servers_error(server: Server) -> None:
     server.say(error("55006", 'replication slot "s" is active for PID 1'))
-    with pytest.raises(errors.ObjectInUse, match="is active for PID 1") as raised:
-        server.wire.start(COMMAND)
-    assert raised.value.sqlstate == "55006"
-    assert isinstance(translate(raised.value, "starting"), SlotBusyError)
+    with pytest.raises(SlotBusyError, match="is active for PID 1") as raised:
+        server.stream.start()
+    assert isinstance(raised.value.__cause__, errors.ObjectInUse)
+    assert raised.value.__cause__.sqlstate == "55006"
 
 
 @pytest.mark.parametrize("state", ["XX999", "", "zzzzz"])
 def test_an_error_of_an_unknown_state_is_an_error_all_the_same(server: Server, state: str) -> None:
     server.say(error(state, "what nobody has seen"))
-    with pytest.raises(psycopg.DatabaseError, match="what nobody has seen") as raised:
-        server.wire.start(COMMAND)
-    assert raised.value.sqlstate == (state or None)
-    assert "what nobody has seen" in translate(raised.value, "starting").what
+    with pytest.raises(CDCError, match="what nobody has seen") as raised:
+        server.stream.start()
+    assert isinstance(raised.value.__cause__, psycopg.DatabaseError)
+    assert raised.value.__cause__.sqlstate == (state or None)
 
 
-def test_an_error_in_other_bytes_than_utf8_is_told_as_far_as_it_can_be(server: Server) -> None:
+def test_an_error_that_is_not_utf8_is_shown_as_far_as_it_can_be(server: Server) -> None:
     server.say(message(b"E", b"SFEHLER\0C42704\0Mgel\xf6scht\0\0"))
-    with pytest.raises(errors.UndefinedObject, match="gel\ufffdscht"):
-        server.wire.start(COMMAND)
+    with pytest.raises(CDCError, match="gel\ufffdscht"):
+        server.stream.start()
 
 
-def test_a_server_that_closes_or_keeps_silent_instead_of_answering(
+def test_a_server_that_closes_or_does_not_answer_is_an_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_module, "_START_SECONDS", 0.05)
-    with pytest.raises(psycopg.OperationalError, match="does not answer START_REPLICATION"):
-        server.wire.start(COMMAND)
+    monkeypatch.setattr(stream_module, "_START_SECONDS", 0.05)
+    with pytest.raises(UnavailableError, match="does not answer START_REPLICATION"):
+        server.stream.start()
     server.say(COPY_BOTH[:4])
     server.end.shutdown(socket.SHUT_WR)
-    with pytest.raises(psycopg.OperationalError, match="server closed the connection") as raised:
-        server.wire.start(COMMAND)
-    assert isinstance(translate(raised.value, "starting"), UnavailableError)
+    with pytest.raises(UnavailableError, match="server closed the connection"):
+        server.stream.start()
 
 
 def test_an_answer_of_another_protocol_is_refused(server: Server) -> None:
     server.say(message(b"X", b"what is this"))
     with pytest.raises(ProtocolError, match="type b'X'"):
-        server.wire.start(COMMAND)
+        server.stream.start()
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -188,12 +208,12 @@ def test_fifty_megabytes_come_through_piece_by_piece(server: Server) -> None:
         count, longest = count + len(came), max(longest, len(came))
         return count == size
 
-    wait_until(enough, "the bytes do not come", 20, pause=0)
+    wait_until(enough, "the bytes do not come", pause=0)
     sender.join()
     assert longest <= READ_BYTES
 
 
-def test_a_server_that_closes_has_ended_the_connection_and_may_be_tried_again(
+def test_a_server_that_closes_the_connection_is_retried(
     server: Server,
 ) -> None:
     server.say(DATA)
@@ -211,11 +231,11 @@ def test_a_reset_is_a_broken_connection() -> None:
         theirs, _ = listener.accept()
     pgconn = SimpleNamespace(socket=ours.fileno(), ssl_in_use=False, used_gssapi=False)
     client: Any = SimpleNamespace(pgconn=pgconn)
-    it = wire(client, print)
+    it = wire(client, replication=True)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()
     with pytest.raises(psycopg.OperationalError, match="the connection broke") as raised:
-        wait_until(it.read, "no reset", 10, pause=0.001)
+        wait_until(it.read, "no reset", pause=0.001)
     assert translate(raised.value, "reading").policy is Policy.BACKOFF
     with pytest.raises(psycopg.OperationalError, match="the connection broke"):
         it.send(b"r")
@@ -239,7 +259,7 @@ def test_feedback_is_a_copy_data_message(server: Server) -> None:
     assert server.heard() == message(b"d", b"r" + bytes(33))
 
 
-def test_what_a_busy_server_does_not_take_is_kept_in_order_and_goes_out_later(
+def test_what_a_busy_server_does_not_accept_is_sent_later_in_order(
     server: Server,
 ) -> None:
     sent = [b"r" + pack(">I", number) + bytes(20_000) for number in range(100)]
@@ -253,39 +273,127 @@ def test_what_a_busy_server_does_not_take_is_kept_in_order_and_goes_out_later(
         assert server.wire.read() == b""  # reading is what sends the rest
         return len(got) >= len(expected)
 
-    wait_until(all_there, "the rest does not come", 10, pause=0)
+    wait_until(all_there, "the rest does not come", pause=0)
     assert bytes(got) == expected
 
 
 # -- messages that are no data ---------------------------------------------------------------------
 
 
-def test_an_error_in_the_stream_raises_what_it_says(server: Server) -> None:
-    with pytest.raises(errors.AdminShutdown, match="terminating connection") as raised:
-        server.wire.other(error("57P01", "terminating connection due to administrator command"))
-    assert translate(raised.value, "reading").policy is Policy.BACKOFF
-    with pytest.raises(errors.UndefinedObject) as gone:
-        server.wire.other(error("42704", 'publication "p" does not exist'))
-    assert not isinstance(translate(gone.value, "reading"), ConfigError | UnavailableError)
+def other(server: Server, data: bytes) -> None:
+    server.stream.other(chunk(data), 0)
 
 
-def test_a_notice_is_passed_on_with_its_text_alone(server: Server) -> None:
-    server.wire.other(notice('skipped loading publication "p"'))
-    server.wire.other(message(b"N", b"SNOTICE\0\0"))
-    assert server.notices == ['skipped loading publication "p"', ""]
+def test_an_error_in_the_stream_raises_what_it_reports(server: Server) -> None:
+    with pytest.raises(UnavailableError, match="terminating connection") as raised:
+        other(server, error("57P01", "terminating connection due to administrator command"))
+    assert raised.value.policy is Policy.BACKOFF
+    with pytest.raises(CDCError) as missing:
+        other(server, error("42704", 'publication "p" does not exist'))
+    assert not isinstance(missing.value, ConfigError | UnavailableError)
 
 
-def test_the_servers_end_of_the_copy_is_a_reason_to_come_again(server: Server) -> None:
+def test_a_notice_of_another_subject_is_ignored(server: Server) -> None:
+    other(server, notice("mind the gap"))
+    other(server, message(b"N", b"SNOTICE\0\0"))
+
+
+def test_the_servers_end_of_the_copy_is_retried(server: Server) -> None:
     with pytest.raises(UnavailableError, match="ended the replication stream"):
-        server.wire.other(message(b"c"))
+        other(server, message(b"c"))
 
 
 @pytest.mark.parametrize("kind", [b"S", b"C", b"Z", b"A"])
-def test_what_a_server_may_say_at_any_time_is_nothing_to_us(server: Server, kind: bytes) -> None:
-    server.wire.other(message(kind, b"whatever\0"))
+def test_what_a_server_may_send_at_any_time_is_ignored(server: Server, kind: bytes) -> None:
+    other(server, message(kind, b"whatever\0"))
 
 
 @pytest.mark.parametrize("kind", [b"T", b"D", b"W", b"\0", b"H"])
 def test_any_other_message_is_refused(server: Server, kind: bytes) -> None:
     with pytest.raises(ProtocolError):
-        server.wire.other(message(kind, b"whatever"))
+        other(server, message(kind, b"whatever"))
+
+
+# -- what only libpq can read ----------------------------------------------------------------------
+
+
+class Libpq:
+    """An encrypted connection: a simulated libpq, whose calls return the given items."""
+
+    ssl_in_use, used_gssapi, nonblocking = True, False, 0
+
+    def __init__(self, *came: bytes | str | None, end: object = None) -> None:
+        """Strings are notices, None is nothing more for now; after them the copy has ended."""
+        self.pgconn = self
+        self._came, self._results = deque(came), deque([end] if end else [])
+
+    def add_notice_handler(self, handler: Callable[[object], None]) -> None:
+        self.handler: Callable[[object], None] | None = handler
+
+    def remove_notice_handler(self, handler: object) -> None:
+        assert handler == self.handler
+        self.handler = None
+
+    def exec_(self, _command: bytes) -> SimpleNamespace:
+        return SimpleNamespace(status=ExecStatus.COPY_BOTH)
+
+    def exec_params(self, _command: bytes, _values: None) -> SimpleNamespace:
+        return SimpleNamespace(status=ExecStatus.COPY_OUT)
+
+    def consume_input(self) -> None:
+        """Do nothing: all has arrived."""
+
+    def get_copy_data(self, _async: int) -> tuple[int, memoryview]:
+        assert self._came is not None, "libpq was asked after the end"
+        while self._came:
+            item = self._came.popleft()
+            if isinstance(item, str):
+                assert self.handler is not None
+                self.handler(SimpleNamespace(message_primary=item))
+            else:
+                return len(item or b""), memoryview(item or b"")
+        self._came = None  # type: ignore[assignment]
+        return -1, memoryview(b"")
+
+    def get_result(self) -> object:
+        return self._results.popleft() if self._results else None
+
+
+def through_libpq(came: Libpq, *, replication: bool) -> Wire:
+    connection: Any = came
+    it = wire(connection, replication=replication)
+    it.start(COMMAND)
+    return it
+
+
+def test_what_libpq_processes_itself_is_read_as_the_server_had_sent_it() -> None:
+    came = Libpq(b"wrow", 'skipped loading publication "p"', b"wmore", None)
+    it = through_libpq(came, replication=True)
+    assert it.read() == message(b"W")
+    text = message(b"N", b'Mskipped loading publication "p"\0\0')
+    assert it.read() == text + message(b"d", b"wrow") + message(b"d", b"wmore")
+    assert it.read() == message(b"c") + message(b"Z", b"T")
+    it.close()
+    assert came.handler is None
+
+
+def test_the_servers_error_is_raised_after_the_data_that_preceded_it() -> None:
+    """Libpq can't be asked for data again once it has reported the end."""
+    result = SimpleNamespace(
+        status=ExecStatus.FATAL_ERROR,
+        error_field=lambda _: b"42704",
+        get_error_message=lambda _encoding="": "gone",
+    )
+    it = through_libpq(Libpq(b"wrow", end=result), replication=True)
+    assert it.read() == message(b"W")
+    assert it.read() == message(b"d", b"wrow")
+    with pytest.raises(errors.UndefinedObject):
+        it.read()
+
+
+def test_a_copys_rows_and_end_are_read_as_messages() -> None:
+    done = SimpleNamespace(status=ExecStatus.COMMAND_OK)
+    it = through_libpq(Libpq(b"row", end=done), replication=False)
+    read = b"".join(it.read() for _ in range(3))
+    ends = message(b"c") + message(b"Z", b"T")
+    assert read == message(b"H") + message(b"d", b"row") + ends

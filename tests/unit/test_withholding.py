@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cdc.config import Config, Log, Mask, Source, TableRule
 from cdc.log import records
 from cdc.snapshot.incremental.job import Job
-from cdc.snapshot.incremental.records import LiveRecord
+from cdc.snapshot.incremental.records import IncrementalRecord
 from cdc.snapshot.incremental.redaction import (
     NOTHING,
     Withheld,
@@ -17,10 +19,10 @@ from cdc.snapshot.incremental.redaction import (
 )
 
 ADA = ("ada@x.org",)
-RECORD = LiveRecord(pipeline="shop", id="1", schema="public", table="users", state="running")
-WALK = LiveRecord(
+RECORD = IncrementalRecord(pipeline="shop", id="1", schema="public", table="users", state="running")
+WALK = IncrementalRecord(
     pipeline="shop", id="1", schema="public", table="users", state="running",
-    last=ADA, to=ADA, again=(ADA,), swept=True, rows=7,
+    last=ADA, up_to=ADA, pending_keys=(ADA,), range_done=True, rows=7,
 )  # fmt: skip
 
 
@@ -34,7 +36,7 @@ def config(partitions: str = "root") -> Config:
 
 
 def of(table: str = "users", where: str | None = None, partitions: str = "root") -> Withheld:
-    record = LiveRecord(
+    record = IncrementalRecord(
         pipeline="shop", id="1", schema="public", table=table, state="running", where=where
     )
     return before_publishing(config(partitions), record)
@@ -66,16 +68,23 @@ def test_a_partition_may_be_hidden_as_its_table() -> None:
 def test_no_withheld_key_is_in_the_record() -> None:
     seen = logged(WALK, Withheld(keys=True, where=False))
     assert b"ada" not in records.encode(seen)
-    assert (seen.rows, seen.swept, seen.withheld) == (7, False, False)
+    assert (seen.rows, seen.range_done, seen.withheld) == (7, False, False)
     assert logged(WALK, NOTHING) == WALK
 
 
-def test_a_walk_starts_again_and_what_was_given_is_given_again() -> None:
+def test_a_record_has_the_same_names_in_every_version() -> None:
+    written = json.loads(records.encode(WALK))
+    assert (written["last"], written["to"], written["again"]) == ([*ADA], [*ADA], [[*ADA]])
+    assert (written["swept"], written["anew"]) == (True, False)
+    assert records.decode(IncrementalRecord, records.encode(WALK), "t") == WALK
+
+
+def test_a_table_is_read_from_the_start_and_given_keys_are_required_again() -> None:
     walk = logged(WALK, Withheld(keys=True, where=False))
     assert restored(walk, None) == walk
-    given = LiveRecord(
+    given = IncrementalRecord(
         pipeline="shop", id="1", schema="public", table="users", state="running",
-        keys=True, again=(ADA,),
+        keys=True, pending_keys=(ADA,),
     )  # fmt: skip
     seen = logged(given, Withheld(keys=True, where=False))
     assert b"ada" not in records.encode(seen)

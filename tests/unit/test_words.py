@@ -20,18 +20,27 @@ INSTEAD = {
     "astride": "spans",
     "begun": "started",
     "beside": "alongside, next to, in addition to",
+    "buried": "rejected, stored as a dead letter",
+    "bury": "reject, store as a dead letter",
     "foretold": "warned before",
     "heal": "repair",
+    "heals": "repairs",
     "heed": "honour",
+    "heeded": "honoured",
+    "hurt": "inject faults",
     "mend": "fix, repair",
     "mended": "fixed, repaired",
+    "owed": "pending",
+    "shelf": "dead letters",
+    "stood": "was in, was at",
     "tells": "reports, describes, shows",
+    "told": "reported, described, shown",
     "whoever": "say who",
 }
 # The field's own term.
 ALLOWED = ("cache-aside",)
 GENERATED = {"docs/CLI.md", "docs/CONFIG.md", "docs/COSTS.md"}
-FOLDERS = ("cdc", "sinks", "jobs", "migrations", "benchmarks", "docs")
+FOLDERS = ("lockstep", "cdc", "sinks", "jobs", "migrations", "benchmarks", "docs")
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 _WORD = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 
@@ -39,6 +48,7 @@ _WORD = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 def files() -> Iterator[Path]:
     for folder in FOLDERS:
         yield from sorted((ROOT / folder).rglob("*.py"))
+        yield from sorted((ROOT / folder).rglob("*.lua"))
         yield from sorted((ROOT / folder).rglob("*.md"))
     yield from sorted(ROOT.glob("*.md"))
 
@@ -56,9 +66,18 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
             if isinstance(node, kinds) and (found := ast.get_docstring(node)):
                 yield getattr(node, "lineno", 1), found
         return
+    if path.suffix == ".lua":
+        yield from _lua_comments(text)
+        return
     text = _CODE.sub(lambda code: "\n" * code.group().count("\n"), text)
     for number, line in enumerate(text.splitlines(), start=1):
         if not (number == 1 and path.parent.name == "adr"):
+            yield number, line
+
+
+def _lua_comments(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("--"):
             yield number, line
 
 

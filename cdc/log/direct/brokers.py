@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cdc.log.direct import requests
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from cdc.log.direct.requests import Api
     from cdc.log.direct.security import Security
     from cdc.log.direct.wire import Reader
-
-    Place = tuple[str, int]
+    from cdc.log.partitions import Partition
 
 T = TypeVar("T")
 
@@ -47,8 +45,8 @@ class Brokers:
         self._client_id = client_id
         self._seconds = seconds
         self._nodes: dict[int, Node] = {}
-        self._leaders: dict[Place, int] = {}
-        self._errors: Mapping[Place, int] = {}
+        self._leaders: dict[Partition, int] = {}
+        self._errors: Mapping[Partition, int] = {}
         self._coordinator: Node | None = None
         self._connections: dict[Node, Connection] = {}
         self._lost_at: dict[Node, float] = {}
@@ -78,7 +76,9 @@ class Brokers:
         if self._coordinator == node:
             self._coordinator = None
         self._leaders = {
-            place: leader for place, leader in self._leaders.items() if self._nodes[leader] != node
+            partition: leader
+            for partition, leader in self._leaders.items()
+            if self._nodes[leader] != node
         }
 
     def ask(self, node: Node, api: Api, body: bytes, read: Callable[[Reader], T]) -> T:
@@ -113,21 +113,21 @@ class Brokers:
 
     # -- leaders -----------------------------------------------------------------------------------
 
-    def leader(self, place: Place) -> Node | None:
+    def leader(self, partition: Partition) -> Node | None:
         """Return the partition's leader, if it is known."""
-        return self._nodes.get(self._leaders.get(place, -1))
+        return self._nodes.get(self._leaders.get(partition, -1))
 
-    def why(self, place: Place) -> int | None:
+    def why(self, partition: Partition) -> int | None:
         """Return why the partition's leader is not known: the brokers' latest error code."""
-        return self._errors.get(place) or self._errors.get((place[0], -1))
+        return self._errors.get(partition) or self._errors.get((partition[0], -1))
 
-    def moved(self, place: Place) -> None:
+    def moved(self, partition: Partition) -> None:
         """Forget the partition's leader."""
-        self._leaders.pop(place, None)
+        self._leaders.pop(partition, None)
 
-    def learn(self, places: Iterable[Place]) -> None:
+    def learn(self, partitions: Iterable[Partition]) -> None:
         """Request the leaders that are not known."""
-        topics = sorted({topic for topic, number in places if not self.leader((topic, number))})
+        topics = sorted({topic for topic, number in partitions if not self.leader((topic, number))})
         if topics:
             found = self.any(METADATA, requests.metadata(topics), requests.read_metadata)
             self._nodes.update(found.nodes)
@@ -160,6 +160,5 @@ class Brokers:
 
     def close(self) -> None:
         self._ended = True
-        with suppress(KeyError):
-            while True:
-                self._connections.popitem()[1].close()
+        for node in list(self._connections):
+            self._close(node)

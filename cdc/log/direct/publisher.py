@@ -11,10 +11,10 @@ https://cwiki.apache.org/confluence/display/KAFKA/KIP-890:+Transactions+Server-S
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from threading import Event
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
@@ -26,21 +26,16 @@ from cdc.log.direct.connection import LoginError, LostError
 from cdc.log.direct.requests import END_TXN, INIT_PRODUCER_ID, NEEDED, PRODUCE, Error, Node, Written
 from cdc.log.direct.security import Unsupported
 from cdc.log.direct.wire import MalformedError
+from cdc.log.publisher import BATCH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from cdc.config import Config
-    from cdc.errors import CDCError
     from cdc.log.batch import Batch, Message
-    from cdc.log.direct.requests import Api, Features, Producer
-    from cdc.log.direct.wire import Reader
+    from cdc.log.direct.requests import Api, Producer
+    from cdc.log.partitions import Partition
 
-Place: TypeAlias = "tuple[str, int]"
-
-# What a topic accepts in one record batch unless it is configured otherwise: Kafka's default is
-# more.
-BATCH_BYTES: Final = 1_000_000
 _OPEN_SECONDS: Final = 10.0
 # librdkafka's `socket.timeout.ms` as `cdc.log.client` sets it: by then there is another leader.
 _ANSWER_MS: Final = 20_000
@@ -114,12 +109,12 @@ class DirectPublisher:
             self._answer_seconds,
         )
         self._producer: Producer = requests.NOBODY
-        self._handed_over: dict[Place, list[Message]] = {}
-        self._numbers: dict[Place, int] = {}  # of the next record, within the transaction
+        self._handed_over: dict[Partition, list[Message]] = {}
+        self._numbers: dict[Partition, int] = {}  # of the next record, within the transaction
         self._sent = False  # whether a broker may know of the transaction
         # By partition: one past the newest record acknowledged; -1 if the broker did not report it.
-        self._ends: dict[Place, int] = {}
-        self._abandoned = threading.Event()
+        self._ends: dict[Partition, int] = {}
+        self._abandoned = Event()
 
     # -- the start ---------------------------------------------------------------------------------
 
@@ -128,24 +123,18 @@ class DirectPublisher:
 
         Raises Unsupported if the brokers have no transactions V2.
         """
-        tries = _Tries(self, "fencing older writers", time.monotonic() + _OPEN_SECONDS)
         body = requests.init_producer_id(self._id, self._transaction_ms)
-        while True:
-            try:
-                self._expect(self._brokers.features())
-                found = self._ask_coordinator(
-                    INIT_PRODUCER_ID, body, requests.read_init_producer_id
-                )
-            except LostError as error:
-                tries.lost(error)
-                continue
-            if not isinstance(found, Error):
-                self._producer = found
-                return
-            tries.refused(found)
 
-    @staticmethod
-    def _expect(found: Features | Error) -> None:
+        def ask() -> Producer | Error:
+            self._expect_v2()
+            return self._ask_coordinator(INIT_PRODUCER_ID, body)
+
+        deadline = time.monotonic() + _OPEN_SECONDS
+        tries = _Tries(self._abandoned, "fencing older writers", deadline)
+        self._producer = tries.until_answered(ask)
+
+    def _expect_v2(self) -> None:
+        found = self._brokers.features()
         if isinstance(found, Error):
             raise Unsupported(f"the brokers do not speak ApiVersions 3 (error {found.code})")
         level = found.finalized.get(requests.TRANSACTION_VERSION, 0)
@@ -165,9 +154,9 @@ class DirectPublisher:
     def produce(self, batch: Batch) -> None:
         """Take the batch's waiting messages, each partition's in order; `flush` sends them."""
         self.begin()
-        for partition in batch.waiting():
-            place = partition.topic, partition.number
-            self._handed_over.setdefault(place, []).extend(partition.take())
+        for queue in batch.waiting():
+            partition = queue.topic, queue.number
+            self._handed_over.setdefault(partition, []).extend(queue.take())
         batch.handed_over()
 
     def add(self, topic: str, key: bytes, value: bytes | None) -> None:
@@ -177,19 +166,20 @@ class DirectPublisher:
 
     def flush(self) -> None:
         """Return when all that was handed over is acknowledged; raise if some can't be. Blocks."""
-        waiting = {place: deque(chunks) for place, chunks in self._chunks()}
-        tries = _Tries(self, "sending a batch", time.monotonic() + self._transaction_ms / 1_000)
+        waiting = {partition: deque(chunks) for partition, chunks in self._chunks()}
+        deadline = time.monotonic() + self._transaction_ms / 1_000
+        tries = _Tries(self._abandoned, "sending a batch", deadline)
         while waiting:
             try:
                 self._brokers.learn(waiting)
             except LostError as error:
                 tries.lost(error)
                 continue
-            heads = {place: chunks[0] for place, chunks in waiting.items()}
+            heads = {partition: chunks[0] for partition, chunks in waiting.items()}
             answers, lost = self._send(heads)
             failed: Error | None = None
-            for place, answer in answers.items():
-                refused = self._judge(place, answer, waiting)
+            for partition, answer in answers.items():
+                refused = self._judge(partition, answer, waiting)
                 if refused and (failed is None or failed.code in _PASSES):
                     failed = refused
             if failed:
@@ -198,34 +188,34 @@ class DirectPublisher:
                 tries.lost(lost)
 
     def _judge(
-        self, place: Place, answer: Written, waiting: dict[Place, deque[_Chunk]]
+        self, partition: Partition, answer: Written, waiting: dict[Partition, deque[_Chunk]]
     ) -> Error | None:
         """Note a partition's answer to its first record batch; return the error if refused."""
-        chunks = waiting[place]
+        chunks = waiting[partition]
         if answer.code in (0, _TAKEN_BEFORE):
             count = len(chunks.popleft().messages)
-            self._ends[place] = answer.base_offset + count if answer.base_offset >= 0 else -1
+            self._ends[partition] = answer.base_offset + count if answer.base_offset >= 0 else -1
             if not chunks:
-                del waiting[place]
+                del waiting[partition]
             return None
         if answer.code == KafkaError.MSG_SIZE_TOO_LARGE and len(chunks[0].messages) > 1:
             chunks.extendleft(reversed([*self._singly(chunks.popleft())]))
             return None
         if answer.code in _LEADER_MOVED:
-            self._brokers.moved(place)
-        return answer.error
+            self._brokers.moved(partition)
+        return Error(answer.code, answer.message)
 
-    def _chunks(self) -> Iterator[tuple[Place, list[_Chunk]]]:
+    def _chunks(self) -> Iterator[tuple[Partition, list[_Chunk]]]:
         """Yield what was handed over as record batches, and forget it."""
         now_ms = time.time_ns() // 1_000_000
-        for place, messages in self._handed_over.items():
+        for partition, messages in self._handed_over.items():
             chunks = []
-            number = self._numbers.get(place, 0)
+            number = self._numbers.get(partition, 0)
             for part in records.parts(messages, BATCH_BYTES):
                 chunks.append(self._chunk(part, number, now_ms))
                 number += len(part)
-            self._numbers[place] = number
-            yield place, chunks
+            self._numbers[partition] = number
+            yield partition, chunks
         self._handed_over = {}
 
     def _chunk(self, messages: list[Message], number: int, now_ms: int) -> _Chunk:
@@ -238,10 +228,12 @@ class DirectPublisher:
         for at, message in enumerate(chunk.messages):
             yield self._chunk([message], chunk.number + at, now_ms)
 
-    def _send(self, heads: Mapping[Place, _Chunk]) -> tuple[dict[Place, Written], LostError | None]:
+    def _send(
+        self, heads: Mapping[Partition, _Chunk]
+    ) -> tuple[dict[Partition, Written], LostError | None]:
         """Send a record batch to each partition; return the answers, and why some are missing."""
         by_node: dict[Node, dict[str, list[tuple[int, bytes]]]] = {}
-        answers: dict[Place, Written] = {}
+        answers: dict[Partition, Written] = {}
         lost: LostError | None = None
         for (topic, number), chunk in heads.items():
             node = self._brokers.leader((topic, number))
@@ -270,9 +262,9 @@ class DirectPublisher:
                 lost = LostError(str(error))
         if unknown := answers.keys() ^ heads.keys():
             lost = lost or LostError(f"the brokers' answer is not about {min(unknown)}")
-        return {place: answers[place] for place in heads if place in answers}, lost
+        return {partition: answers[partition] for partition in heads if partition in answers}, lost
 
-    def take_ends(self) -> dict[Place, int]:
+    def take_ends(self) -> dict[Partition, int]:
         """Return the ends of the partitions that the last batch touched, once."""
         taken, self._ends = self._ends, {}
         return taken
@@ -284,20 +276,11 @@ class DirectPublisher:
         that it has committed, and answers so: the request only ever means this transaction.
         """
         assert not self._handed_over, "a commit follows a flush"
-        tries = _Tries(self, "committing a Kafka transaction", None)
         body = requests.end_txn(self._id, self._producer, commit=True)
-        while True:
-            try:
-                found = self._ask_coordinator(END_TXN, body, requests.read_end_txn)
-            except LostError as error:
-                tries.lost(error)
-                continue
-            if not isinstance(found, Error):
-                self._producer = found
-                self._numbers.clear()
-                self.begun = self._sent = False
-                return
-            tries.refused(found)
+        tries = _Tries(self._abandoned, "committing a Kafka transaction", None)
+        self._producer = tries.until_answered(lambda: self._ask_coordinator(END_TXN, body))
+        self._numbers.clear()
+        self.begun = self._sent = False
 
     def abort(self) -> None:
         """Abort, so that readers do not wait for the broker to time the transaction out."""
@@ -305,17 +288,15 @@ class DirectPublisher:
             return
         body = requests.end_txn(self._id, self._producer, commit=False)
         try:
-            self._ask_coordinator(END_TXN, body, requests.read_end_txn)
+            self._ask_coordinator(END_TXN, body)
         except LostError:
             return  # the next writer's `open` ends it
 
-    def _ask_coordinator(
-        self, api: Api, body: bytes, read: Callable[[Reader], Producer | Error]
-    ) -> Producer | Error:
+    def _ask_coordinator(self, api: Api, body: bytes) -> Producer | Error:
         node = self._brokers.coordinator(self._id)
         if isinstance(node, Error):
             return node
-        found = self._brokers.ask(node, api, body, read)
+        found = self._brokers.ask(node, api, body, requests.read_producer)
         if isinstance(found, Error) and found.code in _COORDINATOR_MOVED:
             self._brokers.coordinator_moved()
         return found
@@ -331,19 +312,27 @@ class DirectPublisher:
         """Close the connections; nothing may be in flight."""
         self._brokers.close()
 
-    def pause(self, seconds: float) -> bool:
-        """Wait; return whether the publisher has been abandoned."""
-        return self._abandoned.wait(seconds)
-
 
 class _Tries:
     """Retries something until a deadline, with growing pauses."""
 
-    def __init__(self, publisher: DirectPublisher, doing: str, deadline: float | None) -> None:
-        """`doing` names what is tried; without a deadline only `abandon` ends the retries."""
-        self._publisher, self._doing, self._deadline = publisher, doing, deadline
+    def __init__(self, abandoned: Event, doing: str, deadline: float | None) -> None:
+        """`doing` names what is tried; without a deadline only `abandoned` ends the retries."""
+        self._abandoned, self._doing, self._deadline = abandoned, doing, deadline
         self._pause, self._pause_max = _PAUSE_SECONDS
         self._markers, self._markers_max = _MARKERS_SECONDS
+
+    def until_answered(self, ask: Callable[[], Producer | Error]) -> Producer:
+        """Return what `ask` returns, once it is no error that passes by itself."""
+        while True:
+            try:
+                found = ask()
+            except LostError as error:
+                self.lost(error)
+                continue
+            if not isinstance(found, Error):
+                return found
+            self.refused(found)
 
     def refused(self, error: Error) -> None:
         """Wait until it may be retried; raise if a retry is useless."""
@@ -354,12 +343,13 @@ class _Tries:
         elif code in _PASSES:
             self._wait_longer(KafkaError(code))
         else:
-            raise self._error(KafkaError(code, error.message, fatal=True))
+            raise translate(KafkaError(code, error.message, fatal=True), self._doing)
 
     def lost(self, error: LostError) -> None:
         """Wait until another connection may be tried; raise if that is useless."""
         if isinstance(error, LoginError):
-            raise self._error(KafkaError(KafkaError._AUTHENTICATION, str(error))) from error  # noqa: SLF001
+            reason = KafkaError(KafkaError._AUTHENTICATION, str(error))  # noqa: SLF001
+            raise translate(reason, self._doing) from error
         self._wait_longer(KafkaError(KafkaError._TRANSPORT, str(error)))  # noqa: SLF001
 
     def _wait_longer(self, reason: KafkaError) -> None:
@@ -367,12 +357,9 @@ class _Tries:
         self._pause = min(2 * self._pause, self._pause_max)
 
     def _wait(self, seconds: float, reason: KafkaError) -> None:
-        if self._publisher.pause(seconds):
+        if self._abandoned.wait(seconds):
             raise OutcomeUnknownError(
                 f"{self._doing}: abandoned", hint="the next session reads the resume record"
             )
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise self._error(reason)
-
-    def _error(self, reason: KafkaError) -> CDCError:
-        return translate(reason, self._doing)
+            raise translate(reason, self._doing)

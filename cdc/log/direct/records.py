@@ -62,21 +62,17 @@ def batch(
     parts: list[bytes] = []
     for offset, message in enumerate(messages):
         key, value = message["key"], message["value"]
-        record = b"".join(
-            (
-                _FRONT,
-                uvarint(offset << 1),
-                _NULL if key is None else uvarint(len(key) << 1) + key,
-                _NULL if value is None else uvarint(len(value) << 1) + value,
-                _NO_HEADERS,
-            )
-        )
-        parts.append(uvarint(len(record) << 1))
-        parts.append(record)
+        number = uvarint(offset << 1)
+        keyed = _NULL if key is None else uvarint(len(key) << 1) + key
+        head = _NULL if value is None else uvarint(len(value) << 1)
+        value = value or b""
+        size = len(_FRONT) + len(number) + len(keyed) + len(head) + len(value) + len(_NO_HEADERS)
+        parts += (uvarint(size << 1), _FRONT, number, keyed, head, value, _NO_HEADERS)
     count, attributes, body = len(messages), _TRANSACTIONAL, b"".join(parts)
     if len(body) > _PLAIN_BYTES:
         attributes, body = attributes | _GZIP, zlib.compress(body, 1, wbits=_GZIP_FORMAT)
-    head = (attributes, count - 1, time_ms, time_ms, producer_id, epoch, sequence, count)
-    covered = _COVERED.pack(*head) + body
-    length = _HEAD.size - _BEHIND_LENGTH + len(covered)
-    return _HEAD.pack(0, length, -1, _MAGIC, google_crc32c.value(covered)) + covered
+    fields = (attributes, count - 1, time_ms, time_ms, producer_id, epoch, sequence, count)
+    covered = _COVERED.pack(*fields)
+    checksum = google_crc32c.extend(google_crc32c.value(covered), body)
+    length = _HEAD.size - _BEHIND_LENGTH + len(covered) + len(body)
+    return b"".join((_HEAD.pack(0, length, -1, _MAGIC, checksum), covered, body))

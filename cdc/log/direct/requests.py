@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.log.direct.wire import NO_TAGS, MalformedError, Reader, array, compact, string
+from cdc.log.direct.wire import NO_TAGS, MalformedError, Reader, array, compact, string, uvarint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,23 +96,12 @@ class Written(NamedTuple):
     base_offset: int
     message: str | None
 
-    @property
-    def error(self) -> Error:
-        return Error(self.code, self.message)
-
 
 class Authenticated(NamedTuple):
     """A step of SASL: what the broker answers, and how long a login lasts (0: forever)."""
 
     token: bytes
     lifetime_ms: int
-
-
-def header(api: Api, correlation_id: int, client_id: bytes) -> bytes:
-    """Return a request's header; SaslHandshake's is the older one, without tagged fields."""
-    tags = b"" if api == SASL_HANDSHAKE else NO_TAGS
-    name = _INT16.pack(len(client_id)) + client_id
-    return _HEADER.pack(api.key, api.version, correlation_id) + name + tags
 
 
 def api_versions() -> bytes:
@@ -176,7 +165,7 @@ def _broker(reader: Reader) -> tuple[int, Node]:
 def _topic(reader: Reader) -> tuple[str, int, list[tuple[int, int, int]]]:
     code, name = reader.int16(), reader.string() or ""
     reader.take(16)  # the topic's id
-    reader.boolean()  # internal
+    reader.take(1)  # whether it is internal
     partitions = reader.array(lambda: _partition(reader))
     reader.int32()  # authorized operations
     reader.tags()
@@ -220,31 +209,24 @@ def init_producer_id(transactional_id: str, timeout_ms: int) -> bytes:
     return string(transactional_id) + _INT32.pack(timeout_ms) + _PRODUCER.pack(*NOBODY) + NO_TAGS
 
 
-def read_init_producer_id(reader: Reader) -> Producer | Error:
-    reader.int32()  # throttled for
-    code, found = reader.int16(), Producer(reader.int64(), reader.int16())
-    reader.tags()
-    reader.end()
-    return Error(code) if code else found
-
-
 def produce(
     transactional_id: str, batches: Mapping[str, list[tuple[int, bytes]]], timeout_ms: int
 ) -> bytes:
     """Write record batches, by topic and partition, in one request."""
-    topics = [
-        string(topic)
-        + array([_INT32.pack(number) + compact(batch) + NO_TAGS for number, batch in partitions])
-        + NO_TAGS
-        for topic, partitions in batches.items()
-    ]
-    return (
-        string(transactional_id)
-        + _INT16.pack(_ALL_IN_SYNC)
-        + _INT32.pack(timeout_ms)
-        + array(topics)
-        + NO_TAGS
-    )
+    # Joined once: thousands of batches may be megabytes.
+    parts = [string(transactional_id), _INT16.pack(_ALL_IN_SYNC), _INT32.pack(timeout_ms)]
+    parts.append(uvarint(len(batches) + 1))
+    for topic, partitions in batches.items():
+        parts += (string(topic), uvarint(len(partitions) + 1))
+        for number, batch in partitions:
+            parts += (_INT32.pack(number), uvarint(len(batch) + 1), batch, NO_TAGS)
+        parts.append(NO_TAGS)
+    parts.append(NO_TAGS)
+    return b"".join(parts)
+
+
+_WRITTEN: Final = struct.Struct("!ihqqq")
+_NOTHING_MORE: Final = b"\x01\x00\x00"  # no refused records, no message, no tags
 
 
 def read_produce(reader: Reader) -> list[Written]:
@@ -263,9 +245,10 @@ def _written_topic(reader: Reader) -> list[Written]:
 
 
 def _written(reader: Reader, topic: str) -> Written:
-    number, code, base_offset = reader.int32(), reader.int16(), reader.int64()
-    reader.int64()  # the broker's time
-    reader.int64()  # the log's start
+    # Its partition, error, base offset, the broker's time and the log's start.
+    number, code, base_offset, _, _ = reader.unpack(_WRITTEN)
+    if reader.skip(_NOTHING_MORE):
+        return Written(topic, number, code, base_offset, None)
     reader.array(lambda: (reader.int32(), reader.string(), reader.tags()))  # refused records
     message = reader.string()
     reader.tags()  # the leader it knows: Metadata has it too
@@ -276,8 +259,8 @@ def end_txn(transactional_id: str, producer: Producer, *, commit: bool) -> bytes
     return string(transactional_id) + _PRODUCER.pack(*producer) + bytes([commit]) + NO_TAGS
 
 
-def read_end_txn(reader: Reader) -> Producer | Error:
-    """Return the producer of the next transaction."""
+def read_producer(reader: Reader) -> Producer | Error:
+    """Return the producer of the next transaction: InitProducerId and EndTxn answer alike."""
     reader.int32()  # throttled for
     code, following = reader.int16(), Producer(reader.int64(), reader.int16())
     reader.tags()
@@ -318,6 +301,8 @@ def response_header(reader: Reader, api: Api) -> int:
 
 
 def frame(api: Api, correlation_id: int, client_id: bytes, body: bytes) -> bytes:
-    """Return a request as it is sent: its length, its header, its body."""
-    head = header(api, correlation_id, client_id)
+    """Return a request as it is sent; SaslHandshake's header is the older one, without tags."""
+    head = _HEADER.pack(api.key, api.version, correlation_id)
+    head += _INT16.pack(len(client_id)) + client_id
+    head += b"" if api == SASL_HANDSHAKE else NO_TAGS
     return b"".join((_INT32.pack(len(head) + len(body)), head, body))

@@ -41,10 +41,10 @@ def _scram(login: Login, hash_name: str, nonce: str) -> Generator[bytes, bytes, 
     user = login.username.replace("=", "=3D").replace(",", "=2C")
     first = f"n={user},r={nonce}"
     server_first = yield f"n,,{first}".encode()
-    told = _attributes(server_first)
+    attributes = _attributes(server_first)
     try:
-        server_nonce, iterations = told["r"], int(told["i"])
-        salt = base64.b64decode(told["s"], validate=True)
+        server_nonce, iterations = attributes["r"], int(attributes["i"])
+        salt = base64.b64decode(attributes["s"], validate=True)
     except (KeyError, ValueError) as error:
         raise RefusedError("the broker's SCRAM challenge is malformed") from error
     if not server_nonce.startswith(nonce) or iterations not in _ITERATIONS:

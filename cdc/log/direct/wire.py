@@ -9,7 +9,7 @@ https://kafka.apache.org/protocol#protocol_types
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ ENTRIES_MAX: Final = 1_000_000
 NO_TAGS: Final = b"\x00"
 
 _MORE: Final = 0x80  # set in each byte of a varint but the last
-_INT8: Final = struct.Struct("!b")
 _INT16: Final = struct.Struct("!h")
 _INT32: Final = struct.Struct("!i")
 _INT64: Final = struct.Struct("!q")
@@ -35,6 +34,8 @@ def uvarint(value: int) -> bytes:
     """Return an unsigned varint, seven bits a byte, the lowest first."""
     if value < _MORE:
         return _ONE_BYTE[value]
+    if value < _MORE << 7:
+        return bytes((value & 0x7F | _MORE, value >> 7))
     out = bytearray()
     while value >= _MORE:
         out.append(value & 0x7F | _MORE)
@@ -44,11 +45,6 @@ def uvarint(value: int) -> bytes:
 
 
 _ONE_BYTE: Final = [bytes([n]) for n in range(_MORE)]
-
-
-def varint(value: int) -> bytes:
-    """Return a signed varint of up to 64 bits: zigzag, so that small negatives are short."""
-    return uvarint((value << 1) ^ (value >> 63))
 
 
 def string(value: str | None) -> bytes:
@@ -82,8 +78,15 @@ class Reader:
         self._at = end
         return taken
 
-    def int8(self) -> int:
-        return int(_INT8.unpack(self.take(1))[0])
+    def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
+        """Return fields of fixed size."""
+        return fields.unpack(self.take(fields.size))
+
+    def skip(self, expected: bytes) -> bool:
+        """Skip these bytes if they are next; return whether they are."""
+        is_next = self._data.startswith(expected, self._at)
+        self._at += len(expected) if is_next else 0
+        return is_next
 
     def int16(self) -> int:
         return int(_INT16.unpack(self.take(2))[0])
@@ -93,9 +96,6 @@ class Reader:
 
     def int64(self) -> int:
         return int(_INT64.unpack(self.take(8))[0])
-
-    def boolean(self) -> bool:
-        return self.take(1) != b"\x00"
 
     def uvarint(self) -> int:
         value = shift = 0
@@ -107,10 +107,6 @@ class Reader:
             shift += 7
             if shift > 63:  # noqa: PLR2004 - the bits that a varint may hold
                 raise MalformedError("a varint of more than 64 bits")
-
-    def varint(self) -> int:
-        value = self.uvarint()
-        return (value >> 1) ^ -(value & 1)
 
     def compact(self) -> bytes | None:
         size = self.uvarint() - 1

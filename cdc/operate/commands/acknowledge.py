@@ -16,13 +16,15 @@ from msgspec.structs import replace
 from cdc.errors import ConfigError, GapError
 from cdc.log import reader, resume, topics
 from cdc.log.client import reach
-from cdc.log.topic_monitor import EpochError, LogWatch
-from cdc.source import server as inspection
+from cdc.log.expected import EpochError
+from cdc.log.topic_monitor import TopicMonitor
 from cdc.source.connection import connect
+from cdc.source.slots import read_slot
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.log.resume import Resume
 
 
 class Changed(NamedTuple):
@@ -36,17 +38,9 @@ class Changed(NamedTuple):
 
 def survey(config: Config) -> Changed:
     """Return what can be acknowledged; raise for what can't, and while a daemon runs."""
-    nobody_streams(config)
-    reach(config)
-    record = reader.read_resume(config)
-    if record is None:
-        raise ConfigError(
-            f'there is no resume record of pipeline "{config.pipeline}"',
-            hint="`cdc setup` begins the log; there is nothing to acknowledge yet",
-        )
-    identity, position = record
+    identity, position = resume_record(config)
     admin = topics.admin(config)
-    examined = LogWatch(config, admin).examine(identity, position)
+    examined = TopicMonitor(config, admin).examine(identity, position)
     for problem in examined.problems:
         if not isinstance(problem, EpochError):
             raise problem
@@ -59,7 +53,7 @@ def acknowledge(config: Config, changed: Changed) -> int:
 
     A daemon that starts at the same time is fenced, and then finds the new epoch.
     """
-    nobody_streams(config)
+    refuse_while_streaming(config)
     epoch = changed.identity.epoch + 1
     identity = replace(changed.identity, epoch=epoch, partitions=changed.partitions)
     read = (changed.identity, changed.position)
@@ -67,14 +61,27 @@ def acknowledge(config: Config, changed: Changed) -> int:
     return epoch
 
 
-def nobody_streams(config: Config) -> None:
+def resume_record(config: Config) -> Resume:
+    """Return the log's resume record; raise where there is none, and while a daemon runs."""
+    refuse_while_streaming(config)
+    reach(config)
+    record = reader.read_resume(config)
+    if record is None:
+        raise ConfigError(
+            f'there is no resume record of pipeline "{config.pipeline}"',
+            hint="`cdc setup` creates the log; there is nothing to acknowledge yet",
+        )
+    return record
+
+
+def refuse_while_streaming(config: Config) -> None:
     """Raise where a daemon has the slot, or where there is no slot."""
     with connect(config) as connection:
-        slot = inspection.slot(connection, config.slot)
+        slot = read_slot(connection, config.slot)
     if slot is None:
         raise GapError(
             f"there is no slot {config.slot}: the log can't be continued",
-            hint="`cdc doctor` says what can be done",
+            hint="`cdc doctor` shows what can be done",
         )
     if slot.active_pid is not None:
         raise ConfigError(

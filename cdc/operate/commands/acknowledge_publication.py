@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from cdc.errors import ConfigError
-from cdc.log import reader, resume
-from cdc.operate.commands.acknowledge import nobody_streams
-from cdc.operate.commands.snapshots import ask
-from cdc.publication import diff as publication
-from cdc.source import catalog
+from cdc.log import resume
+from cdc.operate.commands.acknowledge import refuse_while_streaming, resume_record
+from cdc.operate.commands.snapshots import request
+from cdc.publication import diff
+from cdc.source.commands import require_secret
 from cdc.source.connection import connect
-from cdc.source.members import members, require_secret
+from cdc.source.members import read_members
+from cdc.source.publications import read_pinned_with_tables
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.log.records import Publication, ResumeIdentity, ResumePosition
+    from cdc.log.records import PinnedPublication, ResumeIdentity, ResumePosition
     from cdc.publication.diff import Gap
 
 
@@ -30,7 +31,7 @@ class Altered(NamedTuple):
     """What can be accepted, and the log's records, which pin another publication."""
 
     gaps: list[Gap]
-    publication: Publication  # as it is
+    publication: PinnedPublication  # as it is
     identity: ResumeIdentity
     position: ResumePosition
 
@@ -43,41 +44,34 @@ class Altered(NamedTuple):
 
 def survey(config: Config) -> Altered:
     """Return what can be accepted; raise for what can't, and while a daemon runs."""
-    nobody_streams(config)
-    record = reader.read_resume(config)
-    if record is None:
-        raise ConfigError(
-            f'there is no resume record of pipeline "{config.pipeline}"',
-            hint="`cdc setup` begins the log; there is nothing to acknowledge yet",
-        )
-    identity, position = record
+    identity, position = resume_record(config)
     old = identity.publication
     with connect(config) as connection:
-        now, existing = catalog.publication_beside(connection, config.publication, old.tables)
-    found = publication.gaps(old, now, existing)
+        now, existing = read_pinned_with_tables(connection, config.publication, old.tables)
+    found = diff.gaps(old, now, existing)
     if old.oid != now.oid:
         # Postgres can't decode what was written while there was no publication.
-        raise publication.joined(found)  # type: ignore[misc] # another oid is a gap
-    if now.sends is not None and (unsent := publication.lacking(now.sends)):
+        raise diff.combined_error(found)  # type: ignore[misc] # another oid is a gap
+    if now.options is not None and (unsent := diff.unpublished_operations(now.options)):
         raise ConfigError(
             f"the publication {now.name} does not publish {', '.join(unsent)}",
-            hint=f"{publication.complete(now.name)}; then `cdc publication acknowledge` again",
+            hint=f"{diff.publish_all_sql(now.name)}; then `cdc publication acknowledge` again",
         )
     return Altered(found, now, identity, position)
 
 
 def acknowledge(config: Config, altered: Altered, *, read: bool = True) -> dict[str, str]:
     """Accept the publication as it is; return the requested snapshots, by id."""
-    nobody_streams(config)
-    asked: dict[str, str] = {}
+    refuse_while_streaming(config)
+    requested: dict[str, str] = {}
     if read:
         require_secret(config)
-        wanted = {publication.parts(table) for table in altered.tables}
+        wanted = {diff.split_name(table) for table in altered.tables}
         with connect(config) as connection, connection.transaction():
-            known = members(connection, config.publication)
+            known = read_members(connection, config.publication)
             chosen = [each for each in known if (each.schema, each.table) in wanted]
-            asked = ask(connection, config, chosen, anew=True)
+            requested = request(connection, config, chosen, anew=True)
     identity = replace(altered.identity, publication=altered.publication)
     read_before = (altered.identity, altered.position)
     resume.write_fenced(config, identity, altered.position, read=read_before)
-    return asked
+    return requested

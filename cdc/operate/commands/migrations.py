@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import PermissionDeniedError
 from cdc.operate.commands.steps import Did, Step
+from cdc.operate.facts import enabled_migrations
 from cdc.publication import migrations
 from cdc.source.connection import connect
 
@@ -16,28 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
 
 class Migration(NamedTuple):
-    """A migration: whether it is requested, and its revision."""
-
     name: str
-    asked: bool
+    enabled: bool
     revision: str | None  # None: not applied
 
 
-def asked(config: Config) -> list[str]:
-    """Return the names of those that the configuration requests."""
-    return [name for name in migrations.NAMES if getattr(config.migrations, name)]
-
-
 def survey(config: Config) -> list[Migration]:
-    """Return all of them."""
     with connect(config) as connection:
-        there = migrations.applied(connection)
-    wanted = asked(config)
-    return [Migration(name, name in wanted, there.get(name)) for name in migrations.NAMES]
+        revisions = migrations.applied(connection)
+    wanted = enabled_migrations(config)
+    return [Migration(name, name in wanted, revisions.get(name)) for name in migrations.NAMES]
 
 
 def up(config: Config, names: list[str]) -> Iterator[Step]:
@@ -51,7 +44,7 @@ def up(config: Config, names: list[str]) -> Iterator[Step]:
             yield Step(Did.WARN, _denied(name, error))
             continue
         if same:
-            yield Step(Did.LEFT, f"the {migrations.spoken(name)} is there")
+            yield Step(Did.LEFT, f"the {migrations.spoken(name)} exists")
         else:
             yield Step(Did.DONE, f"created the {migrations.spoken(name)}")
 
@@ -70,29 +63,24 @@ def down(config: Config, names: list[str]) -> Iterator[Step]:
         yield Step(Did.DONE, f"removed the {migrations.spoken(name)}")
 
 
-def set_up(config: Config) -> Iterator[Step]:
-    """Apply those that the configuration requests."""
-    yield from up(config, asked(config))
-
-
 def tear_down(config: Config, connection: Connection) -> Iterator[Step]:
     """Remove what is applied, unless another pipeline of this database may use it."""
     try:
-        there = list(migrations.applied(connection))
+        applied = list(migrations.applied(connection))
     except PermissionDeniedError as error:
-        yield Step(Did.WARN, f"what may be in the schema {migrations.SCHEMA} stays: {error.what}")
+        yield Step(Did.WARN, f"what may be in the schema {migrations.SCHEMA} is kept: {error.what}")
         return
-    if not there:
+    if not applied:
         return
     if other := migrations.other_slots(connection, config.slot):
-        spoken = ", ".join(migrations.spoken(name) for name in there)
+        spoken = ", ".join(migrations.spoken(name) for name in applied)
         yield Step(
             Did.LEFT,
-            f"the {spoken} may be another pipeline's too (slot {other[0]}) and stays; `cdc"
-            " migrations down` removes it all the same",
+            f"the {spoken} may be another pipeline's too (slot {other[0]}) and is kept; `cdc"
+            " migrations down` removes it nevertheless",
         )
         return
-    yield from down(config, there)
+    yield from down(config, applied)
 
 
 def _revision(config: Config, name: str) -> str | None:
@@ -103,6 +91,6 @@ def _revision(config: Config, name: str) -> str | None:
 def _denied(name: str, error: PermissionDeniedError, *, down: bool = False) -> str:
     words = "sql --down" if down else "sql"
     return (
-        f"not permitted, and not needed: {error.what}; somebody who may can run what"
+        f"not permitted, and not needed: {error.what}; a role that may can run what"
         f" `cdc migrations {words} {name}` prints"
     )

@@ -22,48 +22,47 @@ from cdc.log import absence, column_numbers, reader, resume, topics
 from cdc.log import inspection as log_inspection
 from cdc.log.client import reach
 from cdc.log.records import ResumeIdentity, ResumePosition
-from cdc.operate import start_checks as readiness
+from cdc.operate import facts, start_checks
 from cdc.operate.commands import migrations, setup_publication
 from cdc.operate.commands.setup_columns import HiddenColumns
 from cdc.operate.commands.steps import Did, Step
-from cdc.operate.doctor import continuity as doctor_meeting
 from cdc.operate.doctor import requirements
 from cdc.operate.doctor.failover import FAILOVER_MAJOR
-from cdc.operate.findings import listed, size
-from cdc.publication import continuity
-from cdc.publication import diff as publication
-from cdc.publication.plan import has_topic
+from cdc.operate.readable import listed, size
+from cdc.publication import continuity, diff
+from cdc.publication import objects as source_setup
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import SnapshotState
-from cdc.source import catalog, membership
-from cdc.source import server as inspection
-from cdc.source import setup as source_setup
 from cdc.source.connection import connect
+from cdc.source.publications import (
+    Publication,
+    read_pinned,
+    read_pinned_with_tables,
+    read_publication,
+)
+from cdc.source.server import Server, open_transactions
+from cdc.source.slots import Slot, read_slot
+from cdc.source.tables import Table, count_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    import psycopg
     from confluent_kafka.admin import AdminClient
 
     from cdc.config import Config
     from cdc.log.resume import Resume
     from cdc.publication.plan import Plan
-    from cdc.snapshot.initial.topic import Record
+    from cdc.source.connection import Connection
 
 
-# --- setting up ---
-
-
-class _Ready(NamedTuple):
+class _Checked(NamedTuple):
     """What the steps use, once all checks have passed."""
 
-    server: inspection.Server
-    tables: list[inspection.Table]
+    server: Server
+    tables: list[Table]
     wanted: Plan
-    state: membership.State | None  # the publication, where there is one
-    slot: inspection.Slot | None
-    record: tuple[ResumeIdentity, ResumePosition] | None
+    slot: Slot | None
+    record: Resume | None
     hidden: HiddenColumns
 
 
@@ -76,28 +75,27 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
     client = topics.admin(config)
     with connect(config) as connection, ExitStack() as undo:
         ready = _checked(connection, config, client, adopt_slot=adopt_slot)
-        record, slot, tables = ready.record, ready.slot, ready.tables
-        hidden = ready.hidden
+        _, tables, wanted, slot, record, hidden = ready
         if record is not None and slot is not None:
             record = yield from _membership(connection, config, slot, record, tables)
-        yield from migrations.set_up(config)
+        yield from migrations.up(config, facts.enabled_migrations(config))
         if record is not None:
             # Before a table is published: the daemon may receive its first row at once.
             yield from hidden.write()
-        state = membership.state(connection, config.publication)
-        yield from setup_publication.publish(connection, config, ready.wanted, state, record)
+        state = read_publication(connection, config.publication)
+        yield from setup_publication.publish(connection, config, wanted, state, record)
         if state is None:
             undo.callback(_unpublish, connection, config)
         yield from _identities(tables)
         described: dict[str, topics.Described] = {}
         yield from _topics(client, config, tables, described, undo, new=record is None)
-        hidden.look()  # with what the publication sends from here on
+        hidden.read_numbers()  # with what the publication sends from here on
         if record is not None:
             yield from hidden.write()
-            yield Step(Did.LEFT, f"the log goes on from {record[1].end_lsn}, seq {record[1].seq}")
+            yield Step(Did.LEFT, f"the log continues from {record[1].end_lsn}, seq {record[1].seq}")
             yield from _rows_since(connection, tables, record[0])
         else:
-            yield from _begin(connection, config, ready, described, undo)
+            yield from _start_log(connection, config, ready, described, undo)
             yield from _rows(config, connection, tables)
 
 
@@ -105,46 +103,54 @@ def set_up(config: Config, *, adopt_slot: bool = False) -> Iterator[Step]:
 # resume record exists by then, another setup has succeeded meanwhile and owns what exists.
 
 
-def _drop(connection: psycopg.Connection, config: Config) -> None:
+def _drop(connection: Connection, config: Config) -> None:
     with suppress(CDCError):
         source_setup.drop_slot(connection, config.slot)
 
 
-def _unpublish(connection: psycopg.Connection, config: Config) -> None:
+def _unpublish(connection: Connection, config: Config) -> None:
     with suppress(CDCError):
-        if inspection.slot(connection, config.slot) is None:
+        if read_slot(connection, config.slot) is None:
             source_setup.drop_publication(connection, config.publication)
 
 
 def _delete(client: AdminClient, config: Config, names: list[str]) -> None:
     with suppress(CDCError), connect(config) as connection:
-        alone = inspection.slot(connection, config.slot) is None
+        alone = read_slot(connection, config.slot) is None
         if alone and reader.read_resume(config) is None:
             topics.delete(client, names)
 
 
 def _checked(
-    connection: psycopg.Connection, config: Config, client: AdminClient, *, adopt_slot: bool
-) -> _Ready:
+    connection: Connection, config: Config, client: AdminClient, *, adopt_slot: bool
+) -> _Checked:
     """Return what the steps use; raise where one of them would fail. Creates nothing."""
     reach(config)
-    server = inspection.server(connection)
-    tables = source_setup.matched_tables(connection, config)
-    wanted = setup_publication.planned(connection, config, server, tables)
+    source = facts.source_facts(connection, config)
+    tables = source_setup.matched_tables(config, source.tables)
+    server, slot = source.server, source.slot
+    published = facts.tables_facts(connection, config, server, tables, source.publication)
+    wanted, state = published.wanted, published.state
+    setup_publication.refuse_problems(wanted)
     hidden = HiddenColumns(connection, config, tables)
-    hidden.look()
-    slot = inspection.slot(connection, config.slot)
-    hidden.refuse_beside(slot)
+    hidden.read_numbers()
+    hidden.refuse_new_masks(slot)
     record = reader.read_resume(config)
-    _check_meeting(config, server, slot, record, adopt_slot=adopt_slot)
-    state = membership.state(connection, config.publication)
-    setup_publication.check(connection, config, wanted, state, slot, record)
+    _check_slot_and_log(config, server, slot, record, adopt_slot=adopt_slot)
+    setup_publication.check(config, wanted, state, slot, record)
     if record is not None:
-        doctor_meeting.unbroken(config, slot, record)
-    facts = readiness.gather(connection, config, set_up=record is not None)
-    requirements.refuse(config, readiness.with_snapshot(config, facts))
+        start_checks.refuse_gaps(config, slot, record)
+    refused = facts.publication_refusal(connection, config, published)
+    source = source._replace(
+        set_up=record is not None,
+        able=source.able._replace(publication=refused),
+        snapshot=facts.snapshot_facts(connection, config, tables),
+    )
+    requirements.refuse(config, source)
     if record is None:
-        _refuse_used(config, topics.describe(client, [t.name for t in _wanted(config, tables)]))
+        _refuse_used(
+            config, topics.describe(client, [t.name for t in facts.wanted_topics(config, tables)])
+        )
         brokers = log_inspection.cluster(client).brokers
         if config.log.replication_factor > brokers:
             raise ConfigError(
@@ -152,49 +158,49 @@ def _checked(
                 f" {brokers} brokers",
                 hint=f"set log.replication_factor to {min(3, brokers)}",
             )
-    return _Ready(server, tables, wanted, state, slot, record, hidden)
+    return _Checked(server, tables, wanted, slot, record, hidden)
 
 
-def _check_meeting(
+def _check_slot_and_log(
     config: Config,
-    server: inspection.Server,
-    slot: inspection.Slot | None,
-    record: tuple[ResumeIdentity, ResumePosition] | None,
+    server: Server,
+    slot: Slot | None,
+    record: Resume | None,
     *,
     adopt_slot: bool,
 ) -> None:
     """Raise where slot and log do not match, or one of them is missing."""
     if record is not None and slot is None:
         raise GapError(
-            f"the log ends at {record[1].end_lsn}, but the slot {config.slot} is gone, and the "
-            "changes since then with it",
-            hint="start anew with `cdc teardown --topics`, then `cdc setup`; or keep the old log "
+            f"the log ends at {record[1].end_lsn}, but the slot {config.slot} is missing: "
+            "the changes since then are lost",
+            hint="start over with `cdc teardown --topics`, then `cdc setup`; or keep the old log "
             "and give the new pipeline another log.prefix",
         )
     if slot is None:
         return
-    if slot.plugin != source_setup.PLUGIN or slot.database != server.database:
+    if slot.is_foreign(server.database):
         raise ConfigError(
-            f"the slot {slot.name} is somebody else's (plugin {slot.plugin}, database "
+            f"the slot {slot.name} belongs to something else (plugin {slot.plugin}, database "
             f"{slot.database})",
             hint="give this pipeline another source.slot",
         )
-    continuity.one_phase(config, slot)
+    continuity.require_one_phase(config, slot)
     if record is None and not adopt_slot:
         raise ConfigError(
             f"the slot {slot.name} exists, but the log has no record of it: which of its changes "
             "were read before is unknown",
-            hint="if nobody else uses it, `cdc slot drop`, then `cdc setup`; to begin where it "
-            f"stands ({slot.confirmed_flush_lsn}), `cdc setup --adopt-slot`",
+            hint="if nothing else uses it, `cdc slot drop`, then `cdc setup`; to start at its "
+            f"position ({slot.confirmed_flush_lsn}), `cdc setup --adopt-slot`",
         )
 
 
 def _membership(
-    connection: psycopg.Connection,
+    connection: Connection,
     config: Config,
-    slot: inspection.Slot,
+    slot: Slot,
     record: Resume,
-    tables: list[inspection.Table],
+    tables: list[Table],
 ) -> Generator[Step, None, Resume]:
     """Accept that a table has left the publication for good; refuse to add one back unnoticed.
 
@@ -202,49 +208,49 @@ def _membership(
     """
     identity, position = record
     old = identity.publication
-    if membership.state(connection, config.publication) is None:
+    if read_publication(connection, config.publication) is None:
         return record
-    now, existing = catalog.publication_beside(connection, old.name, old.tables)
-    found = publication.gaps(old, now, existing)
-    if error := publication.joined([gap for gap in found if not gap.left]):
+    now, existing = read_pinned_with_tables(connection, old.name, old.tables)
+    found = diff.gaps(old, now, existing)
+    if error := diff.combined_error([gap for gap in found if not gap.is_removal]):
         raise error
-    gone = sorted(set(identity.publication.tables) - set(now.tables))
+    removed = sorted(set(identity.publication.tables) - set(now.tables))
     running = slot.active_pid is not None
-    if not gone or (running and not existing.intersection(gone)):
+    if not removed or (running and not existing.intersection(removed)):
         return record  # a dropped table may stay in the record
-    back = sorted({each.catalog_name for each in tables}.intersection(gone))
+    back = sorted({each.catalog_name for each in tables}.intersection(removed))
     if back:
         raise GapError(
-            f"{listed(back)} left the publication {config.publication} while the log went on; "
-            "changes made since then are in no stream",
-            hint="put it back with `cdc table add`, which reads it anew; or leave it out of "
-            "source.tables and run `cdc setup` again to go on without it",
+            f"{listed(back)} left the publication {config.publication} while the log continued; "
+            "changes since then are in no stream",
+            hint="put it back with `cdc table add`, which reads it again; or leave it out of "
+            "source.tables and run `cdc setup` again to continue without it",
         )
     if running:
         raise ConfigError(
-            f"{listed(gone)} left the publication, and a daemon is running",
-            hint="stop the daemon, then run `cdc setup` again to go on without it",
+            f"{listed(removed)} left the publication, and a daemon is running",
+            hint="stop the daemon, then run `cdc setup` again to continue without it",
         )
     kept = msgspec.structs.replace(identity, publication=now)
     resume.write_fenced(config, kept, position, read=record)
-    yield Step(Did.DONE, f"the log goes on without {listed(gone)}")
+    yield Step(Did.DONE, f"the log continues without {listed(removed)}")
     return kept, position
 
 
-def _identities(tables: list[inspection.Table]) -> Iterator[Step]:
+def _identities(tables: list[Table]) -> Iterator[Step]:
     blind = [str(each) for each in tables if not each.identifies_rows]
     if blind:
         yield Step(
             Did.WARN,
             f"{listed(blind)}: without a key, Postgres now refuses UPDATE and DELETE there; "
-            "`cdc doctor` has the SQL that mends it",
+            "`cdc doctor` has the SQL that fixes it",
         )
 
 
 def _topics(
     client: AdminClient,
     config: Config,
-    tables: list[inspection.Table],
+    tables: list[Table],
     described: dict[str, topics.Described],
     undo: ExitStack,
     *,
@@ -252,7 +258,7 @@ def _topics(
 ) -> Iterator[Step]:
     """Create what is missing; write the data topics as they are into `described`."""
     own = topics.internal_topics(config)
-    data = _wanted(config, tables)[len(own) :]
+    data = facts.wanted_topics(config, tables)[len(own) :]
     names = [topic.name for topic in own + data]
     before = topics.describe(client, names)
     lacking = [name for name in names if name not in before]
@@ -298,17 +304,17 @@ def _refuse_used(config: Config, present: dict[str, topics.Described]) -> None:
         )
 
 
-def _begin(
-    connection: psycopg.Connection,
+def _start_log(
+    connection: Connection,
     config: Config,
-    ready: _Ready,
+    ready: _Checked,
     described: dict[str, topics.Described],
     undo: ExitStack,
 ) -> Iterator[Step]:
     """Create the slot, or use the existing one, and write where the log starts."""
     server, slot, hidden = ready.server, ready.slot, ready.hidden
     if slot is None:
-        writing = inspection.holders(connection)
+        writing = open_transactions(connection)
         if writing:
             yield Step(Did.WARN, f"waiting for {len(writing)} open transactions to end")
         failover = config.source.failover is not False and server.major >= FAILOVER_MAJOR
@@ -318,6 +324,7 @@ def _begin(
     else:
         assert slot.confirmed_flush_lsn is not None
         lsn = slot.confirmed_flush_lsn
+    due = config.snapshot.mode != "never"
     identity = ResumeIdentity(
         pipeline=config.pipeline,
         epoch=1,
@@ -325,27 +332,23 @@ def _begin(
         timeline=server.timeline,
         database=server.database,
         slot=config.slot,
-        publication=catalog.publication(connection, config.publication),
+        publication=read_pinned(connection, config.publication),
         partitions={name: topic.partitions for name, topic in described.items()},
         topic_ids={name: topic.topic_id for name, topic in described.items()},
-        snapshot="none" if config.snapshot.mode == "never" else "due",
+        snapshot="due" if due else "none",
     )
     numbers = [column_numbers.record(config, each) for each in hidden.new]
-    first = (*_due(config), *numbers)
-    resume.write_fenced(config, identity, first_position(lsn), *first, read=None)
+    state = SnapshotState(pipeline=config.pipeline, stage="due")
+    first = [topic.state_record(config, state)] if due else []
+    resume.write_fenced(config, identity, first_position(lsn), *first, *numbers, read=None)
     undo.pop_all()  # from here on the pipeline exists
     how = "created the slot" if slot is None else "took over the slot"
-    yield Step(Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while nobody reads")
+    yield Step(
+        Did.DONE, f"{how} {config.slot}; it keeps WAL from now on, also while no daemon reads"
+    )
     if numbers:
         yield hidden.written()
-    yield Step(Did.DONE, f"wrote the first resume record: the log begins at {lsn}")
-
-
-def _due(config: Config) -> list[Record]:
-    """Return the records that make an initial snapshot due, where one is wanted."""
-    if config.snapshot.mode == "never":
-        return []
-    return [topic.state_record(config, SnapshotState(pipeline=config.pipeline, stage="due"))]
+    yield Step(Did.DONE, f"wrote the first resume record: the log starts at {lsn}")
 
 
 def first_position(lsn: LSN) -> ResumePosition:
@@ -367,46 +370,30 @@ def first_position(lsn: LSN) -> ResumePosition:
     )
 
 
-def _wanted(config: Config, tables: list[inspection.Table]) -> list[topics.Topic]:
-    """Return the topics that the pipeline should have."""
-    data = [
-        topics.data_topic(config, each.schema, each.name)
-        for each in tables
-        if has_topic(config, each)
-    ]
-    return topics.internal_topics(config) + data
-
-
 def _rows_since(
-    connection: psycopg.Connection,
-    tables: list[inspection.Table],
+    connection: Connection,
+    tables: list[Table],
     identity: ResumeIdentity,
 ) -> Iterator[Step]:
     """Report which tables are new to the log and had rows before: no event carries those."""
     new = [each for each in tables if each.catalog_name not in identity.publication.tables]
-    filled = [
-        str(each)
-        for each in new
-        if not each.may_select or inspection.count_rows(connection, each)[0]
-    ]
+    filled = [str(each) for each in new if not each.may_select or count_rows(connection, each)[0]]
     if filled:
         yield Step(
             Did.WARN,
             f"new in the publication: {listed(filled)}; rows that were there before are not in the"
-            f" log: `cdc snapshot {' '.join(filled[:8])}` reads them, beside the running daemon",
+            f" log: `cdc snapshot {' '.join(filled[:8])}` reads them while the daemon runs",
         )
 
 
-def _rows(
-    config: Config, connection: psycopg.Connection, tables: list[inspection.Table]
-) -> Iterator[Step]:
+def _rows(config: Config, connection: Connection, tables: list[Table]) -> Iterator[Step]:
     """Report what happens to the rows that are older than the log."""
     filled, unread = [], []
     for table in tables:
         if not table.may_select:
             unread.append(str(table))
             continue
-        count, exact = inspection.count_rows(connection, table)
+        count, exact = count_rows(connection, table)
         if count:
             filled.append(f"{table} ({'' if exact else 'about '}{count:,})")
     if filled and config.snapshot.mode == "initial":
@@ -419,10 +406,10 @@ def _rows(
         )
     if unread:
         stops = config.snapshot.mode == "initial"
-        then = ": the initial snapshot takes GRANT SELECT on them" if stops else ""
+        then = ": the initial snapshot needs GRANT SELECT on them" if stops else ""
         yield Step(
             Did.WARN,
-            f"may not be read, so unknown whether they hold rows: {listed(unread)}{then}",
+            f"may not be read, so it is unknown whether they hold rows: {listed(unread)}{then}",
         )
 
 
@@ -432,30 +419,35 @@ def _rows(
 class Remains(NamedTuple):
     """What `tear_down` would remove."""
 
-    slot: inspection.Slot | None
-    publication: inspection.Publication | None
+    slot: Slot | None
+    publication: Publication | None
     topics: list[str]
 
 
 def survey(config: Config) -> Remains:
-    """Return what exists of the pipeline."""
     with connect(config) as connection:
-        slot = inspection.slot(connection, config.slot)
-        found = inspection.publication(connection, config.publication)
+        slot = read_slot(connection, config.slot)
+        found = read_publication(connection, config.publication)
     return Remains(slot, found, sorted(topics.existing(topics.admin(config), config.prefix)))
 
 
 def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterator[Step]:
-    """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams."""
+    """Drop slot and publication, and with `with_topics` the log; raise while a daemon streams.
+
+    Neither is dropped if either cannot be.
+    """
     with connect(config) as connection:
+        with connection.transaction():
+            if remains.publication is not None:
+                source_setup.drop_publication(connection, config.publication)
+            if remains.slot is not None:
+                source_setup.drop_slot(connection, config.slot)
         if remains.slot is not None:
-            source_setup.drop_slot(connection, config.slot)
             kept = size(remains.slot.retained_bytes or 0)
             yield Step(Did.DONE, f"dropped the slot {config.slot}; it released {kept} of WAL")
         else:
             yield Step(Did.LEFT, f"there is no slot {config.slot}")
         if remains.publication is not None:
-            source_setup.drop_publication(connection, config.publication)
             yield Step(Did.DONE, f"dropped the publication {config.publication}")
         else:
             yield Step(Did.LEFT, f"there is no publication {config.publication}")
@@ -468,6 +460,6 @@ def tear_down(config: Config, remains: Remains, *, with_topics: bool) -> Iterato
     else:
         yield Step(
             Did.LEFT,
-            f"{len(remains.topics)} topics {config.prefix}.* stay; they can be read, but not be "
+            f"{len(remains.topics)} topics {config.prefix}.* are kept; they can be read, but not "
             "continued: a new pipeline needs another log.prefix, or --topics",
         )

@@ -10,26 +10,27 @@ from cdc.config.patterns import TablePattern, parse_table_pattern
 from cdc.errors import CDCError, ConfigError, Exit
 from cdc.log import reader
 from cdc.log.client import reach
-from cdc.operate.findings import listed
+from cdc.operate.readable import listed
 from cdc.snapshot.incremental import commands
-from cdc.snapshot.incremental import topic as live_topic
+from cdc.snapshot.incremental import topic as incremental_topic
+from cdc.snapshot.incremental.records import IncrementalRecord, Key, TableName
 from cdc.source import conditions
-from cdc.source import server as inspection
-from cdc.source.chunks import CONDITION_HINT
+from cdc.source.chunks import COMPARED_HINT, CONDITION_HINT
+from cdc.source.column_types import read_column_types
+from cdc.source.commands import require_secret, send_command
 from cdc.source.connection import connect, translated
-from cdc.source.members import members, require_secret, send_command
+from cdc.source.members import Member, read_members
+from cdc.source.slots import read_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cdc.config import Config
-    from cdc.snapshot.incremental.records import Key, LiveRecord
-    from cdc.source.catalog import Connection
-    from cdc.source.members import Member
+    from cdc.source.connection import Connection
 
 
 # The interval at which a wait reports progress.
-TELL_SECONDS: Final = 10.0
+REPORT_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.5
 # A table that a session has locked exclusively can't be looked up: report that rather than wait.
 _LOCK_TIMEOUT: Final = b"SET lock_timeout = '10s'"
@@ -59,8 +60,23 @@ def start(
     with connect(config) as connection:
         with translated("limiting the wait for locks"):
             connection.execute(_LOCK_TIMEOUT)
-        chosen = _chosen(members(connection, config.publication), tables)
-        return ask(connection, config, chosen, where=where, keys=keys, anew=anew)
+        chosen = _chosen(read_members(connection, config.publication), tables)
+        if where is not None:
+            expect_comparable(connection, chosen, where)
+        return request(connection, config, chosen, where=where, keys=keys, anew=anew)
+
+
+def expect_comparable(connection: Connection, chosen: Sequence[Member], where: str) -> None:
+    """Raise ConfigError where a condition compares a column whose type does not allow it."""
+    for member in chosen:
+        with translated(f"looking up the types of {member}"):
+            types = read_column_types(connection, member.oid)
+        try:
+            conditions.parse(where, types)
+        except conditions.ConditionError as error:
+            raise ConfigError(
+                f"--where can't be used for {member}: {error}", hint=COMPARED_HINT
+            ) from error
 
 
 def _expect_initial(config: Config) -> None:
@@ -74,44 +90,44 @@ def _expect_initial(config: Config) -> None:
         )
 
 
-def ask(
+def request(
     connection: Connection,
     config: Config,
-    chosen: Sequence[Member],
+    chosen: Iterable[Member],
     *,
     where: str | None = None,
     keys: tuple[Key, ...] | None = None,
     anew: bool = False,
 ) -> dict[str, str]:
     """Write a command for each table into the stream; return their names by the snapshots' ids."""
-    asked = {}
+    requested = {}
     for member in chosen:
-        number = new_id()
+        number = uuid.uuid4().hex[:8]
         command = commands.Command(
             do="start",
             id=number,
-            tables=(commands.Of(member.schema, member.table),),
+            tables=(TableName(member.schema, member.table),),
             where=where,
             keys=keys,
-            anew=anew,
+            empty_first=anew,
         )
         send_command(connection, config, commands.COMMAND, commands.encode(command))
-        asked[number] = str(member)
-    return asked
+        requested[number] = str(member)
+    return requested
 
 
-def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
+def control(config: Config, do: commands.Do, number: str | None) -> list[str]:
     """Pause, resume or stop one, or all; return their ids. ConfigError where there is none."""
     require_secret(config)
-    known = live_topic.read(config)
+    known = incremental_topic.read(config)
     active = [record.id for record in known if record.active]
     meant = [each for each in active if number in (None, each)]
     if do == "stop":  # acknowledges a failed one
         meant += [each.id for each in known if (each.id, each.state) == (number, "failed")]
     if not meant:
         raise ConfigError(
-            "no live snapshot is running" if number is None else f"{number} is not running",
-            hint=f"running: {listed(active)}" if active else "`cdc snapshot TABLE` begins one",
+            "no incremental snapshot is running" if number is None else f"{number} is not running",
+            hint=f"running: {listed(active)}" if active else "`cdc snapshot TABLE` starts one",
         )
     with connect(config) as connection:
         content = commands.encode(commands.Command(do=do, id=number))
@@ -119,39 +135,34 @@ def tell(config: Config, do: commands.Do, number: str | None) -> list[str]:
     return meant
 
 
-def listing(config: Config) -> list[LiveRecord]:
-    """Return the incremental snapshots in the log, oldest first."""
-    return live_topic.read(config)
-
-
 def wait(
     config: Config,
     numbers: Sequence[str],
     *,
     timeout: float | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> list[LiveRecord]:
+    report: Callable[[str], None] = lambda _: None,
+) -> list[IncrementalRecord]:
     """Return the snapshots' records once all are over.
 
-    `tell` is called at once where no daemon reads the slot, and then every `TELL_SECONDS`. Raises
-    NotOverError when `timeout` has passed (None: never).
+    `report` is called at once where no daemon reads the slot, and then every `REPORT_SECONDS`.
+    Raises NotOverError when `timeout` has passed (None: never).
     """
-    began = told_at = time.monotonic()
+    began = reported_at = time.monotonic()
     no_daemon = _no_daemon(config)
     if no_daemon:
-        tell(no_daemon)
+        report(no_daemon)
     while True:
-        found = [record for record in live_topic.read(config) if record.id in numbers]
+        found = [record for record in incremental_topic.read(config) if record.id in numbers]
         if len(found) == len(numbers) and not any(record.active for record in found):
             return found
         now = time.monotonic()
         over = timeout is not None and now - began >= timeout
-        if over or now - told_at >= TELL_SECONDS:
-            told_at, no_daemon = now, _no_daemon(config)
+        if over or now - reported_at >= REPORT_SECONDS:
+            reported_at, no_daemon = now, _no_daemon(config)
             so_far = _so_far(numbers, found) + (f"; {no_daemon}" if no_daemon else "")
             if over:
                 raise _not_over(so_far, now - began, reads=not no_daemon)
-            tell(so_far)
+            report(so_far)
         time.sleep(_PAUSE_SECONDS)
 
 
@@ -159,20 +170,20 @@ def _no_daemon(config: Config) -> str:
     """Return a sentence where no daemon reads the slot; an empty text where one does."""
     if daemon_streams(config):
         return ""
-    return f"no daemon reads the slot {config.slot}: it begins when one does (cdc run)"
+    return f"no daemon reads the slot {config.slot}: it starts when one does (cdc run)"
 
 
-def _so_far(numbers: Sequence[str], found: list[LiveRecord]) -> str:
+def _so_far(numbers: Sequence[str], found: list[IncrementalRecord]) -> str:
     known = {record.id: record for record in found}
-    told = []
+    parts = []
     for number in numbers:
         record = known.get(number)
         if record is None:
-            told.append(f"{number} has not begun")
+            parts.append(f"{number} has not started")
         elif record.active:
             why = f" ({record.why})" if record.why else ""
-            told.append(f"{number} of {record.name} is {record.state}, {record.rows:,} rows{why}")
-    return "; ".join(told)
+            parts.append(f"{number} of {record.name} is {record.state}, {record.rows:,} rows{why}")
+    return "; ".join(parts)
 
 
 def _not_over(so_far: str, seconds: float, *, reads: bool) -> NotOverError:
@@ -187,16 +198,11 @@ def daemon_streams(config: Config) -> bool:
     reach(config)
     if reader.read_resume(config) is None:
         raise ConfigError(
-            f'there is no log of pipeline "{config.pipeline}"', hint="`cdc setup` begins it"
+            f'there is no log of pipeline "{config.pipeline}"', hint="`cdc setup` creates it"
         )
     with connect(config) as connection:
-        slot = inspection.slot(connection, config.slot)
+        slot = read_slot(connection, config.slot)
     return slot is not None and slot.active_pid is not None
-
-
-def new_id() -> str:
-    """Return an id for a snapshot."""
-    return uuid.uuid4().hex[:8]
 
 
 def pattern_of(text: str) -> TablePattern:

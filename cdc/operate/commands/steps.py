@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class Did(Enum):
-    """What a step did."""
-
     DONE = "done"  # changed something
     LEFT = "left"  # found it as it should be
     WARN = "warn"  # a warning
@@ -16,7 +14,5 @@ class Did(Enum):
 
 
 class Step(NamedTuple):
-    """One line of the output."""
-
     did: Did
     what: str

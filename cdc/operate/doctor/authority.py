@@ -6,37 +6,31 @@ Pure functions from facts and the configuration to findings; `examine` gathers t
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cdc.errors import CDCError
-from cdc.operate.findings import Finding, listed, note, ok, warning
+from cdc.operate.findings import Finding, note, ok, warning
+from cdc.operate.readable import listed
 from cdc.source import rights
-from cdc.source.connection import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.source.rights import NamedRole, Rights
+    from cdc.source.connection import Connection
+    from cdc.source.rights import Rights
 
 # The libpq modes that are always encrypted; `prefer` and `allow` may fall back to plain text.
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 
 
-def examine(config: Config) -> list[Finding]:
-    """Gather the facts and return the findings."""
-    found = [*check_secret(config), *check_connections(config)]
-    try:
-        with connect(config) as connection:
-            found += check_rights(rights.read(connection))
-    except CDCError as failure:
-        found.append(warning("rights", failure.what, failure.hint))
-    return found
+def examine(connection: Connection, config: Config) -> Iterator[Finding]:
+    yield from check_secret(config)
+    yield from check_connections(config)
+    yield from check_rights(rights.read(connection))
 
 
 def check_secret(config: Config) -> Iterator[Finding]:
-    """Yield whether commands are possible."""
     if config.control.secret:
         yield ok("control_secret", "commands to the daemon are signed with control.secret")
     else:
@@ -47,81 +41,68 @@ def check_secret(config: Config) -> Iterator[Finding]:
 
 
 def check_rights(found: Rights) -> Iterator[Finding]:
-    """Yield which roles may do what in the database."""
     if found.replication:
-        what = (
-            f"may read all WAL, and so every row, besides {found.role}: {_names(found.replication)}"
-        )
+        others = listed(found.replication)
+        what = f"may read all WAL, and so every row, in addition to {found.role}: {others}"
         yield note("replication_roles", what)
     if found.emit_is_public:
         what = "every role may write logical messages: harmless, since what is ours is signed"
         yield note("emit_message", what)
     for table, readers in found.key_readers.items():
-        who = _names(readers)
-        what = f"lockstep.{table} may be read by {who}, who so may sign as its trigger"
+        who = listed(readers)
+        what = f"lockstep.{table} may be read by {who}, who can therefore sign as its trigger"
         yield warning("trigger_keys", what, f"REVOKE ALL ON lockstep.{table} FROM {who};")
     if found.signal_writers:
-        what = f"may command the daemon by lockstep.signal: {_names(found.signal_writers)}"
+        what = f"may command the daemon by lockstep.signal: {listed(found.signal_writers)}"
         yield note("signal_writers", what)
-
-
-def _names(roles: list[NamedRole]) -> str:
-    return listed([each.quoted for each in roles])
-
-
-class _Open(NamedTuple):
-    """A connection that sends a password unencrypted."""
-
-    setting: str
-    host: str
-    fix: str
 
 
 def check_connections(config: Config) -> list[Finding]:
     """Return a warning for each password that another host gets over a plain connection."""
-    found = [*_postgres(config), *_kafka(config), *_stores(config)]
-    return [
-        warning(
-            "plain_password",
-            f"{each.setting}: a password goes to {each.host} unencrypted",
-            each.fix,
-        )
-        for each in found
-        if not is_loopback(each.host)
-    ] or [ok("plain_password", "no password goes to another host unencrypted")]
+    return [*_postgres(config), *_kafka(config), *_stores(config)] or [
+        ok("plain_password", "no password goes to another host unencrypted")
+    ]
 
 
-def _postgres(config: Config) -> Iterator[_Open]:
+def _unencrypted(setting: str, host: str, fix: str) -> Iterator[Finding]:
+    if not is_loopback(host):
+        what = f"{setting}: a password goes to {host} unencrypted"
+        yield warning("plain_password", what, fix)
+
+
+def _postgres(config: Config) -> Iterator[Finding]:
     for setting, dsn in (("source.dsn", config.source.dsn), ("snapshot.dsn", config.snapshot.dsn)):
         if not dsn:
             continue
-        given = rights.described(dsn)
+        given = rights.dsn_facts(dsn)
         has_password = given.has_password or config.source.password_file is not None
         if has_password and given.sslmode not in _ENCRYPTED:
             for host in given.hosts:
-                yield _Open(setting, host, "sslmode=verify-full, with sslrootcert, in it")
+                yield from _unencrypted(
+                    setting, host, "sslmode=verify-full, with sslrootcert, in it"
+                )
 
 
-def _kafka(config: Config) -> Iterator[_Open]:
+def _kafka(config: Config) -> Iterator[Finding]:
     settings = {name.lower(): str(value).lower() for name, value in config.log.kafka.items()}
     if settings.get("security.protocol") == "sasl_plaintext":
         for server in config.log.bootstrap_servers.split(","):
             host = server.strip().rpartition(":")[0].strip("[]")
-            yield _Open("log.kafka", host, "security.protocol: sasl_ssl")
+            yield from _unencrypted("log.kafka", host, "security.protocol: sasl_ssl")
 
 
-def _stores(config: Config) -> Iterator[_Open]:
+def _stores(config: Config) -> Iterator[Finding]:
     for name, follower in config.followers.items():
         if (redis := follower.redis) is not None:
             url = urlsplit(redis.url)
             if url.scheme == "redis" and url.password:
                 fix = "a URL that begins with rediss://"
-                yield _Open(f"followers.{name}.redis.url", url.hostname or "", fix)
+                yield from _unencrypted(f"followers.{name}.redis.url", url.hostname or "", fix)
         if (store := follower.opensearch) is not None:
             url = urlsplit(store.url)
             if url.scheme == "http" and (url.password or store.password):
                 fix = "a URL that begins with https://"
-                yield _Open(f"followers.{name}.opensearch.url", url.hostname or "", fix)
+                yield from _unencrypted(f"followers.{name}.opensearch.url", url.hostname or "", fix)
 
 
 def is_loopback(host: str) -> bool:

@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import CDCError
 from cdc.operate.findings import Finding, error, note, ok, warning
-from cdc.operate.retention import judge_standbys
-from cdc.source import server as inspection
+from cdc.operate.retention import START_OVER, judge_standbys
 from cdc.source.connection import connect, hosts
+from cdc.source.server import Server, read_server
+from cdc.source.slots import Slot, StandbySlot, read_slot, read_standby_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.source.server import Server, Slot, StandbySlot
+    from cdc.operate.facts import SourceFacts
+    from cdc.source.connection import Connection
 
 FAILOVER_MAJOR = 17
 _RELOAD = " SELECT pg_reload_conf();"
 
 
-class Host(NamedTuple):
+class SourceHost(NamedTuple):
     """One of the hosts that source.dsn names; `server` is None where it does not answer."""
 
     place: str
@@ -37,47 +39,35 @@ class Host(NamedTuple):
 
 
 class FailoverFacts(NamedTuple):
-    """All facts that the checks use."""
-
     server: Server
     slot: Slot | None
     standbys: list[StandbySlot]
-    hosts: list[Host]
+    hosts: list[SourceHost]
 
 
-def examine(config: Config, server: Server, slot: Slot | None) -> list[Finding]:
-    """Gather the facts and return the findings."""
-    findings = [_walsender(config)]
-    try:
-        with connect(config) as connection:
-            standbys = inspection.standby_slots(connection, server)
-        facts = FailoverFacts(server, slot, standbys, ask_hosts(config))
-    except CDCError as failure:
-        return [*findings, error("failover", failure.what, failure.hint)]
-    return [*findings, *check_failover(config, facts)]
+def examine(connection: Connection, config: Config, source: SourceFacts) -> Iterator[Finding]:
+    # A pooler does not pass a replication connection on to a walsender.
+    if (refused := source.able.stream) is not None:
+        yield error("walsender", refused.what, refused.hint)
+    else:
+        yield ok("walsender", "a replication connection is answered")
+    standbys = read_standby_slots(connection, source.server)
+    facts = FailoverFacts(source.server, source.slot, standbys, ask_hosts(config))
+    yield from check_failover(config, facts)
 
 
-def ask_hosts(config: Config) -> list[Host]:
+def ask_hosts(config: Config) -> list[SourceHost]:
     """Return what each host reports; none where source.dsn names only one."""
     return [_ask(config, place, own) for place, own in hosts(config).items()]
 
 
-def _ask(config: Config, place: str, own: Config) -> Host:
+def _ask(config: Config, place: str, own: Config) -> SourceHost:
     try:
         with connect(own) as connection:
-            server = inspection.server(connection)
-            return Host(place, server, inspection.slot(connection, config.slot))
+            server = read_server(connection)
+            return SourceHost(place, server, read_slot(connection, config.slot))
     except CDCError as failure:
-        return Host(place, None, None, failure)
-
-
-def _walsender(config: Config) -> Finding:
-    """Return whether source.dsn reaches a walsender, which it does not through a pooler."""
-    try:
-        connect(config, replication=True).close()
-    except CDCError as failure:
-        return error("walsender", failure.what, failure.hint)
-    return ok("walsender", "a replication connection is answered")
+        return SourceHost(place, None, None, failure)
 
 
 def check_failover(config: Config, facts: FailoverFacts) -> Iterator[Finding]:
@@ -90,7 +80,7 @@ def check_failover(config: Config, facts: FailoverFacts) -> Iterator[Finding]:
         yield note(
             "failover",
             f"Postgres {server.version_text} copies no slots to standbys: a promotion ends the log",
-            "upgrade to Postgres 17 or later, or begin anew after a promotion",
+            f"upgrade to Postgres 17 or later; or after a promotion: {START_OVER}",
         )
         return
     if not slot.failover:
@@ -106,7 +96,7 @@ def check_failover(config: Config, facts: FailoverFacts) -> Iterator[Finding]:
         yield warning(
             "synchronized_standby_slots",
             "the log may run ahead of the standbys; after a promotion it then holds changes that "
-            "never happened, and is refused",
+            "the new primary never had, and is refused",
             f"ALTER SYSTEM SET synchronized_standby_slots = '{names}';{_RELOAD}",
         )
     waiting = list(judge_standbys(facts.standbys))
@@ -117,7 +107,7 @@ def check_failover(config: Config, facts: FailoverFacts) -> Iterator[Finding]:
         yield from _standby(config, each)
 
 
-def _standby(config: Config, host: Host) -> Iterator[Finding]:
+def _standby(config: Config, host: SourceHost) -> Iterator[Finding]:
     """Yield whether this standby could be promoted without ending the log."""
     check, server, slot = f"standby {host.place}", host.server, host.slot
     if server is None:
@@ -129,7 +119,7 @@ def _standby(config: Config, host: Host) -> Iterator[Finding]:
         yield note(
             check,
             "is copying the slot, which is not yet good for a promotion",
-            "it is, once the standby has replayed what the slot needs: let the daemon run",
+            "it is, once the standby has replayed what the slot needs: keep the daemon running",
         )
     elif slot is not None:
         yield warning(

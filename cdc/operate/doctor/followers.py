@@ -1,7 +1,7 @@
 """The doctor's checks of followers that need no store: what they name exists and has a key.
 
 What a store itself lacks is found by its follower, which halts; here is what the configuration and
-the database show beforehand. The checks are pure; `examine` gathers the facts.
+the database show beforehand. Pure functions from facts to findings.
 """
 
 from __future__ import annotations
@@ -9,48 +9,31 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cdc.config import stores
+from cdc.config import Config, stores
 from cdc.config.patterns import parse_table_pattern
-from cdc.errors import CDCError
-from cdc.operate.findings import Finding, error, listed, note, ok, warning
-from cdc.publication.plan import has_topic
-from cdc.source import columns as source_columns
-from cdc.source.connection import connect
+from cdc.operate.findings import Finding, error, note, ok, warning
+from cdc.operate.readable import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cdc.config import Config
-    from cdc.config.followers import Document, Follower, Shape
-    from cdc.source.columns import Column
-    from cdc.source.server import Table
+    from cdc.config.followers import Document, Follower, RedisShape
+    from cdc.source.tables import Table, TableColumn
 
 _PLACE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
-class Facts(NamedTuple):
+class CapturedTables(NamedTuple):
     """What is captured, by name as in the configuration, and the columns of each by its oid."""
 
     tables: dict[str, Table]
-    columns: dict[int, list[Column]]
+    columns: dict[int, list[TableColumn]]
 
 
-def examine(config: Config, tables: list[Table]) -> list[Finding]:
-    """Return what is wrong for followers; nothing where there are none."""
-    if not config.followers:
-        return []
-    captured = {str(each): each for each in tables if has_topic(config, each)}
-    try:
-        with connect(config) as connection:
-            oids = [each.oid for each in captured.values()]
-            facts = Facts(captured, source_columns.columns(connection, oids))
-    except CDCError as failure:
-        return [error("followers", failure.what, failure.hint)]
-    return list(check_followers(config, facts))
-
-
-def check_followers(config: Config, facts: Facts) -> Iterator[Finding]:
+def check_followers(config: Config, facts: CapturedTables) -> Iterator[Finding]:
     """Yield what is wrong with what followers name, and what they will lack."""
+    if not config.followers:
+        return
     found = [
         finding
         for name, follower in config.followers.items()
@@ -60,11 +43,13 @@ def check_followers(config: Config, facts: Facts) -> Iterator[Finding]:
     if not found:
         yield ok("followers", "the tables and columns that they name are captured, with keys")
     if not config.canary_seconds:
-        what = "no canary is sent: on an idle database nothing tells whether followers would work"
+        what = "no canary is sent: on an idle database nothing shows whether followers would work"
         yield note("canary", what, "source.canary_seconds: 5")
 
 
-def _follower(config: Config, facts: Facts, name: str, follower: Follower) -> Iterator[Finding]:
+def _follower(
+    config: Config, facts: CapturedTables, name: str, follower: Follower
+) -> Iterator[Finding]:
     at = f"followers.{name}"
     yield from _patterns(facts, at, follower)
     for place, table, columns in _named(follower):
@@ -78,14 +63,14 @@ def _follower(config: Config, facts: Facts, name: str, follower: Follower) -> It
     if keyless and follower.delta is None:
         yield error(
             "followers_key",
-            f"{name} follows tables without a key, whose rows it can't tell apart:"
+            f"{name} follows tables without a key, whose rows it can't distinguish:"
             f" {listed([str(each) for each in keyless])}",
-            f"give them a primary key, or let {at}.tables leave them out",
+            f"give them a primary key, or leave them out of {at}.tables",
         )
     yield from _expiring(facts, name, follower)
 
 
-def _patterns(facts: Facts, at: str, follower: Follower) -> Iterator[Finding]:
+def _patterns(facts: CapturedTables, at: str, follower: Follower) -> Iterator[Finding]:
     for text in follower.tables:
         pattern = parse_table_pattern(text)
         if not any(pattern.matches(each.schema, each.name) for each in facts.tables.values()):
@@ -99,7 +84,7 @@ def _follows(follower: Follower, table: Table) -> bool:
     return stores.follows(follower, table.schema, table.name)
 
 
-def _key(config: Config, facts: Facts, table: Table) -> tuple[str, ...]:
+def _key(config: Config, facts: CapturedTables, table: Table) -> tuple[str, ...]:
     """Return the key columns of the table's events."""
     chosen = config.selection.of((table.schema, table.name)).key
     if chosen is not None:
@@ -142,7 +127,7 @@ def _every(documents: dict[str, Document]) -> Iterator[Document]:
         yield from _every(document.children)
 
 
-def _shaped(shape: Shape) -> tuple[str, ...]:
+def _shaped(shape: RedisShape) -> tuple[str, ...]:
     """Return the columns that a shape needs."""
     templates = (shape.key, shape.value, shape.member)
     filled = [name for each in templates for name in _PLACE.findall(each or "") if name]
@@ -150,13 +135,13 @@ def _shaped(shape: Shape) -> tuple[str, ...]:
 
 
 def _columns(
-    config: Config, facts: Facts, at: str, table: str, named: tuple[str, ...]
+    config: Config, facts: CapturedTables, at: str, table: str, named: tuple[str, ...]
 ) -> Iterator[Finding]:
     found = facts.tables[table]
-    there = {each.name for each in facts.columns.get(found.oid, [])}
+    columns = {each.name for each in facts.columns.get(found.oid, [])}
     selection = config.selection.of((found.schema, found.name))
     for column in dict.fromkeys(named):
-        if column not in there:
+        if column not in columns:
             what = f"{at}: {table} has no column {column}"
             yield error("followers_columns", what, "name one that it has")
         elif not selection.captures(column):
@@ -164,7 +149,7 @@ def _columns(
             yield error("followers_columns", what, f'capture it: tables."{table}", then cdc setup')
 
 
-def _expiring(facts: Facts, name: str, follower: Follower) -> Iterator[Finding]:
+def _expiring(facts: CapturedTables, name: str, follower: Follower) -> Iterator[Finding]:
     """Warn about updates of expired rows: they lack the large values that they did not change."""
     shapes = follower.redis.shapes if follower.redis else {}
     blind = [
@@ -177,7 +162,7 @@ def _expiring(facts: Facts, name: str, follower: Follower) -> Iterator[Finding]:
     if blind:
         yield note(
             "followers_ttl",
-            f"{name}: an update of a row that has expired comes without the large values (TOAST)"
-            f" that it did not change, and such a row stays away: {listed(blind)}",
+            f"{name}: an update of a row that has expired lacks the large values (TOAST)"
+            f" that it did not change, and such a row is not written again: {listed(blind)}",
             "where they have such columns: ALTER TABLE … REPLICA IDENTITY FULL",
         )

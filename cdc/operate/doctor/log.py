@@ -15,14 +15,15 @@ from cdc.operate.doctor.topics import (
     check_topic,
     check_transaction_log,
 )
-from cdc.operate.findings import Finding, error, listed, note, ok, warning
+from cdc.operate.findings import Finding, error, note, ok, warning
+from cdc.operate.readable import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
     from cdc.log.inspection import Cluster, TopicFacts
-    from cdc.log.records import ResumeIdentity, ResumePosition
+    from cdc.log.resume import Resume
     from cdc.log.topic_monitor import Examined
     from cdc.log.topics import Topic
 
@@ -34,13 +35,12 @@ class LogFacts(NamedTuple):
     wanted: list[Topic]  # internal topics, and one for each matched table
     topics: dict[str, TopicFacts]
     transactions: str | None  # what is wrong with them, or None
-    resume: tuple[ResumeIdentity, ResumePosition] | None
+    resume: Resume | None
     transaction_log: TopicFacts | None  # the brokers' own topic
     examined: Examined | None
 
 
 def check_log(config: Config, facts: LogFacts) -> list[Finding]:
-    """Return the findings of every check of the log."""
     return [
         *_cluster(config, facts.cluster),
         *_transactions(config, facts),
@@ -83,20 +83,20 @@ def _cluster(config: Config, cluster: Cluster) -> Iterator[Finding]:
 
 def _transactions(config: Config, facts: LogFacts) -> Iterator[Finding]:
     if facts.transactions is None:
-        yield ok("transactions", "the cluster takes them")
+        yield ok("transactions", "the cluster accepts them")
     else:
         yield error(
             "transactions",
             facts.transactions,
             "transaction.state.log.replication.factor and .min.isr of the brokers must fit their "
-            "number; with ACLs, allow Write and Describe on the transactional ids that begin with "
+            "number; with ACLs, allow Write and Describe on the transactional ids that start with "
             f"{config.prefix}.{config.pipeline}",
         )
     ours = TRANSACTION_TIMEOUT_SECONDS * 1_000
     wanted = int(config.log.kafka.get("transaction.timeout.ms", ours))
     most = facts.cluster.settings.get("transaction.max.timeout.ms")
     if most is None:
-        yield note("transaction.max.timeout.ms", "the brokers do not let us read it")
+        yield note("transaction.max.timeout.ms", "the brokers do not allow us to read it")
     elif wanted > int(most):
         yield error(
             "transaction.max.timeout.ms",
@@ -113,7 +113,7 @@ def _topics(config: Config, facts: LogFacts) -> Iterator[Finding]:
     missing = [name for name in wanted if name not in facts.topics]
     own = facts.topics.keys() & {name for name in wanted if ".cdc." in name}
     if facts.resume is None and own:
-        yield note("topics", "the topics are there, without a resume record", "cdc setup")
+        yield note("topics", "the topics exist, without a resume record", "cdc setup")
     elif missing and facts.resume is None:
         yield note("topics", f"{len(missing)} do not exist yet", "cdc setup")
     elif new := [name for name in missing if name not in pinned]:

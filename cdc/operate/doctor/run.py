@@ -7,114 +7,129 @@ while a daemon runs.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from cdc.config import without_passwords
+from cdc.config import Config, without_passwords
 from cdc.errors import CDCError
 from cdc.log import inspection as log_inspection
 from cdc.log import reader, topics
 from cdc.log.client import reach
 from cdc.log.inspection import TRANSACTION_LOG
-from cdc.log.topic_monitor import LogWatch
-from cdc.operate import start_checks as readiness
-from cdc.operate.doctor import authority as doctor_authority
-from cdc.operate.doctor import continuity as doctor_meeting
-from cdc.operate.doctor import failover as doctor_failover
-from cdc.operate.doctor import followers as doctor_followers
-from cdc.operate.doctor import migrations as doctor_migrations
-from cdc.operate.doctor import requirements
-from cdc.operate.doctor import tables as doctor_tables
-from cdc.operate.doctor import verdict as doctor_verdict
+from cdc.log.topic_monitor import TopicMonitor
+from cdc.operate import facts
+from cdc.operate.doctor import (
+    authority,
+    continuity,
+    failover,
+    followers,
+    migrations,
+    requirements,
+    verdict,
+)
 from cdc.operate.doctor.log import LogFacts, check_log
-from cdc.operate.doctor.source import SourceFacts, check_source
-from cdc.operate.findings import Finding, error
+from cdc.operate.doctor.source import check_source
+from cdc.operate.doctor.tables import check_tables
+from cdc.operate.facts import SourceFacts
+from cdc.operate.findings import Finding, error, warning
 from cdc.publication.plan import has_topic
-from cdc.source import server as source_inspection
 from cdc.source.connection import connect
+from cdc.source.tables import Table
 
 if TYPE_CHECKING:
-    from cdc.config import Config
+    from collections.abc import Callable, Iterable, Iterator
+
+    from cdc.source.connection import Connection
 
 
 def examine(config: Config) -> list[Finding]:
     """Return every finding, also the good ones: source first, then log, then how they match."""
     findings: list[Finding] = []
-    source = _source_facts(config, findings)
-    log = _log_facts(config, source.tables if source else [], findings)
-    if source is not None:
-        source = source._replace(set_up=log is not None and log.resume is not None)
-        findings += _requirements(config, source, log)
-        findings += check_source(config, source)
-        findings += _tables(config, source)
-        findings += doctor_migrations.examine(config)
-        findings += doctor_authority.examine(config)
-        findings += doctor_failover.examine(config, source.server, source.slot)
+    with ExitStack() as stack:
+        connection = source = None
+        try:
+            connection = stack.enter_context(connect(config))
+            source = facts.source_facts(connection, config)
+        except CDCError as failure:
+            where = without_passwords(config.source.dsn)
+            findings.append(error("postgres", f"{failure.what} ({where})", failure.hint))
+        log = _log_facts(config, source.tables if source else [], findings)
+        if connection is not None and source is not None:
+            source = source._replace(set_up=log is not None and log.resume is not None)
+            findings += _source(connection, config, source, log)
     if log is not None:
         findings += check_log(config, log)
     if source is not None and log is not None:
-        findings += doctor_followers.examine(config, source.tables)
-        findings += doctor_verdict.examine(config)
-        findings += doctor_meeting.examine(config, source.slot, log.resume)
+        findings += verdict.examine(config)
+        matched = continuity.examine(config, source.slot, log.resume)
+        findings += _reported("continuity", matched)
     return findings
 
 
-def _source_facts(config: Config, findings: list[Finding]) -> SourceFacts | None:
+def _source(
+    connection: Connection, config: Config, source: SourceFacts, log: LogFacts | None
+) -> Iterator[Finding]:
+    """Yield the findings of the source: its requirements, tables, rights and followers."""
+    tables, unread = None, list[Finding]()
     try:
-        with connect(config) as connection:
-            return readiness.gather(connection, config, set_up=False)
+        tables = facts.tables_facts(
+            connection, config, source.server, source.tables, source.publication
+        )
+        refused = facts.publication_refusal(connection, config, tables)
+        source = source._replace(able=source.able._replace(publication=refused))
     except CDCError as failure:
-        where = without_passwords(config.source.dsn)
-        findings.append(error("postgres", f"{failure.what} ({where})", failure.hint))
-        return None
-
-
-def _requirements(config: Config, source: SourceFacts, log: LogFacts | None) -> list[Finding]:
-    """Return the findings on what `cdc setup` requires."""
-    if log is None:  # the log shows whether an initial snapshot is due
-        return requirements.check(config, requirements.Facts(source, None))
+        unread.append(error("tables", failure.what, failure.hint))
     try:
-        facts = readiness.with_snapshot(config, source)
+        if log is not None:  # the log shows whether an initial snapshot is due
+            snapshot = facts.snapshot_facts(connection, config, source.tables)
+            source = source._replace(snapshot=snapshot)
     except CDCError as failure:
-        facts = requirements.Facts(source, None)
-        return [
-            *requirements.check(config, facts),
-            error("snapshot", failure.what, failure.hint),
-        ]
-    return requirements.check(config, facts)
+        unread.append(error("snapshot", failure.what, failure.hint))
+    yield from requirements.check(config, source)
+    yield from check_source(config, source)
+    yield from unread
+    if tables is not None:
+        yield from check_tables(config, tables)
+    yield from _reported("migrations", migrations.examine(connection, config), warning)
+    yield from _reported("rights", authority.examine(connection, config), warning)
+    yield from _reported("failover", failover.examine(connection, config, source))
+    if tables is not None and log is not None:
+        captured = {str(each): each for each in source.tables if has_topic(config, each)}
+        following = followers.CapturedTables(captured, tables.columns)
+        yield from followers.check_followers(config, following)
 
 
-def _tables(config: Config, source: SourceFacts) -> list[Finding]:
+def _reported(
+    check: str,
+    findings: Iterable[Finding],
+    kind: Callable[[str, str, str], Finding] = error,
+) -> Iterator[Finding]:
+    """Yield the findings; what prevents the check is one itself."""
     try:
-        return doctor_tables.examine(config, source.server, source.tables)
+        yield from findings
     except CDCError as failure:
-        return [error("tables", failure.what, failure.hint)]
+        yield kind(check, failure.what, failure.hint)
 
 
-def _log_facts(
-    config: Config, tables: list[source_inspection.Table], findings: list[Finding]
-) -> LogFacts | None:
+def _log_facts(config: Config, tables: list[Table], findings: list[Finding]) -> LogFacts | None:
     try:
         reach(config)
         client = topics.admin(config)
         cluster = log_inspection.cluster(client)
-        wanted = topics.internal_topics(config) + [
-            topics.data_topic(config, table.schema, table.name)
-            for table in tables
-            if has_topic(config, table)
-        ]
+        wanted = facts.wanted_topics(config, tables)
         names = [*(topic.name for topic in wanted), TRANSACTION_LOG]
         # Before the topics are described: the first transaction ever creates the brokers' own
         # topic.
         transactions, resume = _probe(config), reader.read_resume(config)
-        facts = log_inspection.topics(client, names)
+        described = log_inspection.topics(client, names)
         return LogFacts(
             cluster=cluster,
             wanted=wanted,
-            transaction_log=facts.pop(TRANSACTION_LOG, None),
-            topics=facts,
+            transaction_log=described.pop(TRANSACTION_LOG, None),
+            topics=described,
             transactions=transactions,
             resume=resume,
-            examined=LogWatch(config, client).examine(*resume) if resume else None,
+            examined=TopicMonitor(config, client).examine(*resume) if resume else None,
         )
     except CDCError as failure:
         findings.append(

@@ -1,40 +1,28 @@
 """The doctor's checks of the source: pure functions from facts to findings.
 
-The facts are gathered once (`cdc.source.server`); nothing here connects, so that each check can
+The facts are gathered once (`cdc.operate.facts`); nothing here connects, so that each check can
 be tested with facts made for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from psycopg import sql
-
-from cdc.operate.findings import Finding, error, listed, note, ok, size, warning
+from cdc.operate.findings import Finding, error, note, ok, warning
 from cdc.operate.parameters import change
-from cdc.operate.retention import Retention, judge_holders, judge_idle, judge_slot
-from cdc.source.abilities import Abilities
+from cdc.operate.readable import listed, size
+from cdc.operate.retention import START_OVER, Retention, judge_holders, judge_idle, judge_slot
+from cdc.source.volumes import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.source.server import Holder, Publication, Server, Slot, Table
+    from cdc.operate.facts import SourceFacts
+    from cdc.source.tables import Table
 
 # Below it, an ordinary pause, such as a broker's restart, disconnects walsenders.
 _SHORT_SENDER_TIMEOUT_MS = 30_000
-
-
-class SourceFacts(NamedTuple):
-    """All facts that the checks use."""
-
-    server: Server
-    slot: Slot | None
-    publication: Publication | None
-    tables: list[Table]  # what source.tables matches
-    holders: list[Holder]
-    set_up: bool  # whether the log holds a resume record: what is missing then has been lost
-    able: Abilities = Abilities()
 
 
 def check_source(config: Config, facts: SourceFacts) -> list[Finding]:
@@ -82,14 +70,11 @@ def _settings(facts: SourceFacts) -> Iterator[Finding]:
 
 def _unread(facts: SourceFacts) -> Iterator[Finding]:
     server = facts.server
-    role = sql.Identifier(server.role).as_string()
+    role = quoted(server.role)
     unread = [each for each in facts.tables if each.publishable and not each.may_select]
     if unread:
         schemas = sorted({each.schema for each in unread})
-        grants = [
-            f"GRANT USAGE ON SCHEMA {sql.Identifier(each).as_string()} TO {role};"
-            for each in schemas
-        ]
+        grants = [f"GRANT USAGE ON SCHEMA {quoted(each)} TO {role};" for each in schemas]
         grants.append(f"GRANT SELECT ON {listed([t.quoted for t in unread], 50)} TO {role};")
         yield warning(
             "select",
@@ -108,17 +93,11 @@ def _tables(config: Config, facts: SourceFacts) -> Iterator[Finding]:
         yield ok("tables", f"{len(good)} match {named}")
     else:
         yield error("tables", f"no table matches {named}", "create one, or correct source.tables")
-    unlogged = [str(each) for each in facts.tables if each.persistence == "u"]
+    unlogged = [each for each in facts.tables if each.persistence == "u"]
     if unlogged:
-        yield note(
-            "unlogged",
-            f"not captured, since they write no WAL: {listed(unlogged)}",
-            "".join(
-                f"ALTER TABLE {each.quoted} SET LOGGED; "
-                for each in facts.tables
-                if each.persistence == "u"
-            ).strip(),
-        )
+        what = f"not captured, since they write no WAL: {listed([str(each) for each in unlogged])}"
+        fixes = (f"ALTER TABLE {each.quoted} SET LOGGED;" for each in unlogged)
+        yield note("unlogged", what, " ".join(fixes))
     blind = [each for each in good if not each.identifies_rows]
     if blind:
         yield warning(
@@ -132,7 +111,7 @@ def _tables(config: Config, facts: SourceFacts) -> Iterator[Finding]:
     full = [str(each) for each in good if each.replica_identity == "f"]
     if full:
         yield note(
-            "replica_identity_full", f"whole old rows are written to the WAL: {listed(full)}"
+            "replica_identity_full", f"complete old rows are written to the WAL: {listed(full)}"
         )
 
 
@@ -148,28 +127,26 @@ def _publication(config: Config, facts: SourceFacts) -> Iterator[Finding]:
         if facts.set_up:
             yield error(
                 "publication",
-                f"{name} is gone: changes made meanwhile are not streamed",
-                "cdc teardown --topics, cdc setup: the log starts anew",
+                f"{name} was dropped: changes since then are not streamed",
+                START_OVER,
             )
         else:
             yield note("publication", f"{name} does not exist yet", "cdc setup")
         return
-    lacking = {"insert", "update", "delete", "truncate"} - publication.operations
-    quoted = sql.Identifier(name).as_string()
+    lacking = publication.unpublished_operations
     if lacking:
         yield error(
             "publish",
-            f"{name} does not publish {', '.join(sorted(lacking))}: they would be lost",
-            f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate');",
+            f"{name} does not publish {', '.join(lacking)}: they would be lost",
+            f"ALTER PUBLICATION {quoted(name)} SET (publish = 'insert, update, delete, truncate');",
         )
 
 
 def _slot(config: Config, facts: SourceFacts) -> Iterator[Finding]:
     name, slot = config.slot, facts.slot
-    anew = "cdc teardown --topics, cdc setup: the log starts anew"
     if slot is None:
         if facts.set_up:
-            yield error("slot", f"{name} is gone, and its changes with it", anew)
+            yield error("slot", f"{name} is missing: the changes since then are lost", START_OVER)
         else:
             yield note("slot", f"{name} does not exist yet", "cdc setup")
         return
@@ -191,5 +168,6 @@ def _slot(config: Config, facts: SourceFacts) -> Iterator[Finding]:
         yield error(
             "slot_two_phase",
             f"{name} decodes prepared transactions before they are decided",
-            "cdc slot alter --no-two-phase (Postgres 18, no daemon running); before 18 " + anew,
+            "cdc slot alter --no-two-phase (Postgres 18, no daemon running); before 18 "
+            + START_OVER,
         )

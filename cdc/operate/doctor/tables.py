@@ -1,79 +1,33 @@
 """The doctor's checks of what is captured: tables, columns, rows, keys, masks, the publication.
 
 Everything that Postgres would answer with an error in the application, or that would hide less than
-intended, is reported before the table is published. The checks are pure functions from facts to
-findings; `examine` gathers the facts. The SQL uses Postgres' own quoting (`cdc.source`).
+intended, is reported before the table is published. Pure functions from facts
+(`cdc.operate.facts`) to findings. The SQL uses Postgres' own quoting (`cdc.source`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cdc.errors import ConfigError
 from cdc.log import names as log_names
-from cdc.operate.findings import Finding, error, listed, note, ok, warning
-from cdc.publication.plan import (
-    COLUMN_LISTS,
-    GENERATED,
-    Plan,
-    filter_problems,
-    partition_problems,
-    plan,
-)
-from cdc.source import catalog, membership
-from cdc.source import columns as source_columns
-from cdc.source.columns import Column
-from cdc.source.connection import connect
-from cdc.source.setup import describe_kind
+from cdc.operate.findings import Finding, error, note, ok, warning
+from cdc.operate.readable import listed
+from cdc.publication import change as change_publication
+from cdc.publication.plan import COLUMN_LISTS, GENERATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cdc.config import Config
-    from cdc.source.server import Server, Table
+    from cdc.operate.facts import TablesFacts
+from cdc.publication.plan import Plan
 
 _PUBLISHED_BY_CDC = "cdc setup"
 
 
-class TablesFacts(NamedTuple):
-    """All facts that the checks use."""
-
-    server: Server
-    tables: list[Table]  # what the configuration captures by name, publishable or not
-    columns: dict[int, list[Column]]
-    wanted: Plan
-    state: membership.State | None
-    names: dict[int, tuple[str, str]]  # of what the publication holds
-    partitions: list[source_columns.Partition]
-
-
-def examine(config: Config, server: Server, tables: list[Table]) -> list[Finding]:
-    """Gather the facts and return the findings; raises the source's errors."""
-    with connect(config) as connection:
-        columns = source_columns.columns(connection, [each.oid for each in tables])
-        wanted = plan(config, server, tables, columns)
-        if server.major >= COLUMN_LISTS:
-            wanted.problems.extend(filter_problems(connection, wanted))
-        split = [each.oid for each in tables if each.kind == "p"]
-        partitions = source_columns.partitions(connection, split)
-        wanted.problems.extend(partition_problems(config, partitions))
-        state = membership.state(connection, config.publication)
-        published = state.published.keys() | state.entries.keys() if state else set()
-        facts = TablesFacts(
-            server,
-            tables,
-            columns,
-            wanted,
-            state,
-            catalog.names(connection, published),
-            partitions,
-        )
-    return check_tables(config, facts)
-
-
 def check_tables(config: Config, facts: TablesFacts) -> list[Finding]:
-    """Return the findings of every check."""
     return [
         *_problems(facts.wanted),
         *_origin(config),
@@ -90,14 +44,14 @@ def _problems(wanted: Plan) -> Iterator[Finding]:
     for problem in wanted.problems:
         yield error(problem.check, problem.what, problem.fix)
     if not wanted.problems and any(
-        m.selection.narrows or m.selection.masks for m in wanted.members
+        m.selection.is_partial or m.selection.masks for m in wanted.members
     ):
         yield ok("selection", "columns, row filters, keys and masks fit the tables")
 
 
 def _origin(config: Config) -> Iterator[Finding]:
     if config.source.origin == "none":
-        what = "changes that come to this database by replication are not captured"
+        what = "changes that reach this database by replication are not captured"
         yield note("origin", f"{what} (source.origin: none)")
 
 
@@ -105,7 +59,7 @@ def _ignored(facts: TablesFacts) -> Iterator[Finding]:
     """Name what a pattern skips; unlogged tables, which could be captured, are reported apart."""
     passed = [each for each in facts.tables if not each.publishable and each.persistence != "u"]
     if passed:
-        what = listed([f"{each} ({describe_kind(each)})" for each in passed])
+        what = listed([f"{each} ({each.description})" for each in passed])
         yield note("ignored", f"not captured, since they write no changes to the WAL: {what}")
 
 
@@ -113,13 +67,13 @@ def _columns(facts: TablesFacts) -> Iterator[Finding]:
     for table, names in facts.wanted.nulled.items():
         major = facts.server.major
         why = (
-            f"Postgres {major} knows no column lists"
+            f"Postgres {major} has no column lists"
             if major < COLUMN_LISTS
             else (
-                "a column list takes a replica identity other than FULL, and no partitions by leaf"
+                "a column list needs a replica identity other than FULL, and no partitions by leaf"
             )
         )
-        what = f"{table}: {listed(names)} is sent all the same, and null in every event ({why})"
+        what = f"{table}: {listed(names)} is sent nevertheless, and null in every event ({why})"
         yield note("excluded_columns", what)
     stored: list[str] = []
     virtual: list[str] = []
@@ -172,7 +126,7 @@ def _topics(config: Config, facts: TablesFacts) -> Iterator[Finding]:
             yield error(
                 "topic_name",
                 f"{listed(tables)}: their topics differ only in dots and underscores, which Kafka "
-                "does not keep apart",
+                "does not distinguish",
                 "leave all but one of them out with source.exclude",
             )
 
@@ -181,12 +135,8 @@ def _publication(config: Config, facts: TablesFacts) -> Iterator[Finding]:
     name, state, wanted = config.publication, facts.state, facts.wanted
     if state is None:
         return
-    selection = config.selection
-    tables = {m.table.oid: str(m.table) for m in wanted.members}
-    excluded = {
-        oid for oid, at in facts.names.items() if selection.excludes(*at) and oid in state.entries
-    }
-    change = membership.difference(wanted, state, excluded)
+    tables = {m.table.oid for m in wanted.members}
+    change = change_publication.difference(wanted, state, config.selection)
     if change.add:
         missing = listed([str(m.table) for m in change.add])
         yield warning(
@@ -208,28 +158,28 @@ def _publication(config: Config, facts: TablesFacts) -> Iterator[Finding]:
             "publication_filters",
             f"row filters or column lists set by hand on {narrowed}: the log holds only what they"
             " pass",
-            "write them below `tables` in the configuration, or take them off",
+            "write them below `tables` in the configuration, or remove them",
         )
     for option, value in change.options.items():
         what = f"{name}: {option} is not {value}, as the configuration wants it"
         yield warning("publication_options", what, _PUBLISHED_BY_CDC)
     schemas = change.add_schemas + change.drop_schemas
     if schemas:
-        what = f"{name} takes {listed(schemas)} otherwise than source.new_tables says"
+        what = f"{name} publishes {listed(schemas)} differently from source.new_tables"
         yield warning("publication_schemas", what, _PUBLISHED_BY_CDC)
-    extra = sorted(".".join(at) for oid, at in facts.names.items() if oid not in tables)
-    if extra and wanted.via_root and not excluded:
+    extra = sorted(".".join(at) for oid, at in state.names.items() if oid not in tables)
+    if extra and wanted.via_root and not change.drop:
         yield note("publication_extra", f"published beyond the configuration: {listed(extra)}")
-    if not change and state.operations == {"insert", "update", "delete", "truncate"}:
+    if not change and not state.unpublished_operations:
         yield ok("publication", f"{name} publishes {len(state.published)} tables as configured")
 
 
 def _new_tables(facts: TablesFacts) -> Iterator[Finding]:
-    for schema, why in facts.wanted.listed.items():
+    for schema, why in facts.wanted.refused_schemas.items():
         yield warning(
             "new_tables",
             f"tables created later in {schema} are captured only after `cdc setup`: {why}",
-            "source.new_tables: setup, or mend that",
+            "source.new_tables: setup, or fix that",
         )
     if facts.wanted.schemas:
         blind = "Postgres refuses UPDATE and DELETE on one that has no key"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.log import names
-from cdc.log.topic_monitor import held_back
+from cdc.log.topic_monitor import Examined, held_back
 from cdc.operate.findings import Finding, error, note, ok, warning
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.inspection import Cluster, TopicFacts
-    from cdc.log.topic_monitor import Examined
     from cdc.log.topics import Topic
 
 DURABLE_COPIES: Final = 2
@@ -32,7 +31,7 @@ def check_topic(
     if topic.leaderless:
         what = f"{topic.name}: {topic.leaderless} partitions without a leader"
         yield error("topic_leader", what, "start the brokers that hold them")
-    # A count that differs from a pinned one is reported by the log watch.
+    # A count that differs from a pinned one is reported by the topic monitor.
     if pinned is None and topic.partitions != wanted.partitions:
         yield error(
             "topic_partitions",
@@ -53,7 +52,7 @@ def check_topic(
         yield warning(
             "retention.bytes",
             f"{topic.name}: keeps {topic.settings['retention.bytes']} bytes of a partition at most,"
-            " whatever log.retention_hours says",
+            " whatever log.retention_hours is",
             _alter(topic.name, "retention.bytes=-1"),
         )
 
@@ -80,7 +79,7 @@ def _copies(config: Config, topic: TopicFacts) -> Iterator[Finding]:
             "topic_in_sync",
             f"{topic.name}: {topic.in_sync} copies are in sync, {least} must be: nothing can be"
             " written until more are",
-            "start the brokers that are away",
+            "start the brokers that are down",
         )
     elif 1 < topic.replicas == least:
         yield warning(
@@ -128,7 +127,8 @@ def check_retention(config: Config, topics: dict[str, TopicFacts]) -> Iterator[F
         yield warning(
             "frontier_retention",
             f"{frontier.name} keeps its records for {frontier.settings['retention.ms']} ms, and"
-            f" {most.name} for {value} ms: events whose frontier is gone can't be read whole",
+            f" {most.name} for {value} ms: where the frontier is deleted, events can't be read as"
+            " complete transactions",
             _alter(frontier.name, f"retention.ms={value}"),
         )
 
@@ -146,8 +146,8 @@ def check_transaction_log(cluster: Cluster, state: TopicFacts | None) -> Iterato
     if state.replicas < min(_WHOLE_CLUSTER, cluster.brokers):
         yield warning(
             "transaction.state.log",
-            f"{state.name} has {state.replicas} copies on {cluster.brokers} brokers: one that is"
-            " lost takes the pipeline's transactions with it",
+            f"{state.name} has {state.replicas} copies on {cluster.brokers} brokers: if one is"
+            " lost, so are the pipeline's transactions",
             "kafka-reassign-partitions.sh adds copies; then min.insync.replicas=2 on the topic",
         )
     elif 1 < state.replicas == least:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import Exit
-from cdc.operate.findings import Finding, Severity, error, listed, note, ok, warning
+from cdc.operate.findings import Finding, Level, Severity, error, note, ok, warning
+from cdc.operate.readable import listed
 from cdc.operate.status import read_status
-from cdc.operate.verdict import Level
 
 if TYPE_CHECKING:
     from cdc.config import Config
 
 # The other causes have checks of their own, with more detail.
-_ABOUT: Final = {"daemon", "snapshot", "live_snapshot", "follower"}
+_ABOUT: Final = {"daemon", "snapshot", "incremental_snapshot", "follower"}
 
 
 def examine(config: Config) -> list[Finding]:
@@ -34,13 +34,13 @@ def examine(config: Config) -> list[Finding]:
         follower = cause.subject if cause.about == "follower" else ""
         halted = cause.exit_code == Exit.CONFIG
         waits = (follower not in running and not halted) if follower else not reads
-        if cause.about != "live_snapshot" and waits:
+        if cause.about != "incremental_snapshot" and waits:
             kind = note
         named.add(follower)
         found.append(kind(cause.about, cause.what, cause.remedy))
     well = sorted(running - named)
     if well:
-        found.append(ok("follower", f"{listed(well)}: running, and not behind"))
+        found.append(ok("follower", f"{listed(well)}: running, without a lag worth reporting"))
     if reads and not any(each.severity is Severity.ERROR for each in found):
         found.append(ok("verdict", status.verdict.sentence))
     return found

@@ -25,29 +25,18 @@ _WORDS: Final = (  # noqa: SIM905 - reads as words
     "quiet copper river lantern orbit maple signal harbour ember violet thunder paper garden"
     " mirror winter engine island velvet market falcon bridge cinder meadow saffron"
 ).split()
-_NAMES: Final = (
-    "Ada",
-    "Alan",
-    "Barbara",
-    "Donald",
-    "Edsger",
-    "Frances",
-    "Grace",
-    "Jean",
-    "Ken",
-    "Leslie",
-    "Margaret",
-    "Tony",
-)
+_NAMES: Final = (  # noqa: SIM905 - as above
+    "Ada Alan Barbara Donald Edsger Frances Grace Jean Ken Leslie Margaret Tony"
+).split()
 _ITEMS: Final = ("teapot", "notebook", "lamp", "umbrella", "jigsaw", "compass")
 _STATUSES: Final = ("paid", "packed", "shipped", "returned")
 
 # A row of the keyless table is identified only by its ctid.
-_CLICK_AGAIN: Final = (
+_UPDATE_CLICK: Final = (
     "UPDATE clicks SET url = url || '?again'"
     " WHERE ctid = (SELECT ctid FROM clicks WHERE visitor %% %s = %s LIMIT 1)"
 )
-_UNCLICK: Final = (
+_DELETE_CLICK: Final = (
     "DELETE FROM clicks WHERE ctid = (SELECT ctid FROM clicks WHERE visitor %% %s = %s LIMIT 1)"
 )
 
@@ -66,7 +55,7 @@ class Actor:
     def __init__(self, number: int, actors: int, seed: int) -> None:
         self.number = number
         self.actors = actors
-        self.chance = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not secret
+        self.random = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not secret
         self.next_id = number
         self.users: Rows = []
         self.tweets: Rows = []
@@ -80,7 +69,8 @@ class Actor:
         highest = self.number
         for table in ("users", "tweets", "payments", "searches"):
             cursor.execute(f"SELECT max(id) FROM {table} WHERE id %% %s = %s", mine)  # noqa: S608
-            highest = max(highest, _value(cursor) or 0)
+            row = cursor.fetchone()
+            highest = max(highest, (row and row[0]) or 0)
         self.next_id = highest + self.actors
         self.users = _column(cursor, "users WHERE id %% %s = %s ORDER BY id", mine)
         self.tweets = _column(cursor, "tweets WHERE id %% %s = %s ORDER BY id", mine)
@@ -91,10 +81,9 @@ class Actor:
         self.orders = _column(cursor, "orders WHERE customer %% %s = %s ORDER BY id", mine)
 
     def choose(self) -> Callable[[Cursor], int]:
-        """Return the next action."""
         if len(self.users) < 5:  # noqa: PLR2004 - enough to follow each other
             return self.sign_up
-        (action,) = self.chance.choices(_ACTIONS, _WEIGHTS)
+        (action,) = self.random.choices(_ACTIONS, _WEIGHTS)
         return lambda cursor: action(self, cursor)
 
     def new_id(self) -> int:
@@ -102,25 +91,25 @@ class Actor:
         return self.next_id
 
     def _likely(self, share: float) -> bool:
-        return self.chance.random() < share
+        return self.random.random() < share
 
     # -- people -----------------------------------------------------------------------------
 
     def sign_up(self, cursor: Cursor) -> int:
         user = self.new_id()
-        chance = self.chance
+        rng = self.random
         cursor.execute(
             "INSERT INTO users (id, handle, name, plan, born, interests, settings, avatar, bio)"
             " VALUES (%s, %s, %s, %s, %s::date, %s, %s, %s, %s)",
             (
                 user,
-                f"{chance.choice(_WORDS)}_{user}",
-                chance.choice(_NAMES),
-                chance.choice(("free", "free", "plus", "pro")),
-                f"{chance.randrange(1950, 2010)}-{chance.randrange(1, 13):02}-14",
-                chance.sample(_WORDS, chance.randrange(4)),
-                Jsonb({"theme": chance.choice(("light", "dark")), "mails": self._likely(0.5)}),
-                chance.randbytes(chance.randrange(40)) if self._likely(0.5) else None,
+                f"{rng.choice(_WORDS)}_{user}",
+                rng.choice(_NAMES),
+                rng.choice(("free", "free", "plus", "pro")),
+                f"{rng.randrange(1950, 2010)}-{rng.randrange(1, 13):02}-14",
+                rng.sample(_WORDS, rng.randrange(4)),
+                Jsonb({"theme": rng.choice(("light", "dark")), "mails": self._likely(0.5)}),
+                rng.randbytes(rng.randrange(40)) if self._likely(0.5) else None,
                 self._bio(),
             ),
         )
@@ -128,39 +117,36 @@ class Actor:
         del self.users[:-_REMEMBERED]
         return 1
 
-    def look_in(self, cursor: Cursor) -> int:
+    def sign_in(self, cursor: Cursor) -> int:
         """Update a row without its long bio: Postgres does not send that."""
-        cursor.execute(
+        return cursor.execute(
             "UPDATE users SET last_seen = clock_timestamp(), verified = %s WHERE id = %s",
-            (self._likely(0.8), self.chance.choice(self.users)),
-        )
-        return cursor.rowcount
+            (self._likely(0.8), self.random.choice(self.users)),
+        ).rowcount
 
     def rewrite_bio(self, cursor: Cursor) -> int:
-        cursor.execute(
+        return cursor.execute(
             "UPDATE users SET bio = %s, settings = settings || '{\"edited\": true}' WHERE id = %s",
-            (self._bio(), self.chance.choice(self.users)),
-        )
-        return cursor.rowcount
+            (self._bio(), self.random.choice(self.users)),
+        ).rowcount
 
-    def renumber(self, cursor: Cursor) -> int:
+    def change_key(self, cursor: Cursor) -> int:
         """Change a key: a delete of the old and a create of the new."""
-        index = self.chance.randrange(len(self.users))
+        index = self.random.randrange(len(self.users))
         old, self.users[index] = self.users[index], self.new_id()
         cursor.execute("UPDATE users SET id = %s WHERE id = %s", (self.users[index], old))
         return 2 * cursor.rowcount
 
-    def leave(self, cursor: Cursor) -> int:
+    def delete_user(self, cursor: Cursor) -> int:
         """Delete a user with its tweets and follows, in one transaction."""
-        user = self.users.pop(self.chance.randrange(len(self.users)))
+        user = self.users.pop(self.random.randrange(len(self.users)))
         changed = 0
         for sql in (
             "DELETE FROM tweets WHERE author = %s",
             "DELETE FROM follows WHERE follower = %s",
             "DELETE FROM users WHERE id = %s",
         ):
-            cursor.execute(sql, (user,))
-            changed += cursor.rowcount
+            changed += cursor.execute(sql, (user,)).rowcount
         self.follows = [pair for pair in self.follows if pair[0] != user]
         return changed
 
@@ -171,7 +157,7 @@ class Actor:
         return self._text(*_LONG_WORDS) if long else self._text(3, 12)
 
     def _text(self, fewest: int, most: int) -> str:
-        return " ".join(self.chance.choices(_WORDS, k=self.chance.randrange(fewest, most)))
+        return " ".join(self.random.choices(_WORDS, k=self.random.randrange(fewest, most)))
 
     # -- tweets and follows -----------------------------------------------------------------
 
@@ -179,7 +165,7 @@ class Actor:
         tweet = self.new_id()
         cursor.execute(
             "INSERT INTO tweets (id, author, body) VALUES (%s, %s, %s)",
-            (tweet, self.chance.choice(self.users), self._text(4, 24)),
+            (tweet, self.random.choice(self.users), self._text(4, 24)),
         )
         self.tweets.append(tweet)
         del self.tweets[:-_REMEMBERED]
@@ -188,30 +174,27 @@ class Actor:
     def like(self, cursor: Cursor) -> int:
         if not self.tweets:
             return self.tweet(cursor)
-        cursor.execute(
+        return cursor.execute(
             "UPDATE tweets SET likes = likes + 1, score = ln(2 + likes) * %s WHERE id = %s",
-            (self.chance.random(), self.chance.choice(self.tweets)),
-        )
-        return cursor.rowcount
+            (self.random.random(), self.random.choice(self.tweets)),
+        ).rowcount
 
     def edit(self, cursor: Cursor) -> int:
         if not self.tweets:
             return self.tweet(cursor)
-        cursor.execute(
+        return cursor.execute(
             "UPDATE tweets SET body = %s, edited_at = clock_timestamp() WHERE id = %s",
-            (self._text(4, 24), self.chance.choice(self.tweets)),
-        )
-        return cursor.rowcount
+            (self._text(4, 24), self.random.choice(self.tweets)),
+        ).rowcount
 
-    def unsay(self, cursor: Cursor) -> int:
+    def delete_tweet(self, cursor: Cursor) -> int:
         if not self.tweets:
             return self.tweet(cursor)
-        tweet = self.tweets.pop(self.chance.randrange(len(self.tweets)))
-        cursor.execute("DELETE FROM tweets WHERE id = %s", (tweet,))
-        return cursor.rowcount
+        tweet = self.tweets.pop(self.random.randrange(len(self.tweets)))
+        return cursor.execute("DELETE FROM tweets WHERE id = %s", (tweet,)).rowcount
 
     def follow(self, cursor: Cursor) -> int:
-        pair = (self.chance.choice(self.users), self.chance.randrange(1, 500))
+        pair = (self.random.choice(self.users), self.random.randrange(1, 500))
         if pair in self.follows:
             return self.unfollow(cursor)
         cursor.execute(
@@ -224,9 +207,9 @@ class Actor:
         """Change one column of a composite key."""
         if not self.follows:
             return self.follow(cursor)
-        index = self.chance.randrange(len(self.follows))
+        index = self.random.randrange(len(self.follows))
         follower, old = self.follows[index]
-        new = (follower, self.chance.randrange(500, 1000))
+        new = (follower, self.random.randrange(500, 1000))
         if new in self.follows:
             return self.unfollow(cursor)
         cursor.execute(
@@ -239,16 +222,17 @@ class Actor:
     def unfollow(self, cursor: Cursor) -> int:
         if not self.follows:
             return self.follow(cursor)
-        pair = self.follows.pop(self.chance.randrange(len(self.follows)))
-        cursor.execute("DELETE FROM follows WHERE follower = %s AND followee = %s", pair)
-        return cursor.rowcount
+        pair = self.follows.pop(self.random.randrange(len(self.follows)))
+        return cursor.execute(
+            "DELETE FROM follows WHERE follower = %s AND followee = %s", pair
+        ).rowcount
 
     # -- what they buy ----------------------------------------------------------------------
 
     def pay(self, cursor: Cursor) -> int:
         """Move money between two accounts and record it, all three rows or none."""
-        source, target = self.chance.sample(range(1, ACCOUNTS + 1), 2)
-        amount = f"{self.chance.randrange(1, 5000) / 100:.2f}"
+        source, target = self.random.sample(range(1, ACCOUNTS + 1), 2)
+        amount = f"{self.random.randrange(1, 5000) / 100:.2f}"
         moves = sorted(((source, f"-{amount}"), (target, amount)))
         for account, by in moves:
             cursor.execute(
@@ -259,38 +243,37 @@ class Actor:
         cursor.execute(
             "INSERT INTO payments (id, from_account, to_account, amount, memo)"
             " VALUES (%s, %s, %s, %s::numeric, %s)",
-            (self.new_id(), source, target, amount, self.chance.choice((None, self._text(1, 5)))),
+            (self.new_id(), source, target, amount, self.random.choice((None, self._text(1, 5)))),
         )
         return 3
 
     def order(self, cursor: Cursor) -> int:
-        order = uuid.UUID(int=self.chance.getrandbits(128), version=4)
-        chance = self.chance
-        items = [{"item": item, "n": chance.randrange(1, 4)} for item in chance.sample(_ITEMS, k=2)]
+        order = uuid.UUID(int=self.random.getrandbits(128), version=4)
+        rng = self.random
+        items = [{"item": item, "n": rng.randrange(1, 4)} for item in rng.sample(_ITEMS, k=2)]
         cursor.execute(
             "INSERT INTO orders (id, customer, items, total, deliver_on, deliver_at)"
             " VALUES (%s, %s, %s, %s::numeric, current_date + %s, %s::time)",
             (
                 order,
-                chance.choice(self.users),
+                rng.choice(self.users),
                 Jsonb(items),
-                f"{chance.randrange(100, 100_000) / 100:.2f}",
-                chance.randrange(1, 10),
-                f"{chance.randrange(8, 20):02}:30:15.25" if self._likely(0.7) else None,
+                f"{rng.randrange(100, 100_000) / 100:.2f}",
+                rng.randrange(1, 10),
+                f"{rng.randrange(8, 20):02}:30:15.25" if self._likely(0.7) else None,
             ),
         )
         self.orders.append(order)
         del self.orders[:-_REMEMBERED]
         return 1 + self.pay(cursor)
 
-    def advance_order(self, cursor: Cursor) -> int:
+    def change_order_status(self, cursor: Cursor) -> int:
         if not self.orders:
             return self.order(cursor)
-        cursor.execute(
+        return cursor.execute(
             "UPDATE orders SET status = %s WHERE id = %s",
-            (self.chance.choice(_STATUSES), self.chance.choice(self.orders)),
-        )
-        return cursor.rowcount
+            (self.random.choice(_STATUSES), self.random.choice(self.orders)),
+        ).rowcount
 
     # -- searches and clicks ----------------------------------------------------------------
 
@@ -307,75 +290,69 @@ class Actor:
             (
                 self.new_id(),
                 self._text(1, 4),
-                self.chance.choice((None, self.chance.randrange(1000))),
-                self.chance.random(),
-                f"{self.chance.randrange(3000)} ms",
+                self.random.choice((None, self.random.randrange(1000))),
+                self.random.random(),
+                f"{self.random.randrange(3000)} ms",
             ),
         )
         return 1
 
     def click(self, cursor: Cursor) -> int:
         """Write several rows of the keyless table, some of them identical."""
-        count = self.chance.randrange(1, 4) if self._likely(0.97) else 120
-        cursor.execute(
+        count = self.random.randrange(1, 4) if self._likely(0.97) else 120
+        return cursor.execute(
             "INSERT INTO clicks (visitor, url, address)"
             " SELECT %s, %s || n %% 5, %s::inet FROM generate_series(1, %s) n",
             (
-                self.chance.choice(self.users),
-                f"/shop/{self.chance.choice(_ITEMS)}/",
-                f"10.{self.chance.randrange(256)}.0.{self.chance.randrange(1, 255)}",
+                self.random.choice(self.users),
+                f"/shop/{self.random.choice(_ITEMS)}/",
+                f"10.{self.random.randrange(256)}.0.{self.random.randrange(1, 255)}",
                 count,
             ),
-        )
-        return cursor.rowcount
+        ).rowcount
 
-    def reconsider(self, cursor: Cursor) -> int:
+    def change_click(self, cursor: Cursor) -> int:
         """Change or delete one row of the table without a key."""
-        cursor.execute(
-            self.chance.choice((_CLICK_AGAIN, _UNCLICK, _UNCLICK)), (self.actors, self.number)
-        )
-        return cursor.rowcount
+        return cursor.execute(
+            self.random.choice((_UPDATE_CLICK, _DELETE_CLICK, _DELETE_CLICK)),
+            (self.actors, self.number),
+        ).rowcount
 
     # -- rolled back ------------------------------------------------------------------------
 
-    def think_twice(self, cursor: Cursor) -> int:
+    def roll_back_to_savepoint(self, cursor: Cursor) -> int:
         """Roll back to a savepoint: of three steps only the first and the last stay."""
         changed = self.click(cursor)
         cursor.execute("SAVEPOINT second_thoughts")
         cursor.execute("UPDATE accounts SET version = version + 1000 WHERE id = %s", (1,))
         cursor.execute("DELETE FROM clicks WHERE visitor = %s", (self.users[0],))
         cursor.execute("ROLLBACK TO SAVEPOINT second_thoughts")
-        return changed + self.look_in(cursor)
+        return changed + self.sign_in(cursor)
 
 
 _CHOICES: Final[dict[Callable[[Actor, Cursor], int], int]] = {
     Actor.sign_up: 5,
-    Actor.look_in: 14,
+    Actor.sign_in: 14,
     Actor.rewrite_bio: 3,
-    Actor.renumber: 1,
-    Actor.leave: 2,
+    Actor.change_key: 1,
+    Actor.delete_user: 2,
     Actor.tweet: 14,
     Actor.like: 14,
     Actor.edit: 3,
-    Actor.unsay: 4,
+    Actor.delete_tweet: 4,
     Actor.follow: 8,
     Actor.follow_another: 2,
     Actor.unfollow: 3,
     Actor.pay: 7,
     Actor.order: 4,
-    Actor.advance_order: 6,
+    Actor.change_order_status: 6,
     Actor.search: 8,
     Actor.click: 8,
-    Actor.reconsider: 8,
-    Actor.think_twice: 2,
+    Actor.change_click: 8,
+    Actor.roll_back_to_savepoint: 2,
 }
 _ACTIONS: Final = tuple(_CHOICES)
 _WEIGHTS: Final = tuple(_CHOICES.values())
-
-
-def _value(cursor: Cursor) -> Any:  # noqa: ANN401 - whatever the query gives
-    row = cursor.fetchone()
-    return row[0] if row else None
 
 
 def _column(cursor: Cursor, source: str, values: tuple[int, int]) -> Rows:

@@ -9,18 +9,15 @@ from how fast the machine recovers.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import CDCError
-from cdc.playground.demo.flow import Kill
+from cdc.playground.demo.background import Background
+from cdc.playground.demo.flow import Flow, Kill
 
 if TYPE_CHECKING:
-    from cdc.playground.demo.child import Child
-    from cdc.playground.demo.daemon import Daemon
-    from cdc.playground.demo.flow import Flow
-    from cdc.playground.demo.followers import Followers
+    from cdc.playground.demo.child import Child, DaemonChild, FollowersChild
     from cdc.playground.servers.stack import LocalStack
 
 _FOLLOWERS: Final = "followers"
@@ -39,43 +36,34 @@ class NotRecoveredError(CDCError):
     """Changes do not arrive again after a kill."""
 
 
-class Chaos(threading.Thread):
-    """Kills until `stop`; `check` raises what went wrong."""
+class Chaos(Background):
+    """Kills until `over`; the thread ends when the last kill has been recovered from."""
 
     def __init__(
-        self, stack: LocalStack, daemon: Daemon, followers: Followers | None, flow: Flow, seed: int
+        self,
+        stack: LocalStack,
+        daemon: DaemonChild,
+        followers: FollowersChild | None,
+        flow: Flow,
+        seed: int,
     ) -> None:
-        super().__init__(name="chaos", daemon=True)
+        super().__init__("chaos")
         self._stack = stack
         self._children: dict[str, Child] = {"daemon": daemon}
         if followers is not None:
             self._children[_FOLLOWERS] = followers
         self._flow = flow
-        self._chance = random.Random(f"{seed}/chaos")  # noqa: S311 - to be repeated, not secret
-        self._over = threading.Event()
-        self._error: CDCError | None = None
+        self._random = random.Random(f"{seed}/chaos")  # noqa: S311 - to be repeated, not secret
 
-    def run(self) -> None:
-        try:
-            if self._over.wait(self._chance.uniform(*_FIRST_SECONDS)):
-                return
-            while True:
-                victims = [*self._children, *_SERVERS]
-                for victim in self._chance.sample(victims, len(victims)):
-                    self._kill(victim)
-                    if self._over.wait(self._chance.uniform(*_PAUSE_SECONDS)):
-                        return
-        except CDCError as error:
-            self._error = error
-
-    def stop(self) -> None:
-        """Stop killing; the thread ends when the last kill has been recovered from."""
-        self._over.set()
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if self._error is not None:
-            raise self._error
+    def work(self) -> None:
+        if self.over.wait(self._random.uniform(*_FIRST_SECONDS)):
+            return
+        while True:
+            victims = [*self._children, *_SERVERS]
+            for victim in self._random.sample(victims, len(victims)):
+                self._kill(victim)
+                if self.over.wait(self._random.uniform(*_PAUSE_SECONDS)):
+                    return
 
     def _kill(self, victim: str) -> None:
         kill = Kill(victim, time.time(), followed=victim == _FOLLOWERS)
@@ -88,13 +76,13 @@ class Chaos(threading.Thread):
         kill.at = time.time()
         self._flow.kills.append(kill)
         if server is not None:
-            time.sleep(self._chance.uniform(*_DOWN_SECONDS))
+            time.sleep(self._random.uniform(*_DOWN_SECONDS))
             self._stack.start(server)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while kill.recovered_seconds is None:
             if time.monotonic() > deadline:
                 raise NotRecoveredError(
                     f"no change arrived within {_PATIENCE_SECONDS:.0f} s of killing the {victim}",
-                    hint="look into the logs of children and servers, in the demo's folder",
+                    hint="see the logs of children and servers, in the demo's folder",
                 )
             time.sleep(_POLL_SECONDS)

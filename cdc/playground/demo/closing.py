@@ -11,11 +11,10 @@ from cdc.playground.demo.view import grouped
 
 if TYPE_CHECKING:
     from cdc.playground.demo.proof import Proof
-    from cdc.playground.demo.stage import Outcome
+    from cdc.playground.demo.stage import DemoOutcome
 
 
-def closing_lines(outcome: Outcome) -> list[str]:
-    """Return what is printed last."""
+def closing_lines(outcome: DemoOutcome) -> list[str]:
     lines = _chaos_lines(outcome)
     proof = outcome.proof
     if proof is None:
@@ -25,11 +24,11 @@ def closing_lines(outcome: Outcome) -> list[str]:
         lines.append(f"demo: the log is NOT proved equal to the database, {count} findings:")
         return [*lines, *(f"  {finding}" for finding in proof.findings)]
     lines += [f"demo: {_summary(outcome, proof)}"]
-    lines += [f"demo: not in the log: {each}" for each in proof.beside]
+    lines += [f"demo: not in the log: {each}" for each in proof.not_in_log]
     return [*lines, *_follower_lines(outcome)]
 
 
-def _follower_lines(outcome: Outcome) -> list[str]:
+def _follower_lines(outcome: DemoOutcome) -> list[str]:
     proof = outcome.followers
     if proof is None:
         return []
@@ -40,7 +39,7 @@ def _follower_lines(outcome: Outcome) -> list[str]:
     return [f"demo: every follower equals the database at {proof.lsn} (rows: {each})"]
 
 
-def _summary(outcome: Outcome, proof: Proof) -> str:
+def _summary(outcome: DemoOutcome, proof: Proof) -> str:
     frontier = f"frontier {proof.frontier.lsn}, " if proof.frontier else ""
     return (
         f"{f'{grouped(proof.initial)} rows read, ' if proof.initial else ''}"
@@ -50,23 +49,19 @@ def _summary(outcome: Outcome, proof: Proof) -> str:
     )
 
 
-def _chaos_lines(outcome: Outcome) -> list[str]:
+def _chaos_lines(outcome: DemoOutcome) -> list[str]:
     if not outcome.options.chaos:
         return []
     kills = outcome.kills
     counts = Counter(kill.what for kill in kills)
     each = ", ".join(f"{count} {what}" for what, count in counts.items()) or "none"
     slowest = max((kill.recovered_seconds or 0 for kill in kills), default=0)
-    held = outcome.equal
-    verdict = "nothing lost, twice or out of order; " if held else ""
-    summary = (
-        f"chaos: {len(kills)} kill -9 ({each}), seed {outcome.options.seed}: {verdict}"
-        f"slowest recovery {slowest:.1f} s"
-    )
-    return [summary]
+    verdict = "nothing lost, twice or out of order; " if outcome.equal else ""
+    kinds = f"{len(kills)} kill -9 ({each}), seed {outcome.options.seed}"
+    return [f"chaos: {kinds}: {verdict}slowest recovery {slowest:.1f} s"]
 
 
-def closing_json(outcome: Outcome) -> str:
+def closing_json(outcome: DemoOutcome) -> str:
     """Return the outcome as one line of JSON."""
     proof = outcome.proof
     median, high, worst = outcome.late_ms
@@ -90,7 +85,7 @@ def closing_json(outcome: Outcome) -> str:
             "rows": proof.rows,
             "seq": proof.seq,
             "frontier": str(proof.frontier.lsn) if proof.frontier else None,
-            "beside": proof.beside,
+            "not_in_log": proof.not_in_log,
             "findings": proof.findings,
         }
     if outcome.followers:

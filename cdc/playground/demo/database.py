@@ -16,7 +16,9 @@ import psycopg
 from psycopg import sql
 
 from cdc.events import LSN
+from cdc.source import server
 from cdc.source.connection import connect, translated
+from cdc.source.slots import read_slot
 from cdc.verify.events import Row
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ _EXPRESSIONS: Final = {
     % """regexp_replace(to_char({0}, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '[.]?0+Z$', 'Z')""",
 }
 
-_AS_LOGGED: Final[Mapping[str, str]] = {}
 # Where a mirror's types differ: real as a double, times of day as text, timestamps in microseconds
 # whatever their precision.
 MIRROR: Final = {
@@ -87,12 +88,8 @@ _FORMED_ELEMENTS: Final = frozenset(
     ["bpchar", "bytea", "date", "inet", "time", "timestamp", "timestamptz"]
 )
 
-_TABLES_FROM_15: Final = """
-SELECT t.schemaname, t.tablename, t.attnames, t.rowfilter
-FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
-"""
-_TABLES_BEFORE: Final = """
-SELECT t.schemaname, t.tablename, NULL::name[], NULL::text
+_TABLES: Final = """
+SELECT t.schemaname, t.tablename, {}
 FROM pg_publication_tables t WHERE t.pubname = %s ORDER BY 1, 2
 """
 _COLUMNS: Final = """
@@ -117,7 +114,7 @@ ORDER BY a.attnum
 """
 
 
-class Table(NamedTuple):
+class PublishedTable(NamedTuple):
     """A published table: the columns that the log has, and its key columns."""
 
     schema: str
@@ -142,15 +139,18 @@ def snapshot(config: Config) -> Iterator[psycopg.Connection]:
 
 
 def published(
-    connection: psycopg.Connection, publication: str, forms: Mapping[str, str] = _AS_LOGGED
-) -> list[Table]:
+    connection: psycopg.Connection,
+    publication: str,
+    forms: Mapping[str, str] = {},
+) -> list[PublishedTable]:
     """Return the publication's tables; some types' values have other `forms` than the log's."""
     from_15 = connection.info.server_version >= 150000  # noqa: PLR2004 - column lists came with 15
-    tables = connection.execute(_TABLES_FROM_15 if from_15 else _TABLES_BEFORE, [publication])
+    narrowed = "t.attnames, t.rowfilter" if from_15 else "NULL::name[], NULL::text"
+    tables = connection.execute(_TABLES.format(narrowed).encode(), [publication])
     return [_table(connection, forms, *row) for row in tables.fetchall()]
 
 
-def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
+def rows(connection: psycopg.Connection, table: PublishedTable) -> Iterator[Row]:
     """Yield every row as the log must show it."""
     with connection.cursor(name="lockstep_proof") as cursor:
         cursor.itersize = _BATCH_ROWS
@@ -160,19 +160,15 @@ def rows(connection: psycopg.Connection, table: Table) -> Iterator[Row]:
 
 def wal_end(config: Config) -> LSN:
     """Return how far the WAL has been written: at or after the end of every commit so far."""
-    return _lsn(config, "SELECT pg_current_wal_lsn()")
+    with connect(config) as connection:
+        return server.wal_end(connection)
 
 
 def confirmed(config: Config) -> LSN:
     """Return up to which LSN the slot's reader has confirmed; 0/0 for a missing slot."""
-    query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    return _lsn(config, query, config.slot)
-
-
-def _lsn(config: Config, query: str, *values: str) -> LSN:
-    with connect(config) as connection, translated("asking how far the WAL is"):
-        row = connection.execute(query.encode(), values).fetchone()
-    return LSN.parse(row[0]) if row and row[0] else LSN(0)
+    with connect(config) as connection:
+        slot = read_slot(connection, config.slot)
+    return (slot and slot.confirmed_flush_lsn) or LSN(0)
 
 
 def _table(
@@ -182,7 +178,7 @@ def _table(
     table: str,
     published_columns: list[str] | None,
     row_filter: str | None,
-) -> Table:
+) -> PublishedTable:
     found = connection.execute(
         _COLUMNS, (schema, table, published_columns, published_columns)
     ).fetchall()
@@ -199,7 +195,9 @@ def _table(
         # As Postgres writes the publication's expression.
         query += sql.SQL(" WHERE ") + sql.SQL(row_filter)
     in_key = sorted((place, name) for name, _, _, _, _, place in found if place >= 0)
-    return Table(schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query)
+    return PublishedTable(
+        schema, table, tuple(c[0] for c in found), tuple(n for _, n in in_key), query
+    )
 
 
 def _expression(type_: str, modifier: int, forms: Mapping[str, str], *, array: bool) -> str:

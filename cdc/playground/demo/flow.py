@@ -43,7 +43,7 @@ class _Event(msgspec.Struct, gc=False):
     ts_us: int
 
 
-class Glimpse(NamedTuple):
+class ShownEvent(NamedTuple):
     """One event as the view shows it; keys are shown because the demo's data is made up."""
 
     seq: int
@@ -86,8 +86,6 @@ class Rate:
 
 @dataclass
 class TableFlow:
-    """The counts and the rate of one table."""
-
     ops: Counter[str] = field(default_factory=Counter)
     rate: Rate = field(default_factory=Rate)
 
@@ -101,7 +99,7 @@ class Flow:
         self.changes = Rate()
         self.transactions = Rate()  # Kafka transactions: each leaves one frontier record
         self.frontier: Frontier | None = None
-        self.last: deque[Glimpse] = deque(maxlen=_LAST_EVENTS)
+        self.last: deque[ShownEvent] = deque(maxlen=_LAST_EVENTS)
         self.kills: list[Kill] = []
         self.first_at: float | None = None
         self.worst_late_ms = 0.0
@@ -124,31 +122,33 @@ class Flow:
             self.transactions.add(now)
             return
         event = self._decode(seen.value)
-        self._show(seen, event, now)
+        late_ms = max(0.0, now * 1000 - event.ts_us / 1000)
+        self._show(seen, event, late_ms)
         if event.op != "r":  # an existing row is not a change
-            self._count(event, now)
+            self._count(event, now, late_ms)
 
     @property
     def rows_read(self) -> int:
         """How many rows of the initial snapshot are in the log."""
         return sum(table.ops["r"] for table in self.tables.values())
 
-    def _count(self, event: _Event, now: float) -> None:
+    def _count(self, event: _Event, now: float, late_ms: float) -> None:
         committed = event.ts_us / 1e6
         self.first_at = self.first_at or now
         for kill in self.kills:
             if kill.recovered_seconds is None and not kill.followed and committed > kill.at:
                 kill.recovered_seconds = now - kill.at
-        self._note_lateness(now, _late_ms(event, now))
+        self._late.append((now, late_ms))
+        self._all_late[round(late_ms)] += 1
+        self.worst_late_ms = max(self.worst_late_ms, late_ms)
         self.tables[event.source.table].rate.add(now)
         self.changes.add(now)
 
-    def _show(self, seen: Seen, event: _Event, now: float) -> None:
+    def _show(self, seen: Seen, event: _Event, late_ms: float) -> None:
         self.tables.setdefault(event.source.table, TableFlow()).ops[event.op] += 1
         key = "" if seen.key is None else ", ".join(map(str, orjson.loads(seen.key).values()))
         op = OPS.get(event.op, event.op)
-        late_ms = _late_ms(event, now)
-        self.last.append(Glimpse(event.source.seq, op, event.source.table, key, late_ms))
+        self.last.append(ShownEvent(event.source.seq, op, event.source.table, key, late_ms))
 
     def note_followers(self, newest: Mapping[str, FollowerRecord], now: float) -> None:
         """Note what followers have reported by `now`."""
@@ -159,18 +159,13 @@ class Flow:
             if kill.recovered_seconds is None and kill.followed and applied > kill.at:
                 kill.recovered_seconds = now - kill.at
 
-    def behind(self, follower: FollowerRecord) -> tuple[int, float]:
+    def lag(self, follower: FollowerRecord) -> tuple[int, float]:
         """Return its lag behind the log, in events and in seconds of commits."""
         if self.frontier is None or follower.seq >= self.frontier.seq:
             return 0, 0.0
         late_us = self.frontier.committed_at_us - follower.committed_at_us
         lacks = self.frontier.seq - follower.seq - (0 if follower.seq else self._holes)
         return lacks, max(0.0, late_us / 1e6)
-
-    def _note_lateness(self, now: float, late_ms: float) -> None:
-        self._late.append((now, late_ms))
-        self._all_late[round(late_ms)] += 1
-        self.worst_late_ms = max(self.worst_late_ms, late_ms)
 
     def lateness_ms(self, now: float) -> tuple[float, float] | None:
         """Return median and 99th percentile of the window; None when nothing arrived."""
@@ -191,7 +186,3 @@ class Flow:
             if seen * 100 >= total * 99:
                 return median, late
         return 0, 0
-
-
-def _late_ms(event: _Event, now: float) -> float:
-    return max(0.0, now * 1000 - event.ts_us / 1000)

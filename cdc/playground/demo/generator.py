@@ -7,18 +7,15 @@ when the holder of its stdin ends, also by SIGKILL. Each writer keeps its connec
 lifetime and opens a new one after Postgres was down. A writer's actions depend on the seed; how the
 writers interleave, and which commits a killed server loses, does not.
 
-Prints a JSON line four times a second and a last one at its end: what was committed and rolled
-back.
+Prints a line four times a second and a last one at its end: how many changes are committed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
 from typing import Final
 
 import psycopg
@@ -35,23 +32,12 @@ _CONNECT_SECONDS: Final = 3
 _FURTHEST_BEHIND_SECONDS: Final = 0.5
 
 
-@dataclass
-class Count:
-    """Counts of one writer; reports add up all writers."""
-
-    changes: int = 0
-    transactions: int = 0
-    rolled_back: int = 0
-    refused: int = 0
-    reconnects: int = 0
-
-
-class Writer(threading.Thread):
-    """One connection and its actor, `rate` changes a second on average."""
+class RowWriter(threading.Thread):
+    """One connection and its actor, `rate` changes a second on average; `changes` committed."""
 
     def __init__(self, dsn: str, actor: Actor, rate: float, stop: threading.Event) -> None:
         super().__init__(name=f"writer-{actor.number}", daemon=True)
-        self.count = Count()
+        self.changes = 0
         self._dsn = dsn
         self._actor = actor
         self._rate = rate
@@ -59,12 +45,9 @@ class Writer(threading.Thread):
         self._stopped = stop
 
     def run(self) -> None:
-        first = True
         while not self._stopped.is_set():
             try:
                 with psycopg.connect(self._dsn, connect_timeout=_CONNECT_SECONDS) as connection:
-                    self.count.reconnects += not first
-                    first = False
                     self._write(connection)
             except psycopg.OperationalError:
                 # The server is down, or this connection was lost: chaos does that on purpose.
@@ -81,23 +64,18 @@ class Writer(threading.Thread):
             )
 
     def _transact(self, connection: psycopg.Connection) -> int:
-        actor, count = self._actor, self.count
+        actor = self._actor
         action = actor.choose()
-        take_back = actor.chance.random() < _ROLLED_BACK
+        roll_back = actor.random.random() < _ROLLED_BACK
         try:
-            with connection.transaction(force_rollback=take_back), connection.cursor() as cursor:
+            with connection.transaction(force_rollback=roll_back), connection.cursor() as cursor:
                 changed = action(cursor)
         except psycopg.OperationalError:
             raise
         except psycopg.Error:
             # After a rollback memory may not know a unique key; the next action is another.
-            count.refused += 1
             return 1
-        if take_back:
-            count.rolled_back += 1
-        else:
-            count.transactions += 1
-            count.changes += changed
+        self.changes += 0 if roll_back else changed
         return changed
 
 
@@ -111,18 +89,13 @@ def fill(dsn: str) -> int:
         ).rowcount
 
 
-def report(writers: list[Writer]) -> str:
-    """Return the sum of what the writers have done, as one line of JSON."""
-    total = Count()
-    for writer in writers:
-        for name, value in asdict(writer.count).items():
-            setattr(total, name, getattr(total, name) + value)
-    return json.dumps(asdict(total))
+def report(writers: list[RowWriter]) -> None:
+    print(sum(writer.changes for writer in writers), flush=True)  # noqa: T201 - stdout is for it
 
 
-def _watch_stdin(closed: threading.Event) -> None:
+def _watch_stdin(stop: threading.Event) -> None:
     sys.stdin.read()
-    closed.set()
+    stop.set()
 
 
 def main() -> None:
@@ -136,20 +109,18 @@ def main() -> None:
     stop = threading.Event()
     opened = fill(arguments.dsn)
     writers = [
-        Writer(arguments.dsn, Actor(n, WRITERS, arguments.seed), arguments.rate / WRITERS, stop)
+        RowWriter(arguments.dsn, Actor(n, WRITERS, arguments.seed), arguments.rate / WRITERS, stop)
         for n in range(WRITERS)
     ]
-    writers[0].count.changes += opened
+    writers[0].changes += opened
     for writer in writers:
         writer.start()
-    closed = threading.Event()
-    threading.Thread(target=_watch_stdin, args=(closed,), daemon=True).start()
-    while not closed.wait(_REPORT_SECONDS):
-        print(report(writers), flush=True)  # noqa: T201 - the report is what stdout is for
-    stop.set()
+    threading.Thread(target=_watch_stdin, args=(stop,), daemon=True).start()
+    while not stop.wait(_REPORT_SECONDS):
+        report(writers)
     for writer in writers:
         writer.join(10)
-    print(report(writers), flush=True)  # noqa: T201
+    report(writers)
 
 
 if __name__ == "__main__":

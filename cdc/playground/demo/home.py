@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from cdc.errors import ConfigError
-from cdc.playground.demo.child import kill_left_behind
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import Home, file_lock
 from cdc.playground.servers.stack import LocalStack
@@ -53,7 +52,6 @@ def claimed(folder: Path, *, keep: Callable[[], bool]) -> Iterator[Home]:
         home = Home(folder)
         # What a killed earlier run has left.
         LocalStack(folder).down()
-        kill_left_behind(home)
         _clear(folder)
         home.make()
         yield home

@@ -21,7 +21,8 @@ import orjson
 from cdc.log import names, records
 from cdc.playground.demo import database
 from cdc.playground.demo.tail import Tail
-from cdc.verify.fold import Fold, Folded, TableState, canonical, key_hash
+from cdc.verify.events import TableState, canonical, key_hash
+from cdc.verify.fold import Fold, Folded
 from cdc.verify.frontiers import Findings
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ Key = tuple[tuple[str, Any], ...]
 class Proof(NamedTuple):
     """The outcome: `findings` is empty if and only if the log equals the database.
 
-    For a table that is only partly in the log, that part must be equal: `beside` reports the other
-    rows.
+    For a table that is only partly in the log, that part must be equal: `not_in_log` reports the
+    other rows.
     """
 
     equal: bool
@@ -56,7 +57,7 @@ class Proof(NamedTuple):
     frontier: Frontier | None
     findings: tuple[str, ...]
     initial: int = 0  # of the events, those of the initial snapshot
-    beside: tuple[str, ...] = ()
+    not_in_log: tuple[str, ...] = ()
 
 
 def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
@@ -69,36 +70,38 @@ def prove(config: Config, *, wait_seconds: float = WAIT_SECONDS) -> Proof:
     for sentence in folded.findings:
         findings.add(sentence)
     states = dict(folded.tables)
-    rows, beside = 0, list[str]()
+    rows, not_in_log = 0, list[str]()
     with database.snapshot(config) as connection:
         published = database.published(connection, config.publication)
         for table in published:
             topic = names.data_topic(config.prefix, table.schema, table.table)
-            past = past_the_log(config, *table[:2])
-            state = states.pop(topic, TableState(topic, *table[:2], whole=past is None))
+            elsewhere = copied_elsewhere(config, *table[:2])
+            state = states.pop(topic, TableState(topic, *table[:2], complete=elsewhere is None))
             count = compare(state, table, connection, findings)
             rows += count
-            if not state.whole and count > len(state):
-                beside.append(f"{table.name}, {count - len(state)} of {count} rows ({past})")
+            if not state.complete and count > len(state):
+                not_in_log.append(
+                    f"{table.name}, {count - len(state)} of {count} rows ({elsewhere})"
+                )
     if not published:
         findings.add(f"the publication {config.publication} holds no table")
     for state in states.values():
         findings.add(f"the log holds {state.name}, which the publication does not")
-    told = findings.told()
+    sentences = findings.sentences()
     return Proof(
-        equal=not told,
+        equal=not sentences,
         tables=len(published),
         rows=rows,
         events=folded.events,
         seq=folded.seq,
         frontier=folded.frontier,
-        findings=told,
+        findings=sentences,
         initial=folded.initial,
-        beside=tuple(beside),
+        not_in_log=tuple(not_in_log),
     )
 
 
-def past_the_log(config: Config, schema: str, table: str) -> str | None:
+def copied_elsewhere(config: Config, schema: str, table: str) -> str | None:
     """Return where the table's existing rows were copied; None where that is the log."""
     kind = config.selection.of((schema, table)).snapshot
     if config.snapshot.mode == "never" or kind == "log":
@@ -109,17 +112,17 @@ def past_the_log(config: Config, schema: str, table: str) -> str | None:
 
 def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings) -> Folded:
     """Fold the log up to `end`; add a finding when no events arrive for `wait_seconds`."""
-    fold = Fold(whole=lambda *table: past_the_log(config, *table) is None)
+    fold = Fold(complete=lambda *table: copied_elsewhere(config, *table) is None)
     tail = Tail(config)
     try:
         events, deadline = -1, 0.0
-        while not _holds(config, end, fold, tail):
+        while not _has_all(config, end, fold, tail):
             if fold.events > events:
                 events, deadline = fold.events, time.monotonic() + wait_seconds
             elif time.monotonic() > deadline:
                 findings.add(
                     f"the log did not reach {end} within {wait_seconds:.0f} s: "
-                    + _standing(config, fold)
+                    + _log_state(config, fold)
                 )
                 break
     finally:
@@ -127,7 +130,7 @@ def _read_log(config: Config, end: LSN, wait_seconds: float, findings: Findings)
     return fold.finish()
 
 
-def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
+def _has_all(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
     """Read what is available; return whether everything up to `end` was read, with its frontier."""
     confirmed = database.confirmed(config)
     # Looked up after the slot: what was confirmed by then is before these ends.
@@ -139,7 +142,7 @@ def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
             if seen.topic == tail.dead_topic:
                 fold.add_letter(seen.key, seen.value)
             elif seen.topic != tail.frontier_topic:
-                fold.add(*seen[:5])
+                fold.add(*seen)
             elif seen.value is not None:
                 record = records.decode(records.FrontierRecord, seen.value, seen.topic)
                 fold.add_frontier(record.frontier())
@@ -152,7 +155,7 @@ def _holds(config: Config, end: LSN, fold: Fold, tail: Tail) -> bool:
     return reached and (newest.seq if newest else 0) == fold.seq
 
 
-def _standing(config: Config, fold: Fold) -> str:
+def _log_state(config: Config, fold: Fold) -> str:
     newest = fold.frontiers[-1].lsn if fold.frontiers else "none"
     return (
         f"slot {config.slot} confirmed {database.confirmed(config)}, the frontier is {newest} and"
@@ -162,19 +165,28 @@ def _standing(config: Config, fold: Fold) -> str:
 
 def compare(
     state: TableState,
-    table: database.Table,
+    table: database.PublishedTable,
     connection: psycopg.Connection,
     findings: Findings,
     place: str = "the log",
 ) -> int:
     """Compare one table; return how many rows the database has. `place` has the state."""
-    compared = _compare_keyed if table.key else _compare_keyless
-    return compared(state, table, connection, findings, place)
+    if table.key:
+        return _compare_keyed(state, table, connection, findings, place)
+    if state.rows:
+        findings.add(f"{table.name}: {len(state.rows)} rows are in {place} under a key")
+    stored = Counter(canonical(row) for row in database.rows(connection, table))
+    more = {f"rows of {place} are not in the database": state.keyless - stored}
+    if state.complete:
+        more[f"rows of the database are missing from {place}"] = stored - state.keyless
+    for what, those in more.items():
+        _add_finding(findings, table, what, [key_hash(row) for row in those.elements()])
+    return stored.total()
 
 
 def _compare_keyed(
     state: TableState,
-    table: database.Table,
+    table: database.PublishedTable,
     connection: psycopg.Connection,
     findings: Findings,
     place: str,
@@ -186,7 +198,7 @@ def _compare_keyed(
             findings.add(f"{table.name}: the record key {key_hash(key)} does not fit its row")
         logged[_key(columns)] = row
     if state.keyless:
-        findings.add(f"{table.name}: {state.keyless.total()} rows stand in {place} without a key")
+        findings.add(f"{table.name}: {state.keyless.total()} rows are in {place} without a key")
     count = 0
     missing: list[str] = []
     differ: dict[str, list[str]] = {}
@@ -197,23 +209,25 @@ def _compare_keyed(
         if other is None:
             missing.append(_named(name))
         elif canonical(other) != canonical(row):
-            for column in _differing(table, row, other, whole=state.whole):
+            for column in _differing(table, row, other, whole=state.complete):
                 differ.setdefault(column, []).append(_named(name))
-    if state.whole:
-        _tell(findings, table, f"rows of the database are missing from {place}", missing)
-    _tell(findings, table, f"rows of {place} are not in the database", [_named(k) for k in logged])
+    if state.complete:
+        _add_finding(findings, table, f"rows of the database are missing from {place}", missing)
+    _add_finding(
+        findings, table, f"rows of {place} are not in the database", [_named(k) for k in logged]
+    )
     for column, keys in differ.items():
-        _tell(findings, table, f"rows differ in column {column}", keys)
+        _add_finding(findings, table, f"rows differ in column {column}", keys)
     return count
 
 
-def _differing(table: database.Table, row: Row, other: Row, *, whole: bool) -> list[str]:
+def _differing(table: database.PublishedTable, row: Row, other: Row, *, whole: bool) -> list[str]:
     """Return the columns that differ; in a state that is not `whole` some may be unknown."""
     known = [name for name in table.columns if whole or name in other]
     return [name for name in known if not _same(row[name], other.get(name))]
 
 
-def _key_columns(key: bytes, row: Row, table: database.Table) -> Row:
+def _key_columns(key: bytes, row: Row, table: database.PublishedTable) -> Row:
     """Return the columns that a record key names, also where a hash replaces a long key."""
     columns: Row = orjson.loads(key)
     if set(columns) == {"sha256"} != set(table.key):
@@ -223,25 +237,9 @@ def _key_columns(key: bytes, row: Row, table: database.Table) -> Row:
     return columns
 
 
-def _compare_keyless(
-    state: TableState,
-    table: database.Table,
-    connection: psycopg.Connection,
-    findings: Findings,
-    place: str,
-) -> int:
-    if state.rows:
-        findings.add(f"{table.name}: {len(state.rows)} rows stand in {place} under a key")
-    stored = Counter(canonical(row) for row in database.rows(connection, table))
-    more = {f"rows of {place} are not in the database": state.keyless - stored}
-    if state.whole:
-        more[f"rows of the database are missing from {place}"] = stored - state.keyless
-    for what, those in more.items():
-        _tell(findings, table, what, [key_hash(row) for row in those.elements()])
-    return stored.total()
-
-
-def _tell(findings: Findings, table: database.Table, what: str, keys: list[str]) -> None:
+def _add_finding(
+    findings: Findings, table: database.PublishedTable, what: str, keys: list[str]
+) -> None:
     if keys:
         more = ", …" if len(keys) > _NAMED else ""
         findings.add(f"{table.name}: {len(keys)} {what} ({', '.join(keys[:_NAMED])}{more})")

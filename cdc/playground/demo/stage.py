@@ -17,25 +17,22 @@ import time
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psutil
 import psycopg
 import yaml
 from psycopg.conninfo import make_conninfo
 
-from cdc.config import load
-from cdc.config.control import new_secret
+from cdc.config import Config, load
 from cdc.log import names
 from cdc.operate.commands.setup import set_up
-from cdc.playground.demo import followers as following
 from cdc.playground.demo.chaos import Chaos
-from cdc.playground.demo.child import Watcher
-from cdc.playground.demo.daemon import Daemon
+from cdc.playground.demo.child import DaemonChild, FollowersChild, follower_settings
 from cdc.playground.demo.flow import Flow, Kill
 from cdc.playground.demo.home import claimed
 from cdc.playground.demo.proof import Proof, prove
-from cdc.playground.demo.readers import Asker, Listener
+from cdc.playground.demo.readers import Listener, ReportReader, StatePoller
 from cdc.playground.demo.schema import DDL, OLD
 from cdc.playground.demo.stores import FollowersProof, prove_followers
 from cdc.playground.demo.view import Scene, View
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from cdc.config import Config
     from cdc.playground.servers.home import Home
 
 _T = TypeVar("_T")
@@ -62,9 +58,7 @@ _INTERRUPTED: Final = 130  # as in shells
 
 
 @dataclass(frozen=True)
-class Options:
-    """The command's options."""
-
+class DemoOptions:
     home: Path
     seconds: float | None
     chaos: bool
@@ -75,10 +69,10 @@ class Options:
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """The contents of the closing line."""
 
-    options: Options
+    options: DemoOptions
     proof: Proof | None = None  # None when a second Ctrl-C skipped it
     seconds: float = 0.0
     first_change_seconds: float | None = None  # from the start of the command
@@ -102,28 +96,18 @@ class InterruptedEarly(Exception):  # noqa: N818 - not an error: the user's wish
     """Ctrl-C before there was anything to prove."""
 
 
-class _Cast(NamedTuple):
-    """The processes and threads that run while changes arrive."""
-
-    daemon: Daemon
-    followers: following.Followers | None
-    generator: Generator
-    listener: Listener
-    asker: Asker
-
-
 class Interrupts:
     """Ctrl-C and similar signals: the first requests an end, the second is KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._take)
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked.is_set():
+        if self.requested.is_set():
             raise KeyboardInterrupt
-        self.asked.set()
+        self.requested.set()
 
     @staticmethod
     def ignore() -> None:
@@ -132,22 +116,22 @@ class Interrupts:
             signal.signal(number, signal.SIG_IGN)
 
 
-class Stage:
+class DemoRun:
     """One run; `run` returns its outcome or raises the reason that there is none."""
 
-    def __init__(self, options: Options, view: View, progress: Progress) -> None:
+    def __init__(self, options: DemoOptions, view: View, progress: Progress) -> None:
         self._options = options
         self._view = view
         self._progress = progress
-        self._outcome = Outcome(options)
+        self._outcome = DemoOutcome(options)
         self._interrupts = Interrupts()
         self._entered = psutil.Process().create_time()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         with claimed(self._options.home, keep=self._keeps) as home, ExitStack() as stack:
             try:
                 config = self._prepare(home, stack)
-                self._play(home, config, stack)
+                self._run(home, config, stack)
             finally:
                 self._interrupts.ignore()
         return self._outcome
@@ -160,14 +144,11 @@ class Stage:
     def _prepare(self, home: Home, stack: ExitStack) -> Config:
         """Start the servers, create the schema, and set up the pipeline."""
         servers = LocalStack(home.path, progress=self._progress, tied=True)
-        up: Future[Endpoints] = Future()
-        threading.Thread(
-            target=_settle, args=(up, lambda: self._raise(servers)), daemon=True
-        ).start()
+        up = _started(lambda: self._start_servers(servers))
         stack.callback(servers.down)
         dsn = ""
         while not up.done():
-            if self._interrupts.asked.is_set():
+            if self._interrupts.requested.is_set():
                 # Downloads can't be interrupted. The stack is tied to this process and ends with
                 # it.
                 self._view.say("demo: interrupted; the servers that were starting are stopped")
@@ -184,10 +165,11 @@ class Stage:
         dsn = dsn or _make_schema(str(ends.postgres_dsn))
         config = _configure(home, dsn, ends, followed=self._options.followers)
         for _ in set_up(config):
-            self._check_interrupt()
+            if self._interrupts.requested.is_set():
+                raise InterruptedEarly
         return config
 
-    def _raise(self, servers: LocalStack) -> Endpoints:
+    def _start_servers(self, servers: LocalStack) -> Endpoints:
         """Start the servers, and fetch the jars that followers need in addition to Spark."""
         if not self._options.followers:
             return servers.up(_SERVERS)
@@ -195,24 +177,19 @@ class Stage:
         spark.jars(self._progress)
         return ends
 
-    def _check_interrupt(self) -> None:
-        if self._interrupts.asked.is_set():
-            raise InterruptedEarly
-
     # -- while changes flow -----------------------------------------------------------------
 
-    def _play(self, home: Home, config: Config, stack: ExitStack) -> None:
+    def _run(self, home: Home, config: Config, stack: ExitStack) -> None:
         options, file = self._options, home.path / "lockstep.yaml"
-        stack.enter_context(Watcher(home))
-        daemon = Daemon(home, file, config)
+        daemon = DaemonChild(home, file, config)
         stack.callback(daemon.stop)
         daemon.start()
         flow = Flow(names.frontier_topic(config.prefix), config.followers)
         followers = self._follow(home, file, config, flow, stack) if options.followers else None
         generator = Generator(home, config.source.dsn, options.seed, options.rate)
         stack.callback(generator.stop)
-        listener, asker = Listener(config, flow), Asker(daemon)
-        for thread in (listener, asker):
+        listener, poller = Listener(config, flow), StatePoller(daemon)
+        for thread in (listener, poller):
             stack.callback(thread.close)
             thread.start()
         # No progress lines from here on: lines about restarts would garble the screen.
@@ -220,55 +197,48 @@ class Stage:
         chaos = None
         if options.chaos:
             chaos = Chaos(servers, daemon, followers, flow, options.seed)
-        began = time.time()
-        turn = self._turn(flow, began, _Cast(daemon, followers, generator, listener, asker))
-        self._flow_on(turn, flow, generator, chaos)
-        self._outcome.seconds = time.time() - began
-        generator.stop()
-        self._prove(config, turn)
-        self._note(flow)
-
-    @staticmethod
-    def _follow(
-        home: Home, file: Path, config: Config, flow: Flow, stack: ExitStack
-    ) -> following.Followers:
-        followers = following.Followers(home, file)
-        stack.callback(followers.stop)
-        followers.start()
-        reader = following.Reader(config, flow)
-        stack.callback(reader.close)
-        reader.start()
-        return followers
-
-    def _turn(self, flow: Flow, began: float, cast: _Cast) -> Callable[[], None]:
-        """Return what is done repeatedly: supervise, check for failures, show."""
-        title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
-        if cast.followers is not None:
-            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
-        if self._options.chaos:
-            title += ", with kill -9"
+        title, began = self._title(), time.time()
 
         def turn() -> None:
-            cast.daemon.supervise()
-            if cast.followers is not None:
-                cast.followers.supervise()
-            cast.listener.check()
+            """Supervise, check for failures, show."""
+            daemon.supervise()
+            if followers is not None:
+                followers.supervise()
+            listener.check()
+            now, written = time.time(), generator.written
             scene = Scene(
-                flow,
-                title,
-                began,
-                time.time(),
-                cast.generator.written,
-                cast.asker.answer,
-                cast.daemon.pid,
-                cast.daemon.starts,
+                flow, title, began, now, written, poller.answer, daemon.pid, daemon.starts
             )
             self._view.show(scene)
             time.sleep(_TURN_SECONDS)
 
-        return turn
+        self._run_for(turn, flow, generator, chaos)
+        self._outcome.seconds = time.time() - began
+        generator.stop()
+        self._prove(config, turn)
+        with flow.lock:
+            self._outcome.kills = list(flow.kills)
+            self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
 
-    def _flow_on(
+    @staticmethod
+    def _follow(
+        home: Home, file: Path, config: Config, flow: Flow, stack: ExitStack
+    ) -> FollowersChild:
+        followers = FollowersChild(home, file)
+        stack.callback(followers.stop)
+        followers.start()
+        reader = ReportReader(config, flow)
+        stack.callback(reader.close)
+        reader.start()
+        return followers
+
+    def _title(self) -> str:
+        title = f"Lockstep demo: Postgres → Kafka, seed {self._options.seed}"
+        if self._options.followers:
+            title = title.replace("Kafka", "Kafka → Delta, Redis, OpenSearch")
+        return title + ", with kill -9" * self._options.chaos
+
+    def _run_for(
         self, turn: Callable[[], None], flow: Flow, generator: Generator, chaos: Chaos | None
     ) -> None:
         """Run for the requested time, and until the last kill is recovered from.
@@ -279,7 +249,7 @@ class Stage:
         """
         seconds = self._options.seconds
         began = time.monotonic() + _FIRST_SECONDS
-        while not self._interrupts.asked.is_set():
+        while not self._interrupts.requested.is_set():
             turn()
             generator.check()
             if flow.tables:
@@ -294,7 +264,7 @@ class Stage:
             if seconds is not None and time.monotonic() - began >= seconds:
                 break
         if chaos is not None:
-            chaos.stop()
+            chaos.over.set()
             while chaos.is_alive():
                 turn()
             chaos.check()
@@ -302,19 +272,20 @@ class Stage:
     def _prove(self, config: Config, turn: Callable[[], None]) -> None:
         """Prove it while view and supervisor run; a second Ctrl-C skips it."""
         self._view.say("the generator has stopped; comparing the log with the database …")
-        proof = self._beside(turn, lambda: prove(config))
+        proof = self._in_background(turn, lambda: prove(config))
         self._outcome.proof = proof
         if proof is None or proof.frontier is None or not config.followers:
             return
         self._view.say("… and what the followers' stores hold, as soon as they are there …")
         reached = proof.frontier.lsn
-        self._outcome.followers = self._beside(turn, lambda: prove_followers(config, reached))
+        self._outcome.followers = self._in_background(
+            turn, lambda: prove_followers(config, reached)
+        )
 
     @staticmethod
-    def _beside(turn: Callable[[], None], call: Callable[[], _T]) -> _T | None:
+    def _in_background(turn: Callable[[], None], call: Callable[[], _T]) -> _T | None:
         """Call it in a thread while the turns continue; return None where Ctrl-C skips it."""
-        result: Future[_T] = Future()
-        threading.Thread(target=_settle, args=(result, call), daemon=True).start()
+        result = _started(call)
         try:
             while not result.done():
                 turn()
@@ -322,17 +293,19 @@ class Stage:
             return None
         return result.result()
 
-    def _note(self, flow: Flow) -> None:
-        with flow.lock:
-            self._outcome.kills = list(flow.kills)
-            self._outcome.late_ms = (*flow.overall_lateness_ms(), round(flow.worst_late_ms))
 
+def _started(call: Callable[[], _T]) -> Future[_T]:
+    """Start the call in a thread that does not outlive this process."""
+    future: Future[_T] = Future()
 
-def _settle(future: Future[_T], call: Callable[[], _T]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-        future.set_exception(error)
+    def fulfil() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=fulfil, daemon=True).start()
+    return future
 
 
 def _make_schema(url: str) -> str:
@@ -355,10 +328,10 @@ def _configure(home: Home, dsn: str, ends: Endpoints, *, followed: bool) -> Conf
         "log": {"bootstrap_servers": ends.kafka_bootstrap},
         # One task: more tasks take longer to start than this few rows take to copy.
         "snapshot": {"mode": "initial", "runner": "local", "max_parallel": 1},
-        "control": {"secret": new_secret()},
+        "control": {"secret": os.urandom(32).hex()},
         "http": {"listen": f"{ports.LOOPBACK}:{ports.choose(home.remembered_ports())}"},
     }
     if followed:
-        settings["followers"] = following.settings(home, ends)
+        settings["followers"] = follower_settings(home, ends)
     file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return load(file)

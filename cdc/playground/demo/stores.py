@@ -24,8 +24,8 @@ from cdc.errors import UnavailableError
 from cdc.log import names
 from cdc.log.follower_reports import FollowerRecord, Readings
 from cdc.playground.demo import database
-from cdc.playground.demo.proof import compare, past_the_log
-from cdc.verify.fold import TableState, canonical
+from cdc.playground.demo.proof import compare, copied_elsewhere
+from cdc.verify.events import TableState, canonical
 from cdc.verify.frontiers import Findings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _EXACT: Final = "_exact"
 # Below this, Postgres writes integers without a point, from it on with an exponent.
 _WHOLE: Final = 1e15
 
-Read = Callable[[database.Table], Iterator["Row"]]
+Read = Callable[[database.PublishedTable], Iterator["Row"]]
 
 
 class FollowersProof(NamedTuple):
@@ -69,8 +69,8 @@ def prove_followers(
             findings.add(f"{name}: {late[name]}")
             continue
         rows[name] = _compare(config, name, follower, findings)
-    told = findings.told()
-    return FollowersProof(not told, reached, rows, told)
+    sentences = findings.sentences()
+    return FollowersProof(not sentences, reached, rows, sentences)
 
 
 def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
@@ -79,7 +79,7 @@ def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
     They are given up when none of them has moved for `seconds`.
     """
     readings = Readings(config)
-    deadline, stood = 0.0, None
+    deadline, last_progress = 0.0, None
     try:
         while True:
             with suppress(UnavailableError):  # a broker that was killed
@@ -89,17 +89,19 @@ def _wait(config: Config, reached: LSN, seconds: float) -> dict[str, str]:
                 for name in config.followers
                 if name not in readings.newest or readings.newest[name].lsn < reached
             ]
-            said = {name: readings.newest.get(name) for name in late}
-            stand = {name: each.seq for name, each in said.items() if each}
-            if stand != stood:
-                deadline, stood = time.monotonic() + seconds, stand
+            reports = {name: readings.newest.get(name) for name in late}
+            progress = {name: each.seq for name, each in reports.items() if each}
+            if progress != last_progress:
+                deadline, last_progress = time.monotonic() + seconds, progress
             if not late or time.monotonic() > deadline:
-                return {name: _standing(each, reached, seconds) for name, each in said.items()}
+                return {
+                    name: _progress_of(each, reached, seconds) for name, each in reports.items()
+                }
     finally:
         readings.close()
 
 
-def _standing(record: FollowerRecord | None, reached: LSN, seconds: float) -> str:
+def _progress_of(record: FollowerRecord | None, reached: LSN, seconds: float) -> str:
     text = f"not compared: it has not reached {reached}, and not moved for {seconds:.0f} s"
     if record is None:
         return f"{text}: it has never reported"
@@ -119,8 +121,8 @@ def _compare(config: Config, name: str, follower: Follower, findings: Findings) 
             if not follows(follower, table.schema, table.table):
                 continue
             # Rows that are not in the log are in no other store than Delta Lake.
-            whole = follower.delta is not None or past_the_log(config, *table[:2]) is None
-            state = TableState(name, *table[:2], whole=whole)
+            whole = follower.delta is not None or copied_elsewhere(config, *table[:2]) is None
+            state = TableState(name, *table[:2], complete=whole)
             for row in read(table):
                 if table.key:
                     state.rows[orjson.dumps({each: row.get(each) for each in table.key})] = row
@@ -138,7 +140,7 @@ def _redis(config: Config, follower: Follower) -> Read:
     prefix = follower.redis.prefix or config.prefix
     client: redis.Redis = redis.Redis.from_url(follower.redis.url)
 
-    def read(table: database.Table) -> Iterator[Row]:
+    def read(table: database.PublishedTable) -> Iterator[Row]:
         for key in client.scan_iter(match=f"{prefix}:{table.name}:*", count=_PAGE):
             yield orjson.loads(client.get(key) or b"null")
 
@@ -154,7 +156,7 @@ def _opensearch(config: Config, follower: Follower) -> Read:
     prefix = follower.opensearch.prefix or config.prefix
     client = OpenSearch(follower.opensearch.url)
 
-    def read(table: database.Table) -> Iterator[Row]:
+    def read(table: database.PublishedTable) -> Iterator[Row]:
         for found in scan(client, index=f"{prefix}-{table.name}", size=_PAGE):
             yield found["_source"]
 
@@ -171,7 +173,7 @@ def _mirrors(config: Config, follower: Follower) -> Read:
     newest = max(frontiers, key=lambda row: (row["generation"], row["seq"], row["lsn"]))
     versions = dict(newest["versions"])
 
-    def read(table: database.Table) -> Iterator[Row]:
+    def read(table: database.PublishedTable) -> Iterator[Row]:
         topic = names.data_topic(config.prefix, table.schema, table.table)
         place = topic.removeprefix(f"{config.prefix}.")
         if place not in versions:  # no event of it has ever arrived

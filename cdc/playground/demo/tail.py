@@ -10,41 +10,27 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    IsolationLevel,
-    KafkaError,
-    Message,
-    TopicPartition,
-)
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import IsolationLevel, Message
 
 from cdc.errors import UnavailableError
-from cdc.log import names, topics
-from cdc.log.client import translate, translated
-from cdc.log.reader import consumer
+from cdc.log import absence, names, topics
+from cdc.log.consumer import BEGINNING, LogConsumer
 
 if TYPE_CHECKING:
     from cdc.config import Config
+    from cdc.log.partitions import Partition
 
-_ANSWER_SECONDS: Final = 5.0
 # A killed broker leads its partitions again within some ten seconds of its restart.
 _RETURN_SECONDS: Final = 30.0
 _AGAIN_SECONDS: Final = 0.2
-_AT_ONCE: Final = 2000  # messages taken in one call
-
-Place = tuple[str, int]
 
 
 class Seen(NamedTuple):
-    """One record, with the time in milliseconds at which the daemon published it."""
-
     topic: str
     partition: int
     offset: int
     key: bytes | None
     value: bytes | None
-    published_ms: int
 
 
 class Tail:
@@ -58,8 +44,7 @@ class Tail:
         self.messages_topic = names.messages_topic(config.prefix)
         self._read = {self.frontier_topic, self.dead_topic, self.messages_topic}
         self._admin = topics.admin(config)
-        self._consumer = consumer(config, **{"reconnect.backoff.ms": 50})
-        self._reached: dict[Place, int] = {}
+        self._consumer = LogConsumer(config)
 
     def find_topics(self) -> set[str]:
         """Start to read topics that are new, and return the names of all that are read."""
@@ -69,28 +54,15 @@ class Tail:
             if name in self._read or not name.startswith(self._own)
             for partition in range(count)
         }
-        new = wanted - self._reached.keys()
-        if new:
-            self._consumer.incremental_assign([TopicPartition(*n, OFFSET_BEGINNING) for n in new])
-            self._reached.update(dict.fromkeys(new, 0))
-        return {name for name, _ in self._reached}
+        if new := wanted - self._consumer.positions.keys():
+            self._consumer.follow(dict.fromkeys(new, BEGINNING))
+        return {name for name, _ in self._consumer.positions}
 
     def read(self, timeout_seconds: float) -> list[Seen]:
         """Return what has arrived; an empty list after the timeout."""
-        seen = []
-        for message in self._consumer.consume(_AT_ONCE, timeout_seconds):
-            error = message.error()
-            if error is None:
-                seen.append(_seen(message))
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's name
-                self._reached[str(message.topic()), int(message.partition() or 0)] = (
-                    message.offset() or 0
-                )
-            elif error.fatal():
-                raise translate(error, f"reading {message.topic()}")
-        return seen
+        return [_seen(each) for each in self._consumer.arrivals(timeout_seconds, gather=True)]
 
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[Partition, int]:
         """Return the high watermark of every partition that is read.
 
         A broker that has just come back answers before it knows that it leads them: it is asked
@@ -99,29 +71,20 @@ class Tail:
         deadline = time.monotonic() + _RETURN_SECONDS
         while True:
             try:
-                return self._ends()
+                spans = absence.spans(
+                    self._config, self._consumer.positions, IsolationLevel.READ_UNCOMMITTED
+                )
             except UnavailableError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_AGAIN_SECONDS)
-                self._admin = topics.admin(self._config)  # it knows the current leaders
+            else:
+                return {each: there.end for each, there in spans.items()}
 
-    def _ends(self) -> dict[Place, int]:
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {TopicPartition(*place): latest for place in self._reached}
-        if not wanted:
-            return {}
-        with translated("looking up the ends of the topics"):
-            asked = self._admin.list_offsets(
-                wanted,
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=_ANSWER_SECONDS,
-            )
-            return {(p.topic, p.partition): f.result().offset for p, f in asked.items()}
-
-    def caught_up(self, ends: dict[Place, int]) -> bool:
+    def caught_up(self, ends: dict[Partition, int]) -> bool:
         """Return whether everything up to `ends` has been read."""
-        return all(self._reached.get(place, 0) >= end for place, end in ends.items())
+        positions = self._consumer.positions
+        return all(positions.get(each, 0) >= end for each, end in ends.items())
 
     def close(self) -> None:
         self._consumer.close()
@@ -134,5 +97,4 @@ def _seen(message: Message) -> Seen:
         int(message.offset() or 0),
         message.key(),
         message.value(),
-        message.timestamp()[1],
     )

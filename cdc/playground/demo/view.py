@@ -11,7 +11,7 @@ import termios
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +21,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
 
     from cdc.log.follower_reports import FollowerRecord
     from cdc.playground.demo.flow import Flow, Kill
@@ -59,50 +57,47 @@ class Scene(NamedTuple):
 
 
 class View(ABC):
-    """The interface of both ways of showing."""
+    """What both ways of showing share."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+        self._restored = ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def say(self, text: str) -> None:
-        """Print something that happened."""
+        """Print something that happened; only a terminal's lines are wrapped."""
+        wrap = not self._console.is_terminal
+        self._console.print(text, highlight=False, markup=False, soft_wrap=wrap)
 
     @abstractmethod
     def show(self, scene: Scene) -> None:
         """Show the current state; called more often than anything is drawn."""
 
-    @abstractmethod
     def close(self) -> None:
         """Restore the terminal."""
+        self._restored.close()
 
 
-class Lines(View):
+class LineView(View):
     """Plain lines: for logs, pipes and CI."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next = 0.0
-        self._told: set[str] = set()
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        super().__init__(console)
+        self._shown: set[str] = set()
 
     def show(self, scene: Scene) -> None:
         for kill in scene.flow.kills:
             about = f"{kill.at - scene.began:6.1f} s  kill -9 {kill.what}"
             if kill.recovered_seconds is not None:
                 about += f": {recovery(kill, scene.now)}"
-            if about not in self._told:
-                self._told.add(about)
+            if about not in self._shown:
+                self._shown.add(about)
                 self.say(about)
         if not scene.flow.tables or time.monotonic() < self._next:
             return
@@ -111,21 +106,13 @@ class Lines(View):
             text = line(scene)
         self.say(text)
 
-    def close(self) -> None:
-        """Nothing to restore for lines."""
 
-
-class Screen(View):
+class ScreenView(View):
     """A picture redrawn in place; the lines of `say` scroll away above it."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._hidden = ExitStack()
-        self._next = 0.0
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        super().__init__(console)
+        self._live = Live(console=console, auto_refresh=False)
 
     def show(self, scene: Scene) -> None:
         if time.monotonic() < self._next:
@@ -133,18 +120,10 @@ class Screen(View):
         self._next = time.monotonic() + 1 / _FRAMES_PER_SECOND
         with scene.flow.lock:
             picture = draw(scene, self._console.width, self._console.height)
-        if self._live is None:
-            self._hidden.enter_context(_hidden_control_keys())
-            self._live = Live(picture, console=self._console, auto_refresh=False)
-            self._live.start(refresh=True)
-        else:
-            self._live.update(picture, refresh=True)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        self._hidden.close()
+        if not self._live.is_started:
+            self._restored.enter_context(_hidden_control_keys())
+            self._restored.enter_context(self._live)
+        self._live.update(picture, refresh=True)
 
 
 @contextmanager
@@ -167,21 +146,18 @@ def line(scene: Scene) -> str:
     """Return the current state as one line."""
     flow, now = scene.flow, scene.now
     late = flow.lateness_ms(now)
+    rows = f"{grouped(flow.rows_read)} rows and " if flow.rows_read else ""
     return (
-        f"{now - scene.began:6.1f} s  {_read(flow)}{grouped(flow.changes.total)} changes in the log"
+        f"{now - scene.began:6.1f} s  {rows}{grouped(flow.changes.total)} changes in the log"
         f"  {flow.changes.per_second(now):.0f}/s"
         f"  frontier {flow.frontier.lsn if flow.frontier else '-'}"
         f"  late {f'{late[0]:.0f} ms (p99 {late[1]:.0f})' if late else '-'}"
         f"  {flow.transactions.per_second(now):.0f} Kafka transactions/s"
         f"  daemon {scene.daemon}"
     ) + "".join(
-        f"  {name} {_state(each)}, lacks {flow.behind(each)[0]}" if each else f"  {name} starting"
+        f"  {name} {_state(each)}, lag {flow.lag(each)[0]} events" if each else f"  {name} starting"
         for name, each in sorted(flow.followers.items())
     )
-
-
-def _read(flow: Flow) -> str:
-    return f"{grouped(flow.rows_read)} rows and " if flow.rows_read else ""
 
 
 def draw(scene: Scene, width: int, height: int) -> RenderableType:
@@ -205,7 +181,7 @@ def draw(scene: Scene, width: int, height: int) -> RenderableType:
         body.append(tables)
         if room > 0:
             body += [Text(), _events(scene.flow, room)]
-    body += [Text(), _standing(scene), *below]
+    body += [Text(), _totals(scene), *below]
     return Panel(Group(*body), title=scene.title, title_align="left", border_style="cyan")
 
 
@@ -248,7 +224,7 @@ def _events(flow: Flow, count: int) -> Table:
     return shown
 
 
-def _standing(scene: Scene) -> Group:
+def _totals(scene: Scene) -> Group:
     flow, now = scene.flow, scene.now
     late = flow.lateness_ms(now)
     log = _spaced(
@@ -262,18 +238,18 @@ def _standing(scene: Scene) -> Group:
     daemon = _spaced(
         _labelled("daemon", scene.daemon, _STATE_STYLES.get(scene.daemon, "yellow"))
         + Text(f" ({who}{again})", "dim"),
-        _labelled("not yet in the log", grouped(_waiting(scene))),
+        # The generator reports four times a second, so the log may be ahead of its count.
+        _labelled("not yet in the log", grouped(max(0, scene.written - flow.changes.total))),
         Text(f"{now - scene.began:.0f} s", "dim"),
     )
     return Group(log, daemon)
 
 
 def _followers(flow: Flow) -> Table:
-    """Return how far each follower is: its applied frontier, and its lag."""
     shown = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("follower", "store", "state"):
         shown.add_column(name, no_wrap=True)
-    for name in ("applied", "behind", "lacks", "/s", "batch"):
+    for name in ("applied", "lag", "events", "/s", "batch"):
         shown.add_column(name, justify="right", min_width=5, no_wrap=True)
     for name, each in sorted(flow.followers.items()):
         if each is None:
@@ -281,7 +257,7 @@ def _followers(flow: Flow) -> Table:
             continue
         state = _state(each)
         style = _STATE_STYLES.get(state) or _STOPPED_STYLES.get(state, "yellow")
-        events, seconds = flow.behind(each)
+        events, seconds = flow.lag(each)
         shown.add_row(
             name,
             each.store,
@@ -299,11 +275,6 @@ def _state(follower: FollowerRecord) -> str:
     """Return the state that a follower reports, or that it has not reported for long."""
     over = follower.state in {"halted", "stopped"}
     return follower.state if over or follower.runs else "silent"
-
-
-def _waiting(scene: Scene) -> int:
-    # The generator reports four times a second, so the log may be ahead of its count.
-    return max(0, scene.written - scene.flow.changes.total)
 
 
 def _spaced(*parts: Text) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -76,4 +75,4 @@ class Generator:
         assert self._child is not None
         assert self._child.stdout is not None
         for line in self._child.stdout:
-            self.written = int(json.loads(line)["changes"])
+            self.written = int(line)

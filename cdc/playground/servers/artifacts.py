@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -33,8 +33,6 @@ _TRIES: Final = 5
 _TIMEOUT_SECONDS: Final = (15, 60)  # to connect, and between two pieces
 _PIECE_BYTES: Final = 256 * 1024
 _LOCK_TIMEOUT_SECONDS: Final = 900.0  # the time that a slow line needs for the largest section
-# The extra that a section belongs to; both bring the Maven client.
-_EXTRA_OF: Final = {"spark": "spark"}
 _FETCHERS: Final = ("maven_artifact", "requests")
 _NO_SUCH_FILE: Final = (403, 404, 410)
 
@@ -95,10 +93,11 @@ class ArtifactCache:
         folder = self.root / f"{section}-{digest[:8]}"
         if not _missing(folder, artifacts):
             return folder
-        with self._held(section):
+        with self._locked(section):
             folder.mkdir(parents=True, exist_ok=True)
             missing = _missing(folder, artifacts)
-            extras.require("fetching jars", _EXTRA_OF.get(section, "local"), only=_FETCHERS)
+            extra = "spark" if section == "spark" else "local"  # both bring the Maven client
+            extras.require("fetching jars", extra, only=_FETCHERS)
             self._progress.expect(sum(each.size for each in missing))
             with ThreadPoolExecutor(_PARALLEL) as pool:
                 for _ in pool.map(lambda each: self._fetch_one(each, folder), missing):
@@ -110,7 +109,7 @@ class ArtifactCache:
         target = self.root / name
         if target.exists():
             return target
-        with self._held(name):
+        with self._locked(name):
             if not target.exists():
                 part = self.root / f"{name}.{os.getpid()}.part"
                 make(part)
@@ -118,18 +117,15 @@ class ArtifactCache:
         return target
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[None]:
+    def _locked(self, name: str) -> Iterator[None]:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalStackError(
-                f"the download folder {self.root} cannot be made: {error.strerror}",
+                f"the download folder {self.root} cannot be created: {error.strerror}",
                 hint="choose another with LOCKSTEP_CACHE",
             ) from error
-
-        def waiting() -> None:
-            self._progress.step(name, "waiting for another process that fetches it")
-
+        waiting = partial(self._progress.step, name, "waiting for another process that fetches it")
         with file_lock(self.root / f"{name}.lock", _LOCK_TIMEOUT_SECONDS, waiting):
             yield
 

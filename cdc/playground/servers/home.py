@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,10 +26,6 @@ _LOG_LIMIT_BYTES: Final = 10 * 1024 * 1024  # enough for a day of warnings
 _LOGS_KEPT: Final = 3
 _MOMENT_SECONDS: Final = 1.0
 _LOCK_TIMEOUT_SECONDS: Final = 300.0  # a first start downloads while it holds the lock
-
-
-def default_home() -> Path:
-    return Path(os.environ.get("LOCKSTEP_HOME") or ".lockstep").absolute()
 
 
 @dataclass
@@ -61,16 +58,14 @@ class Home:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LocalStackError(
-                f"the stack's folder {self.path} cannot be made: {error.strerror}",
+                f"the stack's folder {self.path} cannot be created: {error.strerror}",
                 hint="choose another with --home or LOCKSTEP_HOME",
             ) from error
 
     def state(self, name: str) -> ServerState:
         try:
             return ServerState(**json.loads((self.run / f"{name}.json").read_bytes()))
-        except FileNotFoundError:
-            return ServerState()
-        except (ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             # Only a file system that lost power leaves half a file; then the server's data decides.
             return ServerState()
 
@@ -88,12 +83,10 @@ class Home:
 
     def tail(self, name: str, lines: int = 20) -> str:
         try:
-            with self.log(name).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
-                text = file.read().decode(errors="replace")
+            with self.log(name).open(encoding="utf-8", errors="replace") as file:
+                return "".join(deque(file, lines)).rstrip()
         except FileNotFoundError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
 
     def rotate_log(self, name: str) -> None:
         """Rotate a large log: by copy and truncate, since a running server keeps it open."""

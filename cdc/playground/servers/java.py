@@ -73,12 +73,9 @@ def spark_home(folder: Path) -> Path:
 
 
 def _candidates() -> list[Path]:
-    found = []
-    if home := os.environ.get("JAVA_HOME"):
-        found.append(Path(home) / "bin" / "java")
-    if on_path := shutil.which("java"):
-        found.append(Path(on_path))
-    return [program.resolve() for program in found if os.access(program, os.X_OK)]
+    home = os.environ.get("JAVA_HOME")
+    found = (home and shutil.which(f"{home}/bin/java"), shutil.which("java"))
+    return [Path(program).resolve() for program in found if program]
 
 
 def _from_pip() -> Java | None:

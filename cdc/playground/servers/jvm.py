@@ -26,6 +26,9 @@ _LOG4J: Final = """\
 
 
 def flags(home: Home, *, heap_mb: int) -> list[str]:
+    """Return the flags, and write the configuration of logs that they name."""
+    logs = home.run / "log4j2.xml"
+    logs.write_text(_LOG4J, encoding="utf-8")
     return [
         "-Xms64m",
         f"-Xmx{heap_mb}m",
@@ -35,18 +38,10 @@ def flags(home: Home, *, heap_mb: int) -> list[str]:
         "-XX:-UsePerfData",
         "-XX:+ExitOnOutOfMemoryError",
         "-Djava.awt.headless=true",
-        f"-Dlog4j2.configurationFile={_log_config(home)}",
+        f"-Dlog4j2.configurationFile={logs}",
     ]
 
 
 def class_path(*folders: Path) -> str:
     """Return every jar by name: with a wildcard the order would depend on the file system."""
     return ":".join(str(jar) for folder in folders for jar in sorted(folder.glob("*.jar")))
-
-
-def write_log_config(home: Home) -> None:
-    _log_config(home).write_text(_LOG4J, encoding="utf-8")
-
-
-def _log_config(home: Home) -> Path:
-    return home.run / "log4j2.xml"

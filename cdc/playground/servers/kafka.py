@@ -22,9 +22,9 @@ from typing import ClassVar, Final
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
 from cdc.playground.servers.java import find_java
-from cdc.playground.servers.jvm import class_path, flags, write_log_config
+from cdc.playground.servers.jvm import class_path, flags
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import Server, ask
+from cdc.playground.servers.server import EmbeddedServer, probe
 
 _SETTINGS: Final = {
     "process.roles": "broker,controller",
@@ -71,12 +71,13 @@ _CLUSTER_ID: Final = "cluster.id"
 _API_VERSIONS: Final = struct.pack("!ihhih", 10, 18, 0, 1, -1)
 
 
-class Kafka(Server):
+class Kafka(EmbeddedServer):
     """One broker per home; its second port is the controller's."""
 
     name: ClassVar[str] = "kafka"
     default_version: ClassVar[str] = "4.3.1"
     ports_needed: ClassVar[int] = 2
+    heap_mb: int = 256
 
     def url(self) -> str:
         return f"{LOOPBACK}:{self.port}"
@@ -85,44 +86,25 @@ class Kafka(Server):
         del state
         self.cache.fetch("kafka")
         find_java()
-        self._data.mkdir(parents=True, exist_ok=True)
-        write_log_config(self.home)
+        self.data.mkdir(parents=True, exist_ok=True)
 
     def command(self, state: ServerState) -> list[str]:
-        properties = self._properties(state)
-        if not (self._data / "logs" / "meta.properties").exists():
+        settings = {k: v for k, v in state.settings.items() if k != _CLUSTER_ID}
+        properties = _write_properties(self.data, state.ports, settings)
+        if not (self.data / "logs" / "meta.properties").exists():
             self._format(state.settings)
         return [*self._java("kafka.Kafka"), str(properties)]
 
     def is_ready(self, state: ServerState) -> bool:
-        return bool(ask(state.ports[0], _API_VERSIONS))
-
-    @property
-    def _data(self) -> Path:
-        return self.home.data / "kafka"
+        return bool(probe(state.ports[0], _API_VERSIONS))
 
     def _java(self, main_class: str) -> list[str]:
         return [
             str(find_java().program),
-            *flags(self.home, heap_mb=256),
+            *flags(self.home, heap_mb=self.heap_mb),
             *("-cp", class_path(self.cache.fetch("kafka"))),
             main_class,
         ]
-
-    def _properties(self, state: ServerState) -> Path:
-        broker, controller = state.ports
-        settings = {
-            **_SETTINGS,
-            "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{broker},CONTROLLER://{LOOPBACK}:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{broker}",
-            "log.dirs": str(self._data / "logs"),
-            **state.settings,
-        }
-        settings.pop(_CLUSTER_ID, None)
-        path = self._data / "server.properties"
-        _write_properties(path, settings)
-        return path
 
     def _format(self, settings: Mapping[str, str]) -> None:
         """Create the folder of a new cluster.
@@ -133,7 +115,7 @@ class Kafka(Server):
         checkpoint = self.cache.derive(
             f"{self.cache.fetch('kafka').name}-bootstrap.checkpoint", self._make_checkpoint
         )
-        logs = self._data / "logs"
+        logs = self.data / "logs"
         logs.mkdir(exist_ok=True)
         shutil.copyfile(checkpoint, logs / checkpoint.name.rpartition("-")[2])
         # Last and atomically: its existence shows that the folder is complete.
@@ -148,14 +130,7 @@ class Kafka(Server):
     def _make_checkpoint(self, target: Path) -> None:
         """Run Kafka's own tool, for the file that states the cluster's features."""
         with TemporaryDirectory() as folder:
-            properties = Path(folder) / "server.properties"
-            settings = {
-                **_SETTINGS,
-                "controller.quorum.voters": f"1@{LOOPBACK}:9093",
-                "listeners": f"PLAINTEXT://{LOOPBACK}:9092,CONTROLLER://{LOOPBACK}:9093",
-                "log.dirs": f"{folder}/logs",
-            }
-            _write_properties(properties, settings)
+            properties = _write_properties(Path(folder), [9092, 9093], {})
             tool = [*self._java("kafka.tools.StorageTool"), "format"]
             made = subprocess.run(
                 [*tool, "-t", new_id(), "-c", str(properties)],
@@ -166,13 +141,24 @@ class Kafka(Server):
             if made.returncode != 0:
                 raise LocalStackError(
                     f"Kafka's folder could not be formatted: {made.stdout}{made.stderr}".strip(),
-                    hint="mend what it names and try again",
+                    hint="fix what it reports and try again",
                 )
             shutil.copyfile(Path(folder) / "logs" / "bootstrap.checkpoint", target)
 
 
-def _write_properties(path: Path, settings: Mapping[str, str]) -> None:
+def _write_properties(folder: Path, ports: list[int], others: Mapping[str, str]) -> Path:
+    broker, controller = ports
+    settings = {
+        **_SETTINGS,
+        "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{broker},CONTROLLER://{LOOPBACK}:{controller}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{broker}",
+        "log.dirs": str(folder / "logs"),
+        **others,
+    }
+    path = folder / "server.properties"
     path.write_text("".join(f"{k}={v}\n" for k, v in settings.items()), encoding="utf-8")
+    return path
 
 
 def new_id() -> str:

@@ -16,10 +16,10 @@ from typing import ClassVar, Final
 
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
-from cdc.playground.servers.java import Java, find_java
-from cdc.playground.servers.jvm import class_path, flags, write_log_config
+from cdc.playground.servers.java import find_java
+from cdc.playground.servers.jvm import class_path, flags
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import Server
+from cdc.playground.servers.server import EmbeddedServer
 
 _PLUGINS: Final = (
     "org.opensearch.transport.Netty4Plugin",
@@ -43,7 +43,7 @@ _SETTINGS: Final = {
 _PROBE_SECONDS: Final = 3.0
 
 
-class OpenSearch(Server):
+class OpenSearch(EmbeddedServer):
     """One node per home; its second port is the transport's, which is not used."""
 
     name: ClassVar[str] = "opensearch"
@@ -57,16 +57,15 @@ class OpenSearch(Server):
         del state
         self._main_jar()
         for folder in ("config", "tmp"):
-            (self._data / folder).mkdir(parents=True, exist_ok=True)
-        write_log_config(self.home)
+            (self.data / folder).mkdir(parents=True, exist_ok=True)
 
     def command(self, state: ServerState) -> list[str]:
         java = find_java()
         settings = {
             **_SETTINGS,
-            "path.home": str(self._data),
-            "path.data": str(self._data / "data"),
-            "path.logs": str(self._data / "logs"),
+            "path.home": str(self.data),
+            "path.data": str(self.data / "data"),
+            "path.logs": str(self.data / "logs"),
             "http.port": str(state.ports[0]),
             "transport.port": str(state.ports[1]),
             **state.settings,
@@ -75,12 +74,12 @@ class OpenSearch(Server):
             str(java.program),
             *flags(self.home, heap_mb=256),
             "-XX:MaxDirectMemorySize=64m",
-            f"-Djava.io.tmpdir={self._data / 'tmp'}",
+            f"-Djava.io.tmpdir={self.data / 'tmp'}",
             "-Dio.netty.allocator.type=unpooled",
             "-Dio.netty.noUnsafe=true",
             *("-cp", f"{self._main_jar()}:{class_path(self.cache.fetch('opensearch'))}"),
             "OpenSearchNode",
-            ",".join(_plugins(java)),
+            ",".join(_PLUGINS if java.trimmed else (*_PLUGINS, _ANALYSIS_PLUGIN)),
             *(f"{name}={value}" for name, value in settings.items()),
         ]
 
@@ -93,10 +92,6 @@ class OpenSearch(Server):
             return False
         finally:
             connection.close()
-
-    @property
-    def _data(self) -> Path:
-        return self.home.data / "opensearch"
 
     def _main_jar(self) -> Path:
         # A jar, not a folder of classes: class data sharing refuses folders.
@@ -113,10 +108,6 @@ class OpenSearch(Server):
                         jar.write(made, made.name)
 
         return self.cache.derive(f"{libraries.name}-main.jar", compile_main)
-
-
-def _plugins(java: Java) -> tuple[str, ...]:
-    return _PLUGINS if java.trimmed else (*_PLUGINS, _ANALYSIS_PLUGIN)
 
 
 def _compile(source: Path, out: Path, libraries: str, compiler: str) -> None:

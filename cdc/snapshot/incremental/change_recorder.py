@@ -1,42 +1,44 @@
-"""Follow a table's changes in the stream while it is snapshotted, and pass them to the windows."""
+"""Record a table's changes in the stream for its chunks, while a snapshot of it runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cdc.decode import messages, pgoutput
-from cdc.snapshot.incremental.visibility import Change, Window, row_bytes
+from cdc.decode.binary_copy import row_bytes
+from cdc.snapshot.incremental.reconcile import RowChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cdc.encode.encoder import Encoder
     from cdc.sequence.sequencer import Sequencer
+    from cdc.snapshot.incremental.reconcile import Changes, Values
     from cdc.snapshot.incremental.records import Key
-    from cdc.snapshot.incremental.visibility import Values
 
 
-class TableWatch:
-    """Sees one table's changes as long as a snapshot of it runs (`cdc.encode.routes.Watch`)."""
+class ChangeRecorder:
+    """Sees one table's changes as long as a snapshot of it runs."""
 
     def __init__(
         self,
         sequencer: Sequencer,
         relation_id: int,
-        moved: Callable[[int, Key | None, Key | None], None],
+        key_changed: Callable[[int, Key | None, Key | None], None],
     ) -> None:
-        """`moved` gets the keys that rows leave, and those they take without their TOAST values."""
+        """`key_changed` gets the keys that rows leave, and those they take without their TOAST."""
         self._sequencer = sequencer
         self._relation_id = relation_id
-        self._moved = moved
-        self.windows: list[Window] = []
+        self._key_changed = key_changed
+        # Between the watermarks of a chunk; there may be several.
+        self.recording: list[Changes] = []
 
     @property
     def all_rows(self) -> bool:
-        return bool(self.windows)
+        return bool(self.recording)
 
     def truncate(self) -> None:
-        self._add(Change(self._xid, None, None))
+        self._add(RowChange(self._xid, None, None))
 
     def change(self, payload: bytes) -> None:
         table = self._sequencer.table(self._relation_id)
@@ -44,11 +46,11 @@ class TableWatch:
         encoder, message = table.encoder, pgoutput.decode(payload)
         match message:
             case messages.Insert():
-                self._add(Change(self._xid, None, _key(encoder, message.new)))
+                self._add(RowChange(self._xid, None, _key(encoder, message.new)))
             case messages.Delete():
                 old = message.old.values
-                self._moved(self._relation_id, _texts(encoder, old), None)
-                self._add(Change(self._xid, _key(encoder, old), None))
+                self._key_changed(self._relation_id, _texts(encoder, old), None)
+                self._add(RowChange(self._xid, _key(encoder, old), None))
             case messages.Update():
                 self._update(encoder, message)
 
@@ -63,11 +65,11 @@ class TableWatch:
             )
         after = _key(encoder, new)
         before = after if message.old is None else _key(encoder, message.old.values)
-        change = Change(self._xid, before, after, values)
+        change = RowChange(self._xid, before, after, values)
         if before != after:
             old = message.old.values if message.old else new
-            taken = _texts(encoder, new) if change.moved else None
-            self._moved(self._relation_id, _texts(encoder, old), taken)
+            taken = _texts(encoder, new) if change.takes_key_without_toast else None
+            self._key_changed(self._relation_id, _texts(encoder, old), taken)
         self._add(change)
 
     @property
@@ -76,18 +78,18 @@ class TableWatch:
         assert xid is not None, "a row's transaction has an xid"
         return xid
 
-    def _add(self, change: Change) -> None:
-        for window in self.windows:
-            window.add(change)
+    def _add(self, change: RowChange) -> None:
+        for changes in self.recording:
+            changes.add(change)
 
 
 def _filled(message: messages.Update) -> Sequence[messages.Value]:
     """Return the new row; what it leaves out is taken from the old row where that has it."""
     if message.old is None:
         return message.new
-    whole = isinstance(message.old, messages.OldTuple)
+    complete = isinstance(message.old, messages.OldTuple)
     return [
-        old if value is messages.UNCHANGED and (whole or old is not None) else value
+        old if value is messages.UNCHANGED and (complete or old is not None) else value
         for value, old in zip(message.new, message.old.values, strict=True)
     ]
 

@@ -1,13 +1,12 @@
-"""Commands and watermarks of incremental snapshots: messages in the stream itself. Pure.
+"""Commands of incremental snapshots: messages in the stream itself. Pure.
 
 A command is a transactional logical message of the prefix `lockstep.snapshot`; a row of the signal
 table is the same in Debezium's format under `lockstep.signal` (`migrations/`). So a command has a
 place in the order like any change, waits for a daemon that is down, and is carried out once: its id
-shows that it was read before. Watermarks are what the daemon itself writes around a chunk.
+shows that it was read before.
 
-Every role may emit a message, so each of the three is signed (`cdc.source.authority`), and what is read
-here is what was signed; only watermarks carry their own signature. A message that can't be read
-must not stop the stream.
+Every role may emit a message, so both are signed (`cdc.source.authority`), and what is read here is
+what was signed. A message that can't be read must not stop the stream.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ import msgspec
 
 from cdc.config.patterns import parse_table_pattern
 from cdc.encode.logical_messages import OURS
-from cdc.source.authority import session_mac
+from cdc.snapshot.incremental.records import TableName
 
 COMMAND: Final = f"{OURS}snapshot"
 SIGNAL: Final = f"{OURS}signal"
-MARK: Final = f"{OURS}window"
-_MOST_MARK_BYTES: Final = 4_096
-_MOST_ID: Final = 200  # characters of a snapshot's id, which each of its watermarks repeats
+_MAX_ID: Final = 200  # characters of a snapshot's id, which each of its watermarks repeats
 
 Do = Literal["start", "pause", "resume", "stop"]
 _DOES: Final[dict[str, Do]] = {
@@ -39,41 +36,16 @@ class CommandError(ValueError):
     """A message that is no readable command."""
 
 
-class Of(msgspec.Struct, frozen=True):
-    """A table, by schema and name."""
-
-    schema: str
-    table: str
-
-
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to be done; `id` names a new snapshot, or an existing one (None: every one)."""
 
     do: Do
     id: str | None = None
-    tables: tuple[Of, ...] = ()
+    tables: tuple[TableName, ...] = ()
     where: str | None = None
     keys: tuple[tuple[str, ...], ...] | None = None
-    anew: bool = False  # the table's rows in the log are deleted first
-
-
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """The low or high watermark of a chunk; a reader of another session ignores it.
-
-    Its name is short because each chunk writes two into the WAL.
-    """
-
-    session: str
-    snapshot: str  # its id
-    chunk: int
-    relation_id: int
-    low: bool
-    mac: str = ""
-
-    def signed(self, key: bytes) -> Mark:
-        """Return it with the MAC of its session."""
-        plain = msgspec.structs.replace(self, mac="")
-        return msgspec.structs.replace(self, mac=session_mac(key, encode(plain)))
+    # The table's rows in the log are deleted first.
+    empty_first: bool = msgspec.field(default=False, name="anew")
 
 
 class _Condition(msgspec.Struct, frozen=True, rename={"collection": "data-collection"}):
@@ -99,22 +71,11 @@ class _Signal(msgspec.Struct, frozen=True):
     data: _Data | None = None
 
 
-def encode(said: Command | Mark) -> bytes:
-    """Return the message's content."""
-    return msgspec.json.encode(said)
+def encode(command: Command) -> bytes:
+    return msgspec.json.encode(command)
 
 
-def mark(content: bytes) -> Mark | None:
-    """Return the watermark, or None where the content is none."""
-    if len(content) > _MOST_MARK_BYTES:
-        return None
-    try:
-        return msgspec.json.decode(content, type=Mark)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def commands(prefix: str, content: bytes) -> list[Command]:
+def parse(prefix: str, content: bytes) -> list[Command]:
     """Return the commands in a message of `COMMAND` or `SIGNAL`; CommandError where unreadable.
 
     A signal of several tables with conditions of their own is several commands.
@@ -124,12 +85,12 @@ def commands(prefix: str, content: bytes) -> list[Command]:
             return [_checked(msgspec.json.decode(content, type=Command))]
         signal = msgspec.json.decode(content, type=_Signal)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CommandError("it is no command") from error
+        raise CommandError("it is not a command") from error
     do = _DOES.get(signal.type)
     if do is None:
         return []  # the same table may hold other types of signals, for Debezium
-    if len(signal.id) > _MOST_ID or not signal.id.isprintable():
-        raise CommandError(f"an id of more than {_MOST_ID} characters, or with unprintable ones")
+    if len(signal.id) > _MAX_ID or not signal.id.isprintable():
+        raise CommandError(f"an id of more than {_MAX_ID} characters, or with unprintable ones")
     data = signal.data or _Data()
     tables = [_table(each) for each in data.collections]
     if do != "start":
@@ -151,17 +112,17 @@ def commands(prefix: str, content: bytes) -> list[Command]:
 
 
 def _checked(command: Command) -> Command:
-    if command.anew and (command.where is not None or command.keys is not None):
+    if command.empty_first and (command.where is not None or command.keys is not None):
         # The rest of the table would be deleted from every follower.
         raise CommandError("a table that is emptied first is read without a condition or keys")
     return command
 
 
-def _table(text: str) -> Of:
+def _table(text: str) -> TableName:
     try:
         exact = parse_table_pattern(text).exact
     except ValueError:
         exact = None
     if exact is None:
         raise CommandError("a table is not written as schema.table")
-    return Of(*exact)
+    return TableName(*exact)

@@ -1,10 +1,10 @@
 """Incremental snapshots: tables read again, chunk by chunk, while the stream continues.
 
-The loop's side: commands arrive with the stream (`hear`) and are obeyed where it is proven who
-wrote them (`cdc.daemon.verifier`). Chunks are read on a worker of their own (`turn`). A chunk's rows are
-published as changes of the transaction that wrote its high watermark (`_pay`), in the same Kafka
-transaction as the snapshot's record (`take`). `cdc.snapshot.incremental.visibility` decides which rows are
-still valid by then.
+The loop's side. Commands and watermarks arrive with the stream (`on_message`); each chunk goes
+through the states of `cdc.snapshot.incremental.chunk_state`, whose effects are carried out here.
+Chunks are read by the fetcher (`tick`). A chunk's rows are published as changes of the transaction
+that wrote its high watermark (`on_commit`), in the same Kafka transaction as the snapshot's record
+(`take`).
 
 A session reads again what an earlier one did not finish: it ignores the watermarks of other
 sessions. An error in one snapshot ends that one, is recorded in its record, and never stops the
@@ -13,47 +13,42 @@ stream.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
-import struct
 import time
-import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from cdc.decode import messages
-from cdc.encode import ddl
-from cdc.encode.logical_messages import OURS
-from cdc.encode.unreadable import unreadable
+from cdc.decode.pg_snapshot import PgSnapshot
 from cdc.errors import CDCError, Policy
 from cdc.events import LSN
 from cdc.log import names, records
-from cdc.sequence.state import Wanted
-from cdc.snapshot.incremental import commands
-from cdc.snapshot.incremental import redaction as withholding
-from cdc.snapshot.incremental.change_recorder import TableWatch
-from cdc.snapshot.incremental.fetcher import Fetcher
+from cdc.snapshot.incremental import chunk_state as states
+from cdc.snapshot.incremental import publishing, redaction
+from cdc.snapshot.incremental.change_recorder import ChangeRecorder
 from cdc.snapshot.incremental.governor import Governor
-from cdc.snapshot.incremental.job import MOST_AGAIN, MOST_ERRORS, Flight, Job
-from cdc.snapshot.incremental.publishing import alike, last_key, publish, relation
-from cdc.snapshot.incremental.reconcile import Settling
-from cdc.snapshot.incremental.records import KEPT, LiveRecord, live_key
-from cdc.snapshot.incremental.visibility import Snapshot, Window, row_values, still_unseen, unseen
+from cdc.snapshot.incremental.job import MAX_ERRORS, MAX_PENDING_KEYS, ChunkSizes, Job
+from cdc.snapshot.incremental.messages import MessageRouter
+from cdc.snapshot.incremental.records import KEPT, IncrementalRecord, TableName, incremental_key
+from cdc.snapshot.incremental.visibility import VisibilityBarrier
 from cdc.source import conditions
-from cdc.source.authority import DDL_PURPOSE, SIGNAL_PURPOSE
-from cdc.source.chunks import CONDITION_HINT
+from cdc.source.chunks import CONDITION_HINT, AbsentError
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.daemon.verifier import Verifier
+    from cdc.decode.messages import LogicalMessage, Relation
     from cdc.encode.routes import Table
-    from cdc.runtime.background import Worker
     from cdc.sequence.sequencer import Sequencer
-    from cdc.snapshot.incremental.records import Key, State
-    from cdc.snapshot.incremental.topic import Known
+    from cdc.sequence.state import Wanted
+    from cdc.snapshot.incremental.commands import Command
+    from cdc.snapshot.incremental.fetcher import Clock, Fetcher
+    from cdc.snapshot.incremental.job import JobChunk
+    from cdc.snapshot.incremental.records import Key, SnapshotState
+    from cdc.snapshot.incremental.topic import IncrementalLog
+    from cdc.snapshot.incremental.watermarks import Watermark
+    from cdc.source.chunks import Chunk
 
 log = logging.getLogger("cdc.snapshot.incremental")
 
@@ -61,473 +56,461 @@ Record = tuple[str, bytes, bytes | None]
 
 # A chunk must fit in one batch, far below the batch's size.
 _BATCH_SHARE: Final = 4
-# Transactions decoded and not known to be visible; above this number waiting starts again.
-_MOST_DECODED: Final = 200_000
+# Transactions decoded and not known to be visible; above this number the recording starts again.
+_MAX_DECODED: Final = 200_000
 _RECONNECT_SECONDS: Final = 1.0
 # A chunk takes a fraction of a second.
 _SLOW_SECONDS: Final = 10.0
 
 
-class Live:
+class IncrementalSnapshots:
     """The incremental snapshots of one session."""
 
     def __init__(
         self,
         config: Config,
-        worker: Worker,
+        fetcher: Fetcher,
         sequencer: Sequencer,
         verifier: Verifier,
-        given: dict[str, LiveRecord],
+        unlogged: dict[str, IncrementalRecord],
+        *,
+        clock: Clock = time,
+        sizes: ChunkSizes = ChunkSizes(),  # noqa: B008 - immutable
+        governor: Governor | None = None,
     ) -> None:
         """Start with none; `adopt` takes over those in the log.
 
-        `given` outlives the session: the keys and conditions of snapshots that must not be in the
-        log.
+        `unlogged` outlives the session: the keys and conditions of snapshots that must not be in
+        the log. Tests give the other arguments.
         """
-        self._config, self._worker, self._sequencer = config, worker, sequencer
-        self._verifier, self._given = verifier, given
-        self._session, self._key = uuid.uuid4().hex[:12], secrets.token_bytes(32)
+        self._config, self._sequencer = config, sequencer
+        self._verifier, self._unlogged = verifier, unlogged
+        self._clock, self._sizes = clock, sizes
+        self._governor = governor or Governor()
+        self._fetcher = fetcher
+        self._messages = MessageRouter(
+            config.prefix, sequencer, verifier, fetcher.signer,
+            self._on_watermark, self._on_commands,
+        )  # fmt: skip
         self._jobs: dict[str, Job] = {}
         self._turns: deque[str] = deque()
-        self._watches: dict[int, TableWatch] = {}
-        self._flights: dict[tuple[str, int], Flight] = {}
-        self._reading: Flight | None = None
-        self._number = 0
-        self._fetcher = Fetcher(config, self._session, self._key)
-        self._governor = Governor()
-        self._records: list[Record] = []
-        self._settling: Settling | None = None  # None: no snapshot runs, nothing is recorded
-        self._not_before = 0.0
-        sequencer.hear, sequencer.admit = self.hear, verifier.admit
+        self._recorders: dict[int, ChangeRecorder] = {}
+        # Those whose high watermark has not arrived, discarded ones too.
+        self._chunks: dict[tuple[str, int], JobChunk] = {}
+        self._reading: JobChunk | None = None
+        self._committing: JobChunk | None = None  # at its high watermark
+        self._last_number = 0
+        self._barrier: VisibilityBarrier | None = None  # None: no snapshot runs
+        self._not_before = 0.0  # monotonic
+        sequencer.observer = self
 
-    def adopt(self, known: Known) -> None:
+    def adopt(self, logged: IncrementalLog) -> None:
         """Continue the snapshots that are unfinished in the log."""
-        self._verifier.adopt(known.commands)
-        for found in known.snapshots:
-            record = withholding.restored(found, self._given.get(found.id))
-            job = self._jobs[found.id] = Job(record or found)
+        self._verifier.adopt(logged.commands)
+        for found in logged.snapshots:
+            record = redaction.restored(found, self._unlogged.get(found.id))
+            job = self._jobs[found.id] = Job(record or found, self._clock, self._sizes)
             # What an older version or configuration left in the log is written again without it.
-            job.withhold(withholding.before_publishing(self._config, job.record))
+            job.withhold(redaction.before_publishing(self._config, job.record))
             if found.active and record is None:
-                job.to("failed", withholding.GIVE_AGAIN)
-                log.warning("a live snapshot can't go on", extra={"fields": job.record.told})
+                job.enter("failed", redaction.GIVE_AGAIN)
+                _log(job, "an incremental snapshot can't continue", logging.WARNING)
             elif found.active:
-                log.info("going on with a live snapshot", extra={"fields": job.record.told})
-        for number in self._given.keys() - {r.id for r in known.snapshots if r.active}:
-            del self._given[number]
-        self._see_to_it()
+                _log(job, "incremental snapshot continues")
+        for number in self._unlogged.keys() - {r.id for r in logged.snapshots if r.active}:
+            del self._unlogged[number]
+        self._update_observed()
 
-    def progress(self) -> list[LiveRecord]:
+    def progress(self) -> list[IncrementalRecord]:
         """Return the record of every snapshot that is not over."""
-        return [job.record for job in list(self._jobs.values()) if job.record.active]
+        return [record for record in self.known() if record.active]
 
-    def known(self) -> list[LiveRecord]:
+    def known(self) -> list[IncrementalRecord]:
         """Return every snapshot that the log keeps, including those that are over."""
         return [job.record for job in list(self._jobs.values())]
 
     @property
     def waiting(self) -> bool:
         """Whether there are records for the next Kafka transaction."""
-        return (
-            bool(self._records)
-            or self._verifier.waiting
-            or any(job.dirty for job in self._jobs.values())
-        )
+        return self._messages.waiting or any(job.dirty for job in self._jobs.values())
 
     def take(self) -> list[Record]:
         """Return the records for the next Kafka transaction, once."""
-        taken, self._records = [*self._verifier.take(), *self._records], []
+        taken = self._messages.take()
         topic, pipeline = names.snapshot_topic(self._config.prefix), self._config.pipeline
-        for job in self._jobs.values():
+        for number, job in self._jobs.items():
             if job.dirty:
-                key = live_key(pipeline, job.record.id)
+                key = incremental_key(pipeline, number)
                 taken.append((topic, key, records.encode(job.take())))
         over = [number for number, job in self._jobs.items() if not job.record.active]
         for number in over[:-KEPT]:
             del self._jobs[number]
-            self._given.pop(number, None)
-            taken.append((topic, live_key(pipeline, number), None))
+            self._unlogged.pop(number, None)
+            taken.append((topic, incremental_key(pipeline, number), None))
         return taken
 
     def close(self) -> None:
         """Close the connection, whatever it waits for."""
-        self._fetcher.cancel()
-        self._worker.submit(self._fetcher.close)
+        self._fetcher.close()
 
-    def turn(self, committed_lsn: int) -> None:
+    # -- reading -----------------------------------------------------------------------------------
+
+    def tick(self, committed_lsn: int) -> None:
         """Read the next chunk when it is due; costs nothing while no snapshot runs."""
-        if self._settling is None and self._reading is None:
+        if self._barrier is None and self._reading is None:
             return
-        self._governor.committed(committed_lsn, time.monotonic())
-        if self._reading is not None:
-            if not (self._reading.done and self._reading.done.done()):
-                self._notice_slow(self._reading)
-                return
-            flight, self._reading = self._reading, None
-            self._came(flight)
-        if len(self._sequencer.decoded or ()) > _MOST_DECODED:
+        self._governor.committed(committed_lsn, self._clock.monotonic())
+        if self._reading is not None and not self._take_rows(self._reading):
+            return
+        if self._barrier is not None and len(self._barrier.decoded) > _MAX_DECODED:
             self._start_recording()
             for job in self._running():
-                job.redo("so many transactions committed that it waits anew")
-        if time.monotonic() >= self._not_before and self._settled():
+                self._retry(job, "waits again because too many transactions committed")
+        if self._clock.monotonic() >= self._not_before and self._all_visible():
             self._read_next()
 
-    @staticmethod
-    def _notice_slow(flight: Flight) -> None:
+    def _take_rows(self, chunk: JobChunk) -> bool:
+        """Whether the fetcher is done with a chunk, which gets its rows, or its error."""
+        try:
+            if not self._fetcher.finished():
+                self._note_slow(chunk)
+                return False
+        except CDCError as error:
+            self._reading = None
+            self._fetch_failed(chunk, error)
+            return True
+        self._reading = None
+        job = chunk.job
+        if chunk.estimate is not None:
+            job.change(replace(job.record, estimate=chunk.estimate))
+        self._advance(chunk, states.RowsRead(chunk.rows))
+        return True
+
+    def _note_slow(self, chunk: JobChunk) -> None:
         """Note that a chunk is slow: it waits for a lock, or the source does not answer."""
-        job = flight.job
-        if job.record.failing_since_us is None and flight.age_seconds > _SLOW_SECONDS:
-            job.waits(
+        record, seconds = chunk.job.record, self._clock.monotonic() - chunk.requested_at
+        if record.active and record.failing_since_us is None and seconds > _SLOW_SECONDS:
+            chunk.job.wait(
                 f"a chunk has not been read for {_SLOW_SECONDS:.0f} s: it may wait for a lock"
             )
 
+    def _fetch_failed(self, chunk: JobChunk, error: CDCError) -> None:
+        self._chunks.pop((chunk.job.record.id, chunk.number), None)
+        is_discarded = isinstance(chunk.state, states.Discarded)
+        self._advance(chunk, states.Dropped())
+        if error.policy is Policy.BACKOFF:
+            self._count_error(error, [chunk.job])
+        elif not is_discarded and not self._may_be_there(chunk.job, error):
+            self._fail(chunk.job, error.what, error.hint)
+
+    def _may_be_there(self, job: Job, error: CDCError) -> bool:
+        """Whether a table that was not found may be published by what the lookup did not see.
+
+        The command is decoded before its transaction is visible to others, and so are those before
+        it. So a table is absent only once the lookup has seen every transaction that was decoded
+        when it was first not found; until then it is looked up again.
+        """
+        if not isinstance(error, AbsentError):
+            return False
+        snapshot = PgSnapshot.parse(error.snapshot)
+        if job.unseen is None:
+            job.unseen = frozenset(self._barrier.decoded if self._barrier else ())
+        job.unseen = frozenset(xid for xid in job.unseen if not snapshot.sees(xid))
+        if job.unseen:
+            self._retry(
+                job,
+                f"{error.what} yet: waits for transaction {min(job.unseen)}, which has committed"
+                " and is not visible to other sessions; it may wait for a synchronous standby",
+            )
+        return bool(job.unseen)
+
+    def _all_visible(self) -> bool:
+        """Whether a SELECT sees everything that the log holds; polls the source until it does."""
+        if (barrier := self._barrier) is None:
+            return False
+        try:
+            self._fetcher.poll(barrier)
+        except CDCError as error:
+            self._count_error(error, self._running())
+            return False
+        for job in () if barrier.passed else self._running():
+            if barrier.why != job.record.why:
+                job.wait(barrier.why)
+        return barrier.passed
+
     def _read_next(self) -> None:
         """Start reading the next chunk, taking the snapshots in turn."""
-        if self._governor.full(len(self._flights), time.monotonic()):
+        if self._governor.full(len(self._chunks), self._clock.monotonic()):
             return
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             if (job := self._jobs[self._turns[0]]).runnable:
-                self._read(job)
+                self._request(job)
                 return
             if job.over:  # the last rows to be read again were deleted
                 self._end(job, "done")
                 return
 
-    def _settled(self) -> bool:
-        if (settling := self._settling) is None:
-            return False
-        try:
-            over = settling.turn(self._worker, self._fetcher, self._sequencer.decoded or {})
-        except CDCError as error:
-            self._erred(error, self._running())
-            return False
-        for job in () if over else self._running():
-            if settling.why != job.record.why:
-                job.waits(settling.why)
-        return over
-
-    def _read(self, job: Job) -> None:
+    def _request(self, job: Job) -> None:
         record = job.record
         selection = self._config.selection.of((record.schema, record.table))
         share = self._config.batch.max_events // _BATCH_SHARE
         most_rows = max(1, min(share, self._governor.rows))
-        self._number += 1
-        flight = Flight(job, self._number, job.next(selection.key, most_rows))
-        job.flights.append(flight)
-        self._flights[record.id, flight.number] = self._reading = flight
-        flight.done = self._worker.submit(lambda: self._fetcher.fetch(flight))
+        self._last_number += 1
+        chunk = job.request(self._last_number, selection.key, most_rows)
+        self._chunks[record.id, chunk.number] = self._reading = chunk
+        self._fetcher.start(chunk)
 
-    def _came(self, flight: Flight) -> None:
-        """Handle a chunk that was read, or the error that prevented it."""
-        assert flight.done is not None
-        job = flight.job
-        try:
-            flight.done.result()
-        except CDCError as error:
-            self._forget(flight)
-            if error.policy is Policy.BACKOFF:
-                self._erred(error, [job])
-            elif not flight.void:
-                self._fail(job, error.what, error.hint)
+    # -- what the stream shows ---------------------------------------------------------------------
+
+    def on_begin(self, commit_lsn: int, xid: int | None) -> None:
+        """Record the transaction while a snapshot runs."""
+        if self._barrier is not None and xid is not None:
+            self._barrier.decoded[xid] = commit_lsn
+
+    def on_change(self, relation_id: int, payload: bytes) -> None:
+        self._recorders[relation_id].change(payload)
+
+    def on_truncate(self, relation_id: int) -> None:
+        self._recorders[relation_id].truncate()
+
+    def on_message(self, message: LogicalMessage, lsn: int) -> Relation | Wanted | None:
+        return self._messages.route(message, lsn)
+
+    def verified(self, message: LogicalMessage) -> LogicalMessage | None:
+        return self._verifier.admit(message)
+
+    def on_commit(self) -> None:
+        """Publish the chunk whose high watermark the transaction wrote."""
+        if self._committing is None:
             return
-        chunk = flight.chunk
-        assert chunk is not None
-        if flight.estimate is not None:
-            job.change(replace(job.record, estimate=flight.estimate))
-        try:
-            job.was_read(flight, chunk, last_key(chunk))
-        except UnicodeDecodeError:
-            self._forget(flight)
-            self._fail(job, f"a key of {job.record.name} is no text", "see values.invalid.text")
+        chunk, self._committing = self._committing, None
+        job, table = chunk.job, self._table(chunk.rows)
+        name = TableName(job.record.schema, job.record.table)
+        self._advance(chunk, states.Committing(table.encoder.schema, name, job.key))
 
-    def _erred(self, error: CDCError, jobs: list[Job]) -> None:
+    def _on_watermark(self, watermark: Watermark, lsn: int) -> Relation | None:
+        """Pass a watermark to its chunk; may return the table as it must be described first."""
+        at = watermark.snapshot, watermark.chunk
+        if (chunk := self._chunks.get(at)) is None:
+            return None
+        table = self._sequencer.table(watermark.relation_id)
+        version = table.encoder.schema if table else None
+        if watermark.low:
+            schema_id = version.schema_id if version else None
+            commit_lsn = self._sequencer.transaction_lsn
+            self._advance(chunk, states.LowReached(commit_lsn, watermark.relation_id, schema_id))
+            return None
+        del self._chunks[at]
+        self._advance(chunk, states.RowsRead(chunk.rows))  # unless the fetcher's end was noted
+        if isinstance(chunk.state, states.Discarded):
+            return None
+        barrier = self._barrier
+        assert barrier is not None, "a snapshot runs: this one"
+        decoded = barrier.decoded
+        barrier.drop_visible(PgSnapshot.parse(chunk.rows.snapshot))
+        return self._advance(chunk, states.HighReached(lsn, decoded, version))
+
+    def _table(self, rows: Chunk) -> Table:
+        table = self._sequencer.table(rows.described.oid)
+        assert table is not None, "the table was described at the high watermark"
+        return table
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    def _advance(self, chunk: JobChunk, event: states.Event) -> Relation | None:
+        """Move a chunk to its next state; may return the table as it must be described first."""
+        chunk.state, effects = states.advance(chunk.state, event)
+        relation = None
+        for effect in effects:
+            relation = self._perform(chunk, effect) or relation
+        return relation
+
+    def _perform(  # noqa: C901 - one case per effect
+        self, chunk: JobChunk, effect: states.Effect
+    ) -> Relation | None:
+        job = chunk.job
+        match effect:
+            case states.RecordChanges(relation_id, changes):
+                if not job.record.relation_id:
+                    job.change(replace(job.record, relation_id=relation_id))
+                self._recorder(relation_id).recording.append(changes)
+                self._sequencer.observe(relation_id, all_rows=True)
+            case states.StopRecording(relation_id, changes):
+                recorder = self._recorders[relation_id]
+                recorder.recording.remove(changes)
+                self._sequencer.observe(relation_id, all_rows=recorder.all_rows)
+            case states.ReadOn(rows):
+                try:
+                    job.rows_read(chunk, rows, publishing.last_key(rows))
+                except UnicodeDecodeError:
+                    self._fail(job, f"a key of {job.record.name} is no text", "values.invalid.text")
+            case states.AwaitCommit(describe):
+                self._committing = chunk
+                if describe is not None:
+                    self._sequencer.types.update(describe.described.types)
+                    return publishing.relation(describe.described)
+            case states.Publish():
+                self._publish(chunk, effect)
+            case states.Retry(why):
+                self._retry(job, why)
+            case states.Restart(table, key, why):
+                job.change(replace(job.record, schema=table.schema, table=table.table))
+                job.key = key
+                self._retry(job, why, from_the_start=True)
+            case states.Fail(what, hint):
+                self._fail(job, what, hint)
+        return None
+
+    def _publish(self, chunk: JobChunk, rows: states.Publish) -> None:
+        """Publish a chunk's rows with the transaction that commits."""
+        job, read = chunk.job, rows.chunk
+        job.key = read.key
+        job.withhold(redaction.of_published(self._config, read, job.record.where))
+        job.chunks.remove(chunk)
+        try:
+            count = publishing.publish(
+                self._sequencer, self._table(read), rows, empty_first=chunk.empties_table
+            )
+        except CDCError as error:
+            # The stream continues: the rows that were published of the chunk are rows like any
+            # others.
+            self._fail(job, f"{error.what} (at LSN {LSN(rows.lsn)})", error.hint)
+            return
+        job.published(chunk, read, count)
+        at = self._sequencer.transaction_lsn
+        self._governor.sent(at, chunk.high_at, len(read.rows), read.bytes)
+        if job.over:
+            self._end(job, "done")
+
+    def _drop_chunks(self, job: Job) -> None:
+        for chunk in list(job.chunks):
+            self._advance(chunk, states.Dropped())
+        job.drop_chunks()
+
+    def _retry(self, job: Job, why: str, *, from_the_start: bool = False) -> None:
+        self._drop_chunks(job)
+        job.retry(why, from_the_start=from_the_start)
+
+    def _count_error(self, error: CDCError, jobs: list[Job]) -> None:
         """Retry these snapshots after a delay; end those that have failed too often."""
-        self._disconnect(error)
+        log.warning("incremental snapshots wait", extra={"fields": {"error": error.what}})
+        self._fetcher.disconnect()
+        self._not_before = self._clock.monotonic() + _RECONNECT_SECONDS
         for job in jobs:
-            if not job.erred(error.what):
-                what = f"{MOST_ERRORS} errors in a row, the last: {error.what}"
+            if not job.record.active:
+                continue
+            self._drop_chunks(job)
+            if not job.count_error(error.what):
+                what = f"{MAX_ERRORS} errors in a row, the last: {error.what}"
                 self._fail(job, what, error.hint)
 
-    def _disconnect(self, error: CDCError) -> None:
-        log.warning("live snapshots wait", extra={"fields": {"error": error.what}})
-        self._worker.submit(self._fetcher.disconnect)
-        self._not_before = time.monotonic() + _RECONNECT_SECONDS
-
-    # -- what arrives with the stream --------------------------------------------------------------
-
-    def hear(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | Wanted | None:
-        """Handle one of our own messages; may request something that must be done first."""
-        match message.prefix:
-            case commands.MARK:
-                return self._mark(message, lsn)
-            case commands.COMMAND:
-                if (body := self._verifier.command(message, self._sequencer)) is not None:
-                    self._command(commands.COMMAND, body, message)
-            case commands.SIGNAL:
-                return self._by_trigger(SIGNAL_PURPOSE, message)
-            case ddl.PREFIX:
-                return self._by_trigger(DDL_PURPOSE, message)
-            case prefix if prefix != OURS:  # what separates a DDL record from the next change
-                self._verifier.refuse("other", "a reserved prefix", message)
-        return None
-
-    def _by_trigger(self, purpose: str, message: messages.LogicalMessage) -> Wanted | None:
-        def judge() -> None:
-            body = self._verifier.by_trigger(purpose, message, self._sequencer)
-            if body is None:
-                return
-            if purpose == DDL_PURPOSE:
-                self._ddl(message, body)
-            else:
-                self._command(commands.SIGNAL, body, message)
-
-        def ask() -> None:
-            self._verifier.read_keys()
-            judge()
-
-        if self._verifier.may_be_proven(purpose, message, self._sequencer):
-            return Wanted(ask)
-        judge()
-        return None
-
-    def _ddl(self, message: messages.LogicalMessage, body: bytes) -> None:
-        at = self._sequencer
-        record = ddl.record(
-            self._config.prefix, body, lsn=message.lsn, commit_lsn=at.transaction_lsn,
-            ordinal=at.ordinal, seq=at.seq, committed_at_us=at.committed_at_us, tx_id=at.xid,
-        )  # fmt: skip
-        if record is None:
-            self._verifier.refuse("ddl", "not readable", message)
-        else:
-            self._records.append(record)
-
-    def _command(self, prefix: str, body: bytes, message: messages.LogicalMessage) -> None:
-        try:
-            for command in commands.commands(prefix, body):
-                self._obey(command)
-        except commands.CommandError as error:
-            self._verifier.refuse("command", "not readable", message, quiet=True)
-            fields = {"prefix": prefix, "lsn": str(message.lsn), "error": str(error)}
-            log.warning("a command that can't be read is left alone", extra={"fields": fields})
-        self._see_to_it()
-
-    def _obey(self, command: commands.Command) -> None:
-        if command.do == "start":
-            for of in command.tables:
-                self._begin(command, of)
-            return
-        for job in self._jobs.values():
-            record = job.record
-            meant = command.id in (None, record.id) and (
-                not command.tables or commands.Of(record.schema, record.table) in command.tables
-            )
-            if (
-                meant
-                and record.state == "failed"
-                and (command.do, command.id)
-                == (
-                    "stop",
-                    record.id,
-                )
-            ):
-                job.to("stopped", f"acknowledged: {record.why}")
-            if not meant or not record.active:
+    def _key_changed(self, relation_id: int, old: Key | None, new: Key | None) -> None:
+        """Note that a row left a key, or took one without its TOAST values."""
+        for job in self._running():
+            if job.record.relation_id != relation_id:
                 continue
-            if command.do == "stop":
-                self._end(job, "stopped", "by command")
-            elif record.state != ("paused" if command.do == "pause" else "running"):
-                job.to("paused" if command.do == "pause" else "running")
-                log.info("live snapshot", extra={"fields": job.record.told})
+            if not job.key_changed(old, new) or () in job.pending_keys:
+                self._fail(
+                    job,
+                    f"more than {MAX_PENDING_KEYS} rows of {job.record.name} took another key while"
+                    " it was read, or keys that are no text",
+                    "run it again when that is over",
+                )
 
-    def _begin(self, command: commands.Command, of: commands.Of) -> None:
+    def _fail(self, job: Job, what: str, hint: str) -> None:
+        fields = {**job.record.summary, "hint": hint}
+        log.warning("incremental snapshot failed", extra={"fields": fields})
+        self._end(job, "failed", f"{what}; {hint}")
+
+    def _end(self, job: Job, state: SnapshotState, why: str | None = None) -> None:
+        self._drop_chunks(job)
+        job.enter(state, why)
+        _log(job, "incremental snapshot ended")
+        self._update_observed()
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _on_commands(self, commands: list[Command]) -> None:
+        for command in commands:
+            if command.do == "start":
+                for table in command.tables:
+                    self._start(command, table)
+            else:
+                for job in self._jobs.values():
+                    self._control(job, command)
+        self._update_observed()
+
+    def _control(self, job: Job, command: Command) -> None:
+        """Pause, resume or stop a snapshot, if the command means it."""
+        record = job.record
+        table = TableName(record.schema, record.table)
+        if command.id not in (None, record.id) or (command.tables and table not in command.tables):
+            return
+        if record.state == "failed" and (command.do, command.id) == ("stop", record.id):
+            job.enter("stopped", f"acknowledged: {record.why}")
+        if not record.active:
+            return
+        wanted: SnapshotState = "paused" if command.do == "pause" else "running"
+        if command.do == "stop":
+            self._end(job, "stopped", "by command")
+        elif record.state != wanted:
+            job.enter(wanted)
+            _log(job, f"incremental snapshot {wanted}")
+
+    def _start(self, command: Command, table: TableName) -> None:
         number = command.id or f"{self._sequencer.transaction_lsn}"
         if len(command.tables) > 1:
-            number = f"{number}-{command.tables.index(of) + 1}"
+            number = f"{number}-{command.tables.index(table) + 1}"
         if number in self._jobs:
             return  # the same command, read again
-        job = Job.begun(self._config.pipeline, number, command, of)
-        job.withhold(withholding.before_publishing(self._config, job.record))
+        job = Job.start(self._config.pipeline, number, command, table, self._clock, self._sizes)
+        job.withhold(redaction.before_publishing(self._config, job.record))
         self._jobs[number] = job
-        if withholding.logged(job.record, job.withheld).withheld:
-            self._given[number] = job.record
+        if redaction.logged(job.record, job.withheld).withheld:
+            self._unlogged[number] = job.record
         try:
             conditions.parse(command.where or "true")
         except conditions.ConditionError as error:
             self._fail(job, f"the condition can't be read: {error}", CONDITION_HINT)
             return
-        log.info("live snapshot begins", extra={"fields": job.record.told})
+        _log(job, "incremental snapshot started")
 
-    def _mark(self, message: messages.LogicalMessage, lsn: int) -> messages.Relation | None:
-        mark = commands.mark(message.content)
-        if mark is None or mark.session != self._session:
-            return None  # another session's, or another pipeline's
-        if not hmac.compare_digest(mark.signed(self._key).mac.encode(), mark.mac.encode()):
-            self._verifier.refuse("watermark", "wrong signature", message)
-            return None
-        flight = self._flights.get((mark.snapshot, mark.chunk))
-        if flight is None:
-            return None
-        if mark.low:
-            # The first one counts: after a copy of it the window would be too short.
-            if flight.window is None:
-                self._open(flight, mark.relation_id)
-            return None
-        self._forget(flight)
-        return None if flight.void else self._high(flight, lsn)
-
-    def _open(self, flight: Flight, relation_id: int) -> None:
-        flight.relation_id = relation_id
-        if not flight.job.record.relation_id:
-            flight.job.change(replace(flight.job.record, relation_id=relation_id))
-        flight.window = Window(self._sequencer.transaction_lsn)
-        if table := self._sequencer.table(relation_id):
-            flight.schema_id = table.encoder.schema.schema_id
-        watch = self._watches.get(relation_id)
-        if watch is None:
-            watch = TableWatch(self._sequencer, relation_id, self._moved)
-            self._watches[relation_id] = watch
-        watch.windows.append(flight.window)
-        self._sequencer.watch(relation_id, watch)
-
-    def _forget(self, flight: Flight) -> None:
-        """Close the flight's window, and ignore the flight from here on."""
-        self._flights.pop((flight.job.record.id, flight.number), None)
-        watch = self._watches.get(flight.relation_id)
-        if watch and flight.window in watch.windows:
-            watch.windows.remove(flight.window)
-            self._sequencer.watch(flight.relation_id, watch)
-
-    def _high(self, flight: Flight, lsn: int) -> messages.Relation | None:
-        """Check a chunk at its high watermark; a valid one is published with the commit."""
-        job, chunk, window = flight.job, flight.chunk, flight.window
-        assert chunk is not None, "a high mark is written behind its chunk"
-        assert window is not None, "a high mark is written behind its low one"
-        sequencer = self._sequencer
-        snapshot, decoded = Snapshot.parse(chunk.snapshot), sequencer.decoded or {}
-        late = unseen(decoded, snapshot, window.low_lsn)
-        sequencer.decoded = still_unseen(decoded, snapshot)
-        table = sequencer.table(flight.relation_id)
-        version = table.encoder.schema if table else None
-        if late:
-            job.redo(
-                f"waits for transaction {late[0]}: its commit is in the log and not visible yet, as"
-                " while it waits for a synchronous standby"
-            )
-        elif window.overflown:
-            job.redo("too much changed while a chunk was read")
-        elif version is not None and alike(version, chunk):
-            self._owe(flight, lsn)
-        elif version is not None and flight.schema_id != version.schema_id:
-            job.redo("the table was changed while a chunk was read")
-        else:
-            sequencer.types.update(chunk.described.types)
-            self._owe(flight, lsn)
-            return relation(chunk)
-        return None
-
-    def _owe(self, flight: Flight, lsn: int) -> None:
-        self._sequencer.owed = lambda: self._pay(flight, lsn)
-
-    def _pay(self, flight: Flight, lsn: int) -> None:
-        """Publish a chunk's rows with the transaction that commits."""
-        job, chunk = flight.job, flight.chunk
-        table = self._sequencer.table(flight.relation_id)
-        assert chunk is not None
-        assert table is not None, "the table was described at the high mark"
-        version = table.encoder.schema
-        if set(version.key) != set(chunk.key):
-            self._fail(
-                job,
-                f"the key of {job.record.name} is {', '.join(version.key)} in the stream, and"
-                f" {', '.join(chunk.key)} in the catalog",
-                "run it again after the table's next change",
-            )
-            return
-        named = (chunk.described.schema, chunk.described.name)
-        if named != (job.record.schema, job.record.table) or job.key not in (None, chunk.key):
-            job.change(replace(job.record, schema=named[0], table=named[1]))
-            job.key = chunk.key
-            job.redo(
-                "the table was renamed, or its key is another: from the start", from_the_start=True
-            )
-            return
-        job.key = chunk.key
-        job.withhold(withholding.of_published(self._config, chunk, job.record.where))
-        job.flights.remove(flight)
-        try:
-            rows = sum(1 for _ in publish(self._sequencer, table, flight, lsn))
-        except (CDCError, struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-            # The stream continues: the rows that were published of the chunk are rows like any
-            # others.
-            found = _unreadable(table, flight, error)
-            self._fail(job, f"{found.what} (at LSN {LSN(lsn)})", found.hint)
-            return
-        job.is_published(flight, rows, last_key(chunk))
-        at = self._sequencer.transaction_lsn
-        self._governor.sent(at, flight.marked_at, len(chunk.rows), chunk.bytes)
-        if job.over:
-            self._end(job, "done")
-
-    def _moved(self, relation_id: int, old: Key | None, new: Key | None) -> None:
-        """Note that a row left a key, or took one without its TOAST values."""
-        for job in self._running():
-            if job.record.relation_id != relation_id:
-                continue
-            if not job.moved(old, new) or () in job.again:
-                self._fail(
-                    job,
-                    f"more than {MOST_AGAIN} rows of {job.record.name} took another key while it"
-                    " was read, or keys that are no text",
-                    "run it again when that is over",
-                )
+    # -- recording ---------------------------------------------------------------------------------
 
     def _running(self) -> list[Job]:
         return [job for job in self._jobs.values() if job.record.active]
 
-    def _fail(self, job: Job, what: str, hint: str) -> None:
-        log.warning("live snapshot failed", extra={"fields": {**job.record.told, "hint": hint}})
-        self._end(job, "failed", f"{what}; {hint}")
+    def _recorder(self, relation_id: int) -> ChangeRecorder:
+        """Return the recorder of a table's changes; it sees them from here on."""
+        recorder = self._recorders.get(relation_id)
+        if recorder is None:
+            recorder = ChangeRecorder(self._sequencer, relation_id, self._key_changed)
+            self._recorders[relation_id] = recorder
+            self._sequencer.observe(relation_id, all_rows=False)
+        return recorder
 
-    def _end(self, job: Job, state: State, why: str | None = None) -> None:
-        job.drop_flights()
-        job.to(state, why)
-        log.info("live snapshot ends", extra={"fields": job.record.told})
-        self._see_to_it()
-
-    def _see_to_it(self) -> None:
-        """Record and watch while a snapshot runs; stop when none does."""
+    def _update_observed(self) -> None:
+        """Observe the tables of the snapshots that run, and no others."""
         running = self._running()
         self._turns = deque(job.record.id for job in running)
-        tables = {job.record.relation_id for job in running}
-        for relation_id, watch in list(self._watches.items()):
-            if relation_id not in tables and not watch.windows:
-                del self._watches[relation_id]
-                self._sequencer.watch(relation_id, None)
-        for relation_id in tables - {0} - self._watches.keys():
-            watch = TableWatch(self._sequencer, relation_id, self._moved)
-            self._watches[relation_id] = watch
-            self._sequencer.watch(relation_id, watch)
-        if running and self._settling is None:
+        tables = {job.record.relation_id for job in running} - {0}
+        for relation_id, recorder in list(self._recorders.items()):
+            if relation_id not in tables and not recorder.recording:
+                del self._recorders[relation_id]
+                self._sequencer.observe_no_more(relation_id)
+        for relation_id in tables:
+            self._recorder(relation_id)
+        if not running:
+            self._barrier = None
+        elif self._barrier is None:
             self._start_recording()
-        elif not running:
-            self._sequencer.decoded = self._settling = None
 
     def _start_recording(self) -> None:
-        sequencer = self._sequencer
-        sequencer.decoded = {}
+        self._barrier, sequencer = VisibilityBarrier(), self._sequencer
         if sequencer.in_transaction and sequencer.xid is not None:
-            sequencer.decoded[sequencer.xid] = sequencer.transaction_lsn
-        self._settling = Settling()
+            self.on_begin(sequencer.transaction_lsn, sequencer.xid)
 
 
-def _unreadable(table: Table, flight: Flight, error: Exception) -> CDCError:
-    """Return the error of a chunk with a row that can't be encoded: its table and column."""
-    if isinstance(error, CDCError):
-        return error
-    encoder = table.encoder
-    rows = flight.chunk.rows if flight.chunk else []
-    columns = len(encoder.schema.columns)
-    texts = (row_values(row, 2, columns) for row in rows)
-    bad = next((each for each in texts if encoder.at_fault(each) is not None), [])
-    return unreadable(encoder, bad, error)
+def _log(job: Job, what: str, level: int = logging.INFO) -> None:
+    log.log(level, what, extra={"fields": job.record.summary})

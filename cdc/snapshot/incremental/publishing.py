@@ -1,55 +1,30 @@
-"""A chunk at its high watermark: whether the stream agrees on its table; its rows as events."""
+"""Publish a chunk's rows with the transaction that wrote its high watermark."""
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 from cdc.decode import messages
-from cdc.snapshot.incremental.visibility import Snapshot, row_values
+from cdc.decode.binary_copy import row_values
+from cdc.decode.pg_snapshot import PgSnapshot
+from cdc.encode.unreadable import unreadable
+from cdc.errors import CDCError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cdc.encode.routes import Table
-    from cdc.log.records import SchemaRecord
     from cdc.sequence.sequencer import Sequencer
-    from cdc.snapshot.incremental.job import Flight
+    from cdc.snapshot.incremental.chunk_state import Publish
     from cdc.snapshot.incremental.records import Key
     from cdc.source.chunks import Chunk
+    from cdc.source.described import DescribedTable
 
 
-def alike(version: SchemaRecord, chunk: Chunk) -> bool:
-    """Whether the stream has described the table as the catalog had it during the chunk."""
-    table = chunk.described
-    told = tuple((c.name, c.type_id, c.type_modifier) for c in version.columns)
-    return (
-        (version.schema, version.table) == (table.schema, table.name)
-        and version.replica_identity == table.replica_identity
-        and told == tuple((c.name, c.type_id, c.type_modifier) for c in table.columns)
-        and set(version.key) == set(chunk.key)
-        and version.where == table.published.where
-        and _numbered_alike(version, chunk)
-    )
-
-
-def _numbered_alike(version: SchemaRecord, chunk: Chunk) -> bool:
-    """Whether the columns of these names are the same columns, as far as that is known.
-
-    Where one is masked it must be known: a name may have passed to another column.
-    """
-    pairs = zip(version.columns, chunk.described.columns, strict=True)
-    masked = any(column.mask for column in version.columns)
-    return all(
-        told.attnum == found.attnum or (told.attnum is None and not masked) for told, found in pairs
-    )
-
-
-def relation(chunk: Chunk) -> messages.Relation:
-    """Return the relation message that the stream would send for the chunk's table."""
-    table = chunk.described
+def relation(table: DescribedTable) -> messages.Relation:
+    """Return the message with which the stream would describe the table."""
     return messages.Relation(
         table.oid,
-        table.schema,
+        "" if table.schema == "pg_catalog" else table.schema,
         table.name,
         messages.ReplicaIdentity(table.replica_identity),
         tuple(
@@ -60,42 +35,55 @@ def relation(chunk: Chunk) -> messages.Relation:
 
 
 def last_key(chunk: Chunk) -> Key | None:
-    """Return the key of the chunk's last row."""
+    """Return the key of the chunk's last row; raises UnicodeDecodeError where it is no text."""
     if not chunk.rows:
         return None
-    names_ = [column.name for column in chunk.described.columns]
-    values = row_values(chunk.rows[-1], 2, len(names_))
-    return tuple((values[names_.index(name)] or b"").decode() for name in chunk.key)
+    names = [column.name for column in chunk.described.columns]
+    values = row_values(chunk.rows[-1], 2, len(names))
+    return tuple((values[names.index(name)] or b"").decode() for name in chunk.key)
 
 
-def publish(sequencer: Sequencer, table: Table, flight: Flight, lsn: int) -> Iterator[None]:
-    """Publish a chunk's rows as changes of the current transaction; yield after each.
+def publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: bool) -> int:
+    """Publish a chunk's rows as changes of the current transaction; return how many.
 
-    Before the first row of a snapshot with `anew`, the table is emptied: followers may have rows
-    that the source no longer has.
+    With `empty_first` the table is emptied before: followers may have rows that the source no
+    longer has. Raises the CDCError of a row that can't be encoded, which names the column; the rows
+    before it are published then.
     """
-    chunk, window = flight.chunk, flight.window
-    assert chunk is not None
-    assert window is not None
-    if flight.empties:
-        place = (sequencer.seq + 1, sequencer.ordinal + 1, *sequencer.said)
-        sequencer.publish(table, None, table.encoder.truncate(lsn, *place))
-    snapshot = Snapshot.parse(chunk.snapshot)
-    if window.emptied(snapshot):
-        return
-    encoder, keys = table.encoder, window.keys
+    try:
+        return _publish(sequencer, table, rows, empty_first=empty_first)
+    except CDCError:
+        raise
+    except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
+        encoder = table.encoder
+        columns = len(encoder.schema.columns)
+        texts = (row_values(row, 2, columns) for row in rows.chunk.rows)
+        bad = next((each for each in texts if encoder.at_fault(each) is not None), [])
+        raise unreadable(encoder, bad, error) from error
+
+
+def _publish(sequencer: Sequencer, table: Table, rows: Publish, *, empty_first: bool) -> int:
+    lsn, changes, chunk = rows.lsn, rows.changes, rows.chunk
+    encoder, changed_keys = table.encoder, changes.keys
+    if empty_first:
+        position = (sequencer.seq + 1, sequencer.ordinal + 1, *sequencer.said)
+        sequencer.publish(table, None, encoder.truncate(lsn, *position))
+    snapshot = PgSnapshot.parse(chunk.snapshot)
+    if changes.truncated_after(snapshot):
+        return 0
     event = encoder.copied_format(lsn, *sequencer.said)
-    touched = {}
+    count, changed = 0, {}
     for row in chunk.rows:
         seq, ordinal = sequencer.seq + 1, sequencer.ordinal + 1
         key, value = encoder.copied(row, 2, len(row), event, seq, ordinal)
         assert key is not None, "a table with a key"
-        if key in keys:
-            touched[key] = encoder.copied_values(row, 2, len(row))
+        if key in changed_keys:
+            changed[key] = encoder.copied_values(row, 2, len(row))
             continue
         sequencer.publish(table, key, value)
-        yield
-    for key, values in window.settle(touched, snapshot).items():
+        count += 1
+    for key, values in changes.reconcile(changed, snapshot).items():
         seq, ordinal = sequencer.seq + 1, sequencer.ordinal + 1
         sequencer.publish(table, key, event % (*values, ordinal, seq))
-        yield
+        count += 1
+    return count

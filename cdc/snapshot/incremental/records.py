@@ -12,7 +12,7 @@ import msgspec
 
 from cdc.log.records import FORMAT
 
-State = Literal["running", "paused", "done", "stopped", "failed"]
+SnapshotState = Literal["running", "paused", "done", "stopped", "failed"]
 ACTIVE: Final = ("running", "paused")
 # How many that are over are kept: to be listed, and to recognize a command that is read twice.
 KEPT: Final = 100
@@ -20,7 +20,17 @@ KEPT: Final = 100
 Key = tuple[str, ...]  # a key's values as Postgres writes them, in the key's order
 
 
-class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TableName(msgspec.Struct, frozen=True):
+    """A table, by schema and name."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+
+class IncrementalRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One incremental snapshot of one table."""
 
     format: int = FORMAT
@@ -28,15 +38,19 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     schema: str
     table: str
-    state: State
+    state: SnapshotState
     relation_id: int = 0  # 0: not looked up yet
     where: str | None = None
-    keys: bool = False  # only rows by their keys, those that `again` names
-    anew: bool = False  # the table in the log is still to be emptied
+    keys: bool = False  # only rows by their keys, those of `pending_keys`
+    # The table in the log is still to be emptied.
+    empty_first: bool = msgspec.field(default=False, name="anew")
     last: Key | None = None  # in the key's order, the log has the rows up to here
-    to: Key | None = None  # the greatest key at the start
-    again: tuple[Key, ...] = ()  # to be read by key, in any case
-    swept: bool = False  # everything up to `to` is in the log
+    # The greatest key at the start.
+    up_to: Key | None = msgspec.field(default=None, name="to")
+    # To be read by key, in any case.
+    pending_keys: tuple[Key, ...] = msgspec.field(default=(), name="again")
+    # Everything up to `up_to` is in the log.
+    range_done: bool = msgspec.field(default=False, name="swept")
     rows: int = 0  # published
     estimate: int | None = None  # of the table's rows
     began_at_us: int = 0
@@ -52,8 +66,8 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.schema}.{self.table}"
 
     @property
-    def told(self) -> dict[str, object]:
-        """Return its fields for a log line; never a key."""
+    def summary(self) -> dict[str, object]:
+        """Return its fields for logs and status; never a key."""
         return {
             "id": self.id,
             "table": self.name,
@@ -69,7 +83,7 @@ class LiveRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that was carried out, kept as long as its signature would still be valid."""
+    """A command that was executed, kept as long as its signature would still be valid."""
 
     format: int = FORMAT
     pipeline: str
@@ -78,11 +92,14 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int  # its transaction's commit
 
 
+def key(pipeline: str, part: str, **fields: object) -> bytes:
+    """Return the key of a record in the snapshots' topic."""
+    return msgspec.json.encode({"pipeline": pipeline, "part": part, **fields})
+
+
 def command_key(pipeline: str, number: str) -> bytes:
-    """Return the key of a command's record."""
-    return msgspec.json.encode({"pipeline": pipeline, "part": "command", "id": number})
+    return key(pipeline, "command", id=number)
 
 
-def live_key(pipeline: str, number: str) -> bytes:
-    """Return the key of an incremental snapshot's record."""
-    return msgspec.json.encode({"pipeline": pipeline, "part": "live", "id": number})
+def incremental_key(pipeline: str, number: str) -> bytes:
+    return key(pipeline, "live", id=number)

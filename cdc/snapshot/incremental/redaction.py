@@ -21,7 +21,7 @@ from cdc.source import conditions
 
 if TYPE_CHECKING:
     from cdc.config import Config, TableSelection
-    from cdc.snapshot.incremental.records import LiveRecord
+    from cdc.snapshot.incremental.records import IncrementalRecord
     from cdc.source.chunks import Chunk
 
 GIVE_AGAIN: Final = (
@@ -40,7 +40,7 @@ class Withheld(NamedTuple):
 NOTHING: Final = Withheld(keys=False, where=False)
 
 
-def before_publishing(config: Config, record: LiveRecord) -> Withheld:
+def before_publishing(config: Config, record: IncrementalRecord) -> Withheld:
     """Return what is withheld until a chunk is published."""
     selection = config.selection.of((record.schema, record.table))
     # A partition hides what its root table hides, and which table that is, is not known yet.
@@ -63,11 +63,11 @@ def of_published(config: Config, chunk: Chunk, where: str | None) -> Withheld:
     )
 
 
-def logged(record: LiveRecord, withheld: Withheld) -> LiveRecord:
+def logged(record: IncrementalRecord, withheld: Withheld) -> IncrementalRecord:
     """Return the record as the log may have it."""
     if withheld.keys:  # another session reads from the start
         record = replace(
-            record, last=None, to=None, swept=False, again=(),
+            record, last=None, up_to=None, range_done=False, pending_keys=(),
             withheld=record.withheld or record.keys,
         )  # fmt: skip
     if withheld.where and record.where is not None:
@@ -75,14 +75,16 @@ def logged(record: LiveRecord, withheld: Withheld) -> LiveRecord:
     return record
 
 
-def restored(record: LiveRecord, given: LiveRecord | None) -> LiveRecord | None:
+def restored(
+    record: IncrementalRecord, given: IncrementalRecord | None
+) -> IncrementalRecord | None:
     """Return the log's record of a snapshot with what is withheld; None where that is lost."""
     if not record.withheld:
         return record
     if given is None:
         return None
-    again = given.again if record.keys else record.again
-    return replace(record, where=given.where, again=again, withheld=False)
+    pending_keys = given.pending_keys if record.keys else record.pending_keys
+    return replace(record, where=given.where, pending_keys=pending_keys, withheld=False)
 
 
 def _quotes_hidden(selection: TableSelection, where: str | None) -> bool:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from cdc.log import names, reader, records, topics
-from cdc.snapshot.incremental.records import CommandRecord, LiveRecord
+from cdc.snapshot.incremental.records import CommandRecord, IncrementalRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cdc.config import Config
 
 
-class Known(NamedTuple):
+class IncrementalLog(NamedTuple):
     """What the log holds: incremental snapshots, also those that ended, and recent commands."""
 
-    snapshots: list[LiveRecord]
+    snapshots: list[IncrementalRecord]
     commands: list[CommandRecord]
 
 
-def load(config: Config, admin: topics.Admin) -> Known:
+def load(config: Config, admin: topics.Admin) -> IncrementalLog:
     """Return what the log holds. Blocks."""
     topic = names.snapshot_topic(config.prefix)
     # A log that was set up by an older version has no such topic.
@@ -29,24 +31,37 @@ def load(config: Config, admin: topics.Admin) -> Known:
     return _read(config)
 
 
-def read(config: Config) -> list[LiveRecord]:
+def read(config: Config) -> list[IncrementalRecord]:
     """Return the incremental snapshots in the log, oldest first. Blocks."""
     return _read(config).snapshots
 
 
-def _read(config: Config) -> Known:
+def _read(config: Config) -> IncrementalLog:
     topic = names.snapshot_topic(config.prefix)
-    newest: dict[bytes, bytes | None] = {}
-    for message in reader.read_if_there(config, topic):
-        newest[message.key() or b""] = message.value()
-    found: list[LiveRecord] = []
+    found: list[IncrementalRecord] = []
     commands: list[CommandRecord] = []
+    for entry in entries(config):
+        if entry.fields.get("part") == "live":
+            found.append(records.decode(IncrementalRecord, entry.value, topic))
+        elif entry.fields.get("part") == "command":
+            commands.append(records.decode(CommandRecord, entry.value, topic))
+    return IncrementalLog(sorted(found, key=lambda record: record.began_at_us), commands)
+
+
+class Entry(NamedTuple):
+    """A record of the snapshots' topic, undecoded; `fields` are its key's."""
+
+    key: bytes
+    fields: dict[str, Any]
+    value: bytes
+
+
+def entries(config: Config) -> Iterator[Entry]:
+    """Yield this pipeline's newest records of initial and incremental snapshots. Blocks."""
+    newest: dict[bytes, bytes | None] = {}
+    for message in reader.read_if_there(config, names.snapshot_topic(config.prefix)):
+        newest[message.key() or b""] = message.value()
     for key, value in newest.items():
-        at = msgspec.json.decode(key)
-        if not value or at.get("pipeline") != config.pipeline:
-            continue
-        if at.get("part") == "live":
-            found.append(records.decode(LiveRecord, value, topic))
-        elif at.get("part") == "command":
-            commands.append(records.decode(CommandRecord, value, topic))
-    return Known(sorted(found, key=lambda record: record.began_at_us), commands)
+        fields: dict[str, Any] = msgspec.json.decode(key)
+        if value and fields.get("pipeline") == config.pipeline:
+            yield Entry(key, fields, value)

@@ -1,4 +1,4 @@
-"""Run the copying of a plan's ranges, watch the source meanwhile, and report progress.
+"""Run the copying of a plan's ranges, monitor the source meanwhile, and report progress.
 
 A runner may be killed at any moment: ranges that are in the log stay there, and the others are
 assigned again, as long as the exported snapshot lives. Two things are watched: that this snapshot
@@ -25,16 +25,17 @@ from cdc.snapshot.initial.handover import check_mine
 from cdc.snapshot.initial.local_runner import LocalRunner
 from cdc.snapshot.initial.progress import Progress
 from cdc.snapshot.initial.spark_runner import SparkRunner, installed
-from cdc.source import server as inspection
 from cdc.source.pinned import connect_for_rows
+from cdc.source.server import setting_bytes
+from cdc.source.slots import read_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cdc.config import Config
-    from cdc.snapshot.initial.host import Aside, Host
+    from cdc.snapshot.initial.host import Background, HostProcess
     from cdc.snapshot.initial.records import Plan
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
     from cdc.source.export import Export
 
 log = logging.getLogger("cdc.snapshot")
@@ -42,10 +43,10 @@ log = logging.getLogger("cdc.snapshot")
 # Below, Spark's start would take longer than copying.
 _SPARK_BYTES: Final = 256 << 20
 # How often source and slot are checked, and how often progress is logged.
-_LOOK_SECONDS: Final = 5.0
+_CHECK_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.2
 # Consecutive starts that complete no range.
-_VAIN_STARTS: Final = 6
+_MAX_FRUITLESS_STARTS: Final = 6
 _PAUSE_SECONDS: Final = 2.0
 # The share of max_slot_wal_keep_size that must be left: below it the snapshot stops, before
 # Postgres invalidates the slot.
@@ -62,29 +63,29 @@ class Runner(Protocol):
         """End it; open Kafka transactions are aborted."""
 
 
-class Watch:
+class ExportMonitor:
     """Checks that the exported snapshot and the pipeline's slot still exist."""
 
     def __init__(self, config: Config, export: Export, primary: Connection) -> None:
         self._config, self._export, self._primary = config, export, primary
         self._reading = connect_for_rows(config)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise SnapshotLostError or GapError where continuing is useless. Blocks."""
         if not self._export.alive(self._reading):
-            raise SnapshotLostError("the connection that exported the snapshot is gone")
-        slot = inspection.slot(self._primary, self._config.slot)
-        if slot is None or slot.wal_status == "lost" or slot.invalidation_reason:
-            why = (slot and slot.invalidation_reason) or "it is gone"
+            raise SnapshotLostError("the connection that exported the snapshot was closed")
+        slot = read_slot(self._primary, self._config.slot)
+        if slot is None or slot.loss:
+            why = slot.loss if slot else "it was dropped"
             raise GapError(
                 f"the slot {self._config.slot} was lost while the snapshot was taken: {why}",
-                hint="raise max_slot_wal_keep_size and idle_replication_slot_timeout; then begin"
-                " anew: `cdc teardown --topics`, `cdc setup`",
+                hint="raise max_slot_wal_keep_size and idle_replication_slot_timeout; then start"
+                " over: `cdc teardown --topics`, `cdc setup`",
             )
-        limit = inspection.setting_bytes(self._primary, "max_slot_wal_keep_size")
+        limit = setting_bytes(self._primary, "max_slot_wal_keep_size")
         safe = slot.safe_wal_bytes
         near = safe is not None and limit is not None and safe < _LEAST_SHARE * limit
-        if near or slot.wal_status == "unreserved":
+        if near or slot.is_nearly_lost:
             raise ConfigError(
                 f"the slot {slot.name} keeps WAL for the snapshot and nears"
                 f" max_slot_wal_keep_size: {max(0, safe or 0) >> 20} MB are left",
@@ -94,15 +95,14 @@ class Watch:
             )
 
     def close(self) -> None:
-        """Close the connection."""
         self._reading.close()
 
 
 # Starts a runner for some of the plan's tasks.
-Start: TypeAlias = "Callable[[Plan, Host, list[int]], Runner]"
+StartRunner: TypeAlias = "Callable[[Plan, HostProcess, list[int]], Runner]"
 
 
-def choose(config: Config, plan: Plan) -> Start:
+def choose(config: Config, plan: Plan) -> StartRunner:
     """Return the runner that the configuration names."""
     runner = config.snapshot.runner
     direct = any(table.kind == "direct" for table in plan.tables)
@@ -125,60 +125,73 @@ def choose(config: Config, plan: Plan) -> Start:
 
 
 def copy(
-    config: Config, plan: Plan, host: Host, aside: Aside, watch: Watch, runner: Start | None = None
+    config: Config,
+    plan: Plan,
+    host: HostProcess,
+    background: Background,
+    monitor: ExportMonitor,
+    runner: StartRunner | None = None,
 ) -> None:
     """Return when every range is in the log. Raises what ends the generation."""
     start = runner or choose(config, plan)
     progress = Progress(plan, time.monotonic())
-    vain, found = 0, -1
+    fruitless, found = 0, -1
     while True:
-        known = aside(lambda: topic.read(config))
+        known = background(lambda: topic.read(config))
         check_mine(known.state, "running", plan.token)
-        progress.know(known.ranges)
+        progress.restart(known.ranges)
         if progress.complete:
             host.snapshotting("every range is copied", progress.report(time.monotonic()))
             return
         done = len(known.done(plan))
-        vain, found = (0, done) if done > found else (vain + 1, found)
-        if vain >= _VAIN_STARTS:
-            raise InvariantError(f"{vain} starts of the snapshot's tasks brought no range")
-        aside.pause(_PAUSE_SECONDS if vain else 0.0)
+        fruitless, found = (0, done) if done > found else (fruitless + 1, found)
+        if fruitless >= _MAX_FRUITLESS_STARTS:
+            raise InvariantError(f"{fruitless} starts of the snapshot's tasks brought no range")
+        background.pause(_PAUSE_SECONDS if fruitless else 0.0)
         running = start(plan, host, _left(plan, known))
         try:
-            _follow(running, progress, host, aside, watch)
+            _follow(running, progress, host, background, monitor)
         except CDCError as error:
-            _judge(error, aside, watch, vain)
+            _raise_if_final(error, background, monitor, fruitless)
             log.warning("copying again", extra={"fields": {"reason": error.what}})
         finally:
             running.stop()
 
 
-def _follow(runner: Runner, progress: Progress, host: Host, aside: Aside, watch: Watch) -> None:
+def _follow(
+    runner: Runner,
+    progress: Progress,
+    host: HostProcess,
+    background: Background,
+    monitor: ExportMonitor,
+) -> None:
     """Return when the runner has ended; raise what ended it, or what ends the generation."""
-    looked_at = told_at = time.monotonic()
+    checked_at = logged_at = time.monotonic()
     ended = False
     while not ended:
         ended = runner.turn(_TURN_SECONDS, progress)
-        aside.check()
+        background.check()
         now = time.monotonic()
         report = progress.report(now)
         host.snapshotting(report.words(), report)
-        if now - told_at >= _LOOK_SECONDS:
-            told_at = now
+        if now - logged_at >= _CHECK_SECONDS:
+            logged_at = now
             log.info("copying", extra={"fields": report.brief()})
-        if now - looked_at >= _LOOK_SECONDS:
-            looked_at = now
-            aside(watch.look)
+        if now - checked_at >= _CHECK_SECONDS:
+            checked_at = now
+            background(monitor.check)
 
 
-def _judge(error: CDCError, aside: Aside, watch: Watch, vain: int) -> None:
+def _raise_if_final(
+    error: CDCError, background: Background, monitor: ExportMonitor, fruitless: int
+) -> None:
     """Return where copying may continue with what is left; raise where it may not."""
     if isinstance(error, RewrittenError) or error.policy is not Policy.BACKOFF:
         raise error
-    aside(watch.look)
-    if vain + 1 >= _VAIN_STARTS:
+    background(monitor.check)
+    if fruitless + 1 >= _MAX_FRUITLESS_STARTS:
         raise error
-    if isinstance(error, SnapshotLostError) and vain:
+    if isinstance(error, SnapshotLostError) and fruitless:
         # It exists, but a task that was given its name does not find it.
         raise ConfigError(
             f"{error.what}; its connection lives: tasks reach another server than the coordinator",
@@ -187,7 +200,7 @@ def _judge(error: CDCError, aside: Aside, watch: Watch, vain: int) -> None:
         ) from error
 
 
-def _left(plan: Plan, known: topic.Known) -> list[int]:
+def _left(plan: Plan, known: topic.InitialLog) -> list[int]:
     """Return the tasks that have ranges left."""
     done = known.done(plan)
     ranges = enumerate(plan.ranges())

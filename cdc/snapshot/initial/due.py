@@ -36,9 +36,9 @@ def state(config: Config) -> SnapshotState | None:
         return found
     resumed = reader.read_resume(config)
     if found is not None:
-        return outranked(found, resumed)
+        return corrected(found, resumed)
     if resumed and resumed[0].snapshot == "due":
-        absence.settle(config, name)
+        absence.wait_for_markers(config, name)
         if found := topic.read_state(config):
             return found
         raise GapError(
@@ -49,7 +49,7 @@ def state(config: Config) -> SnapshotState | None:
     return None
 
 
-def outranked(found: SnapshotState, resumed: Resume | None) -> SnapshotState:
+def corrected(found: SnapshotState, resumed: Resume | None) -> SnapshotState:
     """Return the state, as `done` where the resume record shows the hand-over."""
     if resumed and resumed[0].snapshot == "done":
         return replace(found, stage="done")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from cdc.errors import CDCError, ConfigError, StoppedError
 from cdc.publication import continuity
 from cdc.source import catalog
-from cdc.source import server as inspection
 from cdc.source.connection import connect
 from cdc.source.export import STANDBY_MAJOR, Export, log_standby_snapshot
 from cdc.source.pinned import connect_for_rows
+from cdc.source.server import OpenTransaction, open_transactions
 from cdc.source.stream import identify
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from cdc.config import Config
     from cdc.log.records import ResumeIdentity, ResumePosition
-    from cdc.snapshot.initial.host import Aside, Host
-    from cdc.source.catalog import Connection
+    from cdc.snapshot.initial.host import Background, HostProcess
+    from cdc.source.connection import Connection
     from cdc.source.timelines import System
 
 log = logging.getLogger("cdc.snapshot")
 
 # How often the wait's reason is logged.
-_TELL_SECONDS: Final = 5.0
+_LOG_SECONDS: Final = 5.0
 # How often a standby that lags is checked again.
 _LAG_SECONDS: Final = 1.0
 # How often a primary is asked to log its running transactions, without which a standby waits.
@@ -45,26 +45,28 @@ def prove(
 ) -> System:
     """Return which system the source is; raise where its changes would not continue the log."""
     identity, position = resume
-    continuity.same_writer(config, identity)
+    continuity.require_same_writer(config, identity)
     with connect(config, replication=True) as walsender:
         system = identify(walsender)
-    source = catalog.source(primary, config, identity.publication.tables)
-    continuity.same_source(config, identity, position, system, source)
+    source = catalog.read_state(primary, config, identity.publication.tables)
+    continuity.require_same_source(config, identity, position, system, source)
     return system
 
 
 class Exporting:
     """Creates an export in the background; the host stays able to stop."""
 
-    def __init__(self, config: Config, host: Host, aside: Aside, primary: Connection) -> None:
-        self._config, self._host, self._aside = config, host, aside
+    def __init__(
+        self, config: Config, host: HostProcess, background: Background, primary: Connection
+    ) -> None:
+        self._config, self._host, self._background = config, host, background
         self._primary = primary
-        self._told_at = self._noted_at = 0.0
+        self._logged_at = self._noted_at = 0.0
 
     @contextmanager
     def lock(self) -> Iterator[Export]:
         """Connect, and hold the exported snapshot until the end of the block."""
-        export = self._aside(lambda: Export(self._config))
+        export = self._background(lambda: Export(self._config))
         try:
             yield export
         finally:
@@ -75,20 +77,20 @@ class Exporting:
         """Export a snapshot at or after the log's end. Raises SlotBusyError, ConfigError."""
         self._check(export, system)
         while True:
-            self._told_at = time.monotonic()
+            self._logged_at = time.monotonic()
             self._host.snapshotting("waiting for a consistent point")
             try:
-                self._aside(export.create, lambda: self._wait(export))
+                self._background(export.create, lambda: self._wait(export))
             except StoppedError:
                 export.cancel()
                 raise
             with connect_for_rows(self._config) as other:
-                self._aside(lambda: export.check_same_server(other))
+                self._background(lambda: export.check_same_server(other))
             if export.lsn >= position.end_lsn:
                 return
             self._lags(export, position)
-            self._aside.pause(_LAG_SECONDS)
-            self._aside(export.reopen)
+            self._background.pause(_LAG_SECONDS)
+            self._background(export.reopen)
 
     def _check(self, export: Export, system: System) -> None:
         config = self._config
@@ -119,15 +121,15 @@ class Exporting:
         if export.who.in_recovery and now - self._noted_at >= _NOTE_SECONDS:
             self._noted_at = now
             log_standby_snapshot(self._primary)
-        if now - self._told_at < _TELL_SECONDS:
+        if now - self._logged_at < _LOG_SECONDS:
             return
-        self._told_at = now
-        reason = waited_for(inspection.holders(self._primary))
+        self._logged_at = now
+        reason = waited_for(open_transactions(self._primary))
         self._host.snapshotting(reason)
         log.info("waiting for a consistent point", extra={"fields": {"reason": reason}})
 
 
-def waited_for(holders: list[inspection.Holder]) -> str:
+def waited_for(holders: list[OpenTransaction]) -> str:
     """Return in words what a consistent point waits for."""
     if not holders:
         return "waiting for a consistent point"

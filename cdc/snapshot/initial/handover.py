@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from cdc.errors import FencedError, GapError, UnavailableError
-from cdc.log import frontiers, reader, resume, topics
-from cdc.log.publisher import WRITERS, Publisher
+from cdc.log import frontiers, names, reader, resume, topics
+from cdc.log.publisher import fence
 from cdc.log.records import FrontierRecord, ResumePosition
 from cdc.snapshot.initial import due, topic
 
@@ -31,14 +31,12 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
 
     Raises FencedError where the snapshot is no longer the one of `token`.
     """
-    for lane in reversed(WRITERS):
-        publisher = Publisher(config, lane)
-        publisher.open()
+    publisher = fence(config)
     # In this order: where a successor has handed over since, the state read later shows it.
     resumed = reader.read_resume(config)
     known = topic.read(config)
     if resumed is None:
-        raise GapError("the resume record is gone", hint="`cdc teardown --topics`, `cdc setup`")
+        raise GapError("the resume record is missing", hint="`cdc teardown --topics`, `cdc setup`")
     due.expect_open(resumed)
     state = check_mine(known.state, "running", token)
     now_us = time.time_ns() // 1_000
@@ -57,8 +55,9 @@ def write(config: Config, plan: Plan, token: str) -> SnapshotState:
         seconds=max(0.0, (now_us - plan.taken_at_us) / 1e6),
         at_us=now_us,
     )
-    for record in (topic.state_record(config, done), *topic.forgotten(config, known)):
-        publisher.add(*record)
+    publisher.add(*topic.state_record(config, done))
+    for key in known.keys:  # what is not needed once the snapshot is done
+        publisher.add(names.snapshot_topic(config.prefix), key, None)
     publisher.commit()
     return done
 
@@ -93,7 +92,7 @@ def _identity(config: Config, plan: Plan, identity: ResumeIdentity) -> ResumeIde
 
 
 def _position(
-    config: Config, plan: Plan, known: topic.Known, before: ResumePosition
+    config: Config, plan: Plan, known: topic.InitialLog, before: ResumePosition
 ) -> ResumePosition:
     schemas = reader.read_schemas(config)
     return ResumePosition(
@@ -112,7 +111,7 @@ def _position(
 def _frontier(
     config: Config,
     plan: Plan,
-    known: topic.Known,
+    known: topic.InitialLog,
     before: ResumePosition,
     position: ResumePosition,
 ) -> topic.Record:
@@ -131,7 +130,7 @@ def _frontier(
     return frontiers.record(config, frontier)
 
 
-def newest_seq(plan: Plan, known: topic.Known) -> int:
+def newest_seq(plan: Plan, known: topic.InitialLog) -> int:
     """Return the newest seq that any event of the plan has; 0 where there is none.
 
     Of a table that was copied directly into its store, the last seq that a row may have there.
@@ -139,7 +138,7 @@ def newest_seq(plan: Plan, known: topic.Known) -> int:
     first = {("rows", each.table, each.number): each.first_seq for each in plan.ranges()}
     direct = (each for each in plan.ranges() if plan.tables[each.table].kind == "direct")
     newest = [0, *(each.first_seq + each.capacity - 1 for each in direct)]
-    deleted = [0] * len(plan.gone)
+    deleted = [0] * len(plan.stale)
     for at, record in known.done(plan).items():
         if record.part == "rows" and record.rows:
             newest.append(first[at] + record.rows - 1)
@@ -147,5 +146,5 @@ def newest_seq(plan: Plan, known: topic.Known) -> int:
             newest.append(plan.first_seq + record.table)
         elif record.part == "gone":
             deleted[record.table] += record.rows
-    newest += [g.first_seq + n - 1 for g, n in zip(plan.gone, deleted, strict=True) if n]
+    newest += [g.first_seq + n - 1 for g, n in zip(plan.stale, deleted, strict=True) if n]
     return max(newest)

@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from cdc.errors import StoppedError
-from cdc.runtime.background import Worker
+from cdc.runtime.background import BackgroundThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _TURN_SECONDS: Final = 0.2
 
 
-class Host(Protocol):
+class HostProcess(Protocol):
     """What the coordinator needs of the process it runs in."""
 
     @property
@@ -43,12 +43,12 @@ class Host(Protocol):
         """Note what the snapshot is doing, in words, and its progress."""
 
 
-class Aside:
+class Background:
     """Runs blocking calls in the background, one at a time."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostProcess) -> None:
         self._host = host
-        self._worker = Worker()
+        self._worker = BackgroundThread()
         self._call: Future[object] | None = None
         self._poll = select.poll()
         self._poll.register(self._worker.wake_fd, select.POLLIN)
@@ -72,7 +72,7 @@ class Aside:
         self._poll.poll(_TURN_SECONDS * 1_000)
         self._worker.drain()
 
-    def rests(self, seconds: float) -> bool:
+    def has_ended(self, seconds: float) -> bool:
         """Wait for a call that was left running; return whether it has ended."""
         return self._call is None or not wait([self._call], seconds).not_done
 

@@ -21,12 +21,12 @@ import msgspec
 
 from cdc import failpoints
 from cdc.encode.compiler import RowSource
-from cdc.encode.encoder import TIMES, TX
 from cdc.encode.partition import partition_of
 from cdc.log import reader
 from cdc.log.batch import Batch
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.records import RangeRecord
+from cdc.snapshot.initial.rows import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.publisher import Publisher
     from cdc.log.records import SchemaRecord
-    from cdc.snapshot.initial.records import Gone, Plan, PlannedTable
+    from cdc.snapshot.initial.records import Plan, StalePartition
 
 # How many keys are held at a time: some hundred bytes each.
 KEYS: Final = 1_000_000
@@ -51,8 +51,8 @@ class _Event(msgspec.Struct):
     source: _Source
 
 
-class Deleting:
-    """The deletes of one topic partition; `index` is its index in `plan.gone`."""
+class LeftoverDeletes:
+    """The deletes of one topic partition; `index` is its index in `plan.stale`."""
 
     def __init__(
         self, config: Config, plan: Plan, index: int, publisher: Publisher, keys: int = KEYS
@@ -60,8 +60,8 @@ class Deleting:
         """Delete by `publisher`, which is open; `keys` bounds how many keys are held at a time."""
         self._config, self._plan, self._index = config, plan, index
         self._publisher, self._keys = publisher, keys
-        self._gone: Gone = plan.gone[index]
-        self._event = _delete_format(config, plan, plan.schemas[self._gone.schema_id])
+        self._stale: StalePartition = plan.stale[index]
+        self._event = _format(config, plan, plan.schemas[self._stale.schema_id], b"%b", b"d")
 
     def run(self, done: list[RangeRecord]) -> Iterator[RangeRecord]:
         """Write what is missing; yield the record of each Kafka transaction. Blocks.
@@ -70,11 +70,11 @@ class Deleting:
         """
         number, written = len(done), sum(each.rows for each in done)
         for keys in self._batches():
-            yield self._delete(keys, number, self._gone.first_seq + written)
+            yield self._delete(keys, number, self._stale.first_seq + written)
             number, written = number + 1, written + len(keys)
 
     def _batches(self) -> Iterator[list[bytes]]:
-        passes = -(-self._gone.events // self._keys)
+        passes = -(-self._stale.events // self._keys)
         for turn in range(passes):
             keys = self._left(passes, turn)
             for at in range(0, len(keys), DELETES):
@@ -85,7 +85,7 @@ class Deleting:
         decode = msgspec.json.Decoder(_Event).decode
         old: dict[bytes, None] = {}
         now: set[bytes] = set()
-        place = self._gone.topic, self._gone.partition
+        place = self._stale.topic, self._stale.partition
         for key, value in reader.read_partition(self._config, *place):
             if key is None or value is None or zlib.crc32(key) % passes != turn:
                 continue
@@ -102,9 +102,9 @@ class Deleting:
 
     def _elsewhere(self, keys: list[bytes]) -> set[bytes]:
         """Return those of the keys that have a row of this generation in another partition."""
-        topic_, number = self._gone.topic, self._gone.partition
-        planned = (each for each in self._plan.tables if self._topic_of(each) == topic_)
-        count = next((each.partitions for each in planned), 0)
+        topic_, number = self._stale.topic, self._stale.partition
+        topics = ((self._plan.schemas[each.schema_id].topic, each) for each in self._plan.tables)
+        count = next((each.partitions for name, each in topics if name == topic_), 0)
         wanted: dict[int, set[bytes]] = {}
         for key in keys if count else ():
             if (home := partition_of(key, count)) != number:
@@ -120,11 +120,8 @@ class Deleting:
                     found.add(read)
         return found
 
-    def _topic_of(self, table: PlannedTable) -> str:
-        return self._plan.schemas[table.schema_id].topic
-
     def _delete(self, keys: list[bytes], number: int, seq: int) -> RangeRecord:
-        place = self._gone
+        place = self._stale
         batch = Batch()
         partition = batch.topic(place.topic, place.partition + 1)[place.partition]
         for at, key in enumerate(keys):
@@ -155,15 +152,9 @@ def truncate_event(config: Config, plan: Plan, schema: SchemaRecord, seq: int) -
     return _format(config, plan, schema, b"null", b"t") % (0, seq)
 
 
-def _delete_format(config: Config, plan: Plan, schema: SchemaRecord) -> bytes:
-    return _format(config, plan, schema, b"%b", b"d")
-
-
 def _format(config: Config, plan: Plan, schema: SchemaRecord, before: bytes, op: bytes) -> bytes:
     """Return an event's format that takes ordinal and seq, after `before` where that is open."""
-    us = plan.taken_at_us
-    times = TIMES % (us // 1_000, us, us * 1_000)
-    tx = TX % (times, b"null", plan.epoch, plan.lsn >> 32, plan.lsn & 0xFFFFFFFF)
+    tx, times = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
     source = RowSource(schema, plan.database, config.prefix)
     return source.event_format(
         before, b"null", op, unchanged=b"", snapshot="true", tx=tx, lsn=b"%d" % plan.lsn,

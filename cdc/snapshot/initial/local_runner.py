@@ -66,7 +66,6 @@ class LocalRunner:
         return not self._running
 
     def stop(self) -> None:
-        """End them; open Kafka transactions are aborted."""
         processes = list(self._running.values())
         for process in processes:
             process.terminate()
@@ -81,14 +80,15 @@ class LocalRunner:
     def _hear(self, pipe: Connection, progress: Progress) -> None:
         try:
             while pipe.poll():
-                kind, told = pipe.recv()
+                kind, content = pipe.recv()
                 if kind == "at hand":
-                    progress.reported(*told)
+                    progress.reported(*content)
                 elif kind == "done":
-                    progress.finished(told)
+                    progress.finished(content)
                 else:
-                    name, what, hint = told
-                    raise _error(name, what, hint)
+                    name, what, hint = content
+                    kind_of_error: type[CDCError] = getattr(errors, name, CDCError)
+                    raise kind_of_error(what, hint=hint)
         except EOFError:
             process = self._running.pop(pipe)
             process.join()
@@ -98,11 +98,6 @@ class LocalRunner:
                     hint="it is started again with the ranges that it has left; where the kernel"
                     " killed it, there is too little memory",
                 ) from None
-
-
-def _error(name: str, what: str, hint: str) -> CDCError:
-    kind: type[CDCError] = getattr(errors, name, CDCError)
-    return kind(what, hint=hint)
 
 
 # --- in the process ---
@@ -134,18 +129,18 @@ class _Teller:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self.range = (0, 0)
 
     def at_hand(self, rows: int, size: int) -> None:
         now = time.monotonic()
-        if now - self._told_at >= _REPORT_SECONDS:
-            self._told_at = now
+        if now - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = now
             self.send("at hand", (*self.range, rows, size))
 
-    def send(self, kind: str, told: Any) -> None:  # noqa: ANN401 - what the kind says
+    def send(self, kind: str, content: Any) -> None:  # noqa: ANN401 - what the kind says
         with contextlib.suppress(BrokenPipeError):  # the parent has ended, and so do we in a moment
-            self._pipe.send((kind, told))
+            self._pipe.send((kind, content))
 
 
 def _exit(_signal: int, _frame: FrameType | None) -> NoReturn:

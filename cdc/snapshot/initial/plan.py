@@ -8,20 +8,21 @@ comes last.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from cdc.decode.messages import Column, Relation, ReplicaIdentity
 from cdc.errors import ConfigError, RewrittenError
-from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, Gone, PlannedTable
+from cdc.sequence.relations import RelationRequest
+from cdc.snapshot.incremental.publishing import relation
+from cdc.snapshot.initial.records import UNKNOWN_CAPACITY, PlannedTable, StalePartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cdc.config import Config, TableSelection
+    from cdc.config import Config
     from cdc.events import LSN
     from cdc.log.records import SchemaRecord
     from cdc.sequence.relations import Relations
-    from cdc.source.described import Described, Heap
+    from cdc.source.described import DescribedTable, Heap
 
 # A page's header takes 24 bytes; a row takes at least its header, aligned, and its line pointer.
 _PAGE_HEADER: Final = 24
@@ -40,70 +41,34 @@ class Seqs:
         return first
 
 
-def relation(table: Described) -> Relation:
-    """Return the message with which the stream would describe the table."""
-    return Relation(
-        relation_id=table.oid,
-        namespace="" if table.schema == "pg_catalog" else table.schema,
-        name=table.name,
-        replica_identity=ReplicaIdentity(table.replica_identity),
-        columns=tuple(
-            Column(c.key, c.name, c.type_id, c.type_modifier, c.attnum) for c in table.columns
-        ),
-    )
-
-
-def selected(config: Config, table: Described) -> TableSelection:
-    """Return the table's settings in the configuration, looked up as the daemon does."""
-    return config.selection.of((table.schema, table.name), *table.published.ancestors)
-
-
 def version(
-    config: Config, relations: Relations, table: Described, lsn: LSN
+    config: Config, relations: Relations, table: DescribedTable, lsn: LSN
 ) -> tuple[SchemaRecord, bool]:
     """Return the version that the daemon will find at the first change, and whether it is new."""
-    return relations.version(
-        relation(table),
-        table.facts,
-        table.types,
-        lsn,
-        replaying=False,
-        values=config.values,
-        published=table.published,
-        selection=selected(config, table),
+    selection = config.selection.of((table.schema, table.name), *table.published.ancestors)
+    request = RelationRequest(
+        relation(table), table.facts, table.types, lsn, table.published, selection, config.values
     )
-
-
-class Pages(NamedTuple):
-    """How heaps are divided on this server."""
-
-    block_size: int
-    per_range: int
-
-    @classmethod
-    def of(cls, config: Config, block_size: int) -> Pages:
-        """Return the values that the configuration gives."""
-        return cls(block_size, max(1, config.snapshot.range_bytes // block_size))
-
-    @property
-    def rows(self) -> int:
-        """How many rows a page holds at most (MaxHeapTuplesPerPage)."""
-        return (self.block_size - _PAGE_HEADER) // _LEAST_ROW
+    return relations.version(request, replaying=False)
 
 
 def cut(
     config: Config,
-    table: Described,
+    table: DescribedTable,
     schema: SchemaRecord,
     partitions: int,
-    pages: Pages,
+    block_size: int,
     seqs: Seqs,
 ) -> list[PlannedTable]:
     """Return the relations to copy for a published table; none where it has no pages.
 
+    `block_size` is that of the server's pages.
+
     Raises RewrittenError where one was rewritten or dropped since the snapshot, and ConfigError
     where one holds rows whose changes no stream carries.
     """
+    rows_per_page = (block_size - _PAGE_HEADER) // _LEAST_ROW  # MaxHeapTuplesPerPage
+    pages_per_range = max(1, config.snapshot.range_bytes // block_size)
     planned = []
     for heap in table.heaps:
         own = (heap.schema, heap.name)  # a partition may have a section of its own
@@ -112,12 +77,12 @@ def cut(
             continue
         _check(table, heap)
         is_heap = heap.access_method == "heap"
-        count = heap.bytes // pages.block_size
+        count = heap.bytes // block_size
         if chosen.snapshot == "direct":
             count = max(1, count)  # an empty table's copy is to be emptied too
         if is_heap and not count:
             continue
-        capacity = count * pages.rows if is_heap else UNKNOWN_CAPACITY
+        capacity = count * rows_per_page if is_heap else UNKNOWN_CAPACITY
         names = tuple(column.name for column in table.columns)
         planned.append(
             PlannedTable(
@@ -132,8 +97,8 @@ def cut(
                 where=_both(table.published.where, chosen.snapshot_where),
                 kind="direct" if chosen.snapshot == "direct" else "log",
                 pages=count if is_heap else None,
-                pages_per_range=pages.per_range if is_heap else 0,
-                rows_per_page=pages.rows if is_heap else 0,
+                pages_per_range=pages_per_range if is_heap else 0,
+                rows_per_page=rows_per_page if is_heap else 0,
                 first_seq=seqs.take(capacity),
                 rows=heap.rows,
                 bytes=heap.bytes,
@@ -142,9 +107,9 @@ def cut(
     return planned
 
 
-def gone(
+def stale_partitions(
     events: dict[tuple[str, int], int], every: Iterable[SchemaRecord], seqs: Seqs
-) -> list[Gone]:
+) -> list[StalePartition]:
     """Return the topic partitions that hold keyed rows of older generations.
 
     `events` counts those; where `every`, oldest first, has several versions of a topic, the last is
@@ -154,7 +119,7 @@ def gone(
     schemas = {schema.topic: schema for schema in every}
     cleared = {schema.topic for schema in keyless(events, every)}
     return [
-        Gone(
+        StalePartition(
             schema_id=schemas[topic].schema_id,
             topic=topic,
             partition=partition,
@@ -181,7 +146,7 @@ def keyless(
     ]
 
 
-def _check(table: Described, heap: Heap) -> None:
+def _check(table: DescribedTable, heap: Heap) -> None:
     if heap.kind != "r" or heap.persistence != "p":
         kind = "a foreign table" if heap.kind == "f" else "not logged"
         raise ConfigError(

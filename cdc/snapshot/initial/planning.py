@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from cdc.log import names, reader, topics
 from cdc.log import records as log_records
 from cdc.log.batch import Batch
+from cdc.publication.column_identity import hides_something
 from cdc.sequence.relations import Relations
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.leftovers import truncate_event
-from cdc.snapshot.initial.plan import Pages, Seqs, cut, gone, keyless, version
+from cdc.snapshot.initial.plan import Seqs, cut, keyless, stale_partitions, version
 from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord
-from cdc.source import catalog
-from cdc.source.described import Described, described, moment
+from cdc.source.described import DescribedTable, describe_tables, moment
+from cdc.source.lookups import look_up_column_numbers
 from cdc.source.pinned import connect_for_rows, pinned
+from cdc.source.publications import read_pinned
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.log.publisher import Publisher
-    from cdc.log.records import Publication, ResumeIdentity, ResumePosition, SchemaRecord
+    from cdc.log.records import ResumeIdentity, ResumePosition, SchemaRecord
     from cdc.snapshot.initial.records import SnapshotState
-    from cdc.source.described import Moment
+    from cdc.source.connection import Connection
     from cdc.source.export import Export
 
 
@@ -42,30 +44,31 @@ def plan(
     config: Config,
     export: Export,
     state: SnapshotState,
-    known: topic.Known,
+    known: topic.InitialLog,
     resume: tuple[ResumeIdentity, ResumePosition],
 ) -> Planned:
     """Return the plan of the state's generation. Blocks."""
-    shown = _look(config, export)
+    with connect_for_rows(config) as sql, pinned(sql, export.snapshot):
+        shown, publication = moment(sql), read_pinned(sql, config.publication)
+        described = _numbered(config, sql, list(describe_tables(sql, config.publication)))
     identity, position = resume
     schemas = reader.read_schemas(config)
     newest_id = max([position.schema_id, *(schema.schema_id for schema in schemas)])
     numbers = reader.read_column_numbers(config)
     relations = Relations(config.prefix, schemas, newest_id, numbers)
-    found = [(table, *version(config, relations, table, export.lsn)) for table in shown.tables]
+    found = [(table, *version(config, relations, table, export.lsn)) for table in described]
     versions = [schema for _, schema, new in found if new]
     partitions = _partitions(config, identity, [schema for _, schema, _ in found])
     first_seq = max(position.seq + 1, state.next_seq)
     seqs = Seqs(first_seq)
     older, every = known.events, [*schemas, *versions]
     truncated = [(schema, seqs.take(1)) for schema in keyless(older, every)]
-    pages = Pages.of(config, shown.moment.block_size)
     tables: list[PlannedTable] = []
     # The small ones first: a table that is truncated every minute is small, and is then copied
     # soon.
     for table, schema, _ in sorted(found, key=lambda each: sum(h.bytes for h in each[0].heaps)):
-        tables += cut(config, table, schema, partitions[schema.topic], pages, seqs)
-    deleted = gone(older, every, seqs)
+        tables += cut(config, table, schema, partitions[schema.topic], shown.block_size, seqs)
+    deleted = stale_partitions(older, every, seqs)
     used = {t.schema_id for t in tables} | {g.schema_id for g in deleted}
     return Planned(
         Plan(
@@ -74,14 +77,14 @@ def plan(
             token=state.token,
             epoch=identity.epoch,
             database=identity.database,
-            publication=shown.publication,
+            publication=publication,
             snapshot=export.snapshot,
             lsn=export.lsn,
-            taken_at_us=shown.moment.now_us,
+            taken_at_us=shown.now_us,
             tasks=config.snapshot.max_parallel,
             first_seq=first_seq,
             next_seq=seqs.next,
-            gone=tuple(deleted),
+            stale=tuple(deleted),
             tables=tuple(tables),
             schemas={each.schema_id: each for each in every if each.schema_id in used},
         ),
@@ -113,21 +116,22 @@ def write(config: Config, publisher: Publisher, state: SnapshotState, planned: P
     publisher.commit()
 
 
-class _Shown(NamedTuple):
-    """What the snapshot shows."""
-
-    moment: Moment
-    publication: Publication
-    tables: list[Described]
-
-
-def _look(config: Config, export: Export) -> _Shown:
-    with connect_for_rows(config) as sql, pinned(sql, export.snapshot):
-        return _Shown(
-            moment(sql),
-            catalog.publication(sql, config.publication),
-            list(described(sql, config.publication)),
+def _numbered(
+    config: Config, sql: Connection, tables: list[DescribedTable]
+) -> list[DescribedTable]:
+    """Return the tables with their columns' numbers, where they may hide a column."""
+    hiding = [
+        table.oid
+        for table in tables
+        if hides_something(
+            config.selection.of((table.schema, table.name), *table.published.ancestors)
         )
+    ]
+    numbers = look_up_column_numbers(sql, config.publication, hiding) if hiding else {}
+    return [
+        table._replace(facts=table.facts._replace(numbers=numbers.get(table.oid)))
+        for table in tables
+    ]
 
 
 def _partitions(

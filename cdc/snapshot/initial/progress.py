@@ -7,8 +7,9 @@ are those copied. What a task reports of its current range counts until the rang
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +91,7 @@ class Progress:
         for index, table in enumerate(plan.tables):
             self._tables.setdefault(_named(plan.schemas[table.schema_id]), []).append(index)
 
-    def know(self, done: Iterable[RangeRecord]) -> None:
+    def restart(self, done: Iterable[RangeRecord]) -> None:
         """Note what is `done` in the log; no task is running."""
         self._running.clear()
         for record in done:
@@ -116,7 +117,6 @@ class Progress:
         return len(self._done) == len(self._weights)
 
     def report(self, now: float) -> Report:
-        """Return the progress."""
         at_hand: dict[int, list[tuple[int, int]]] = {}
         for (table, _), read in self._running.items():
             at_hand.setdefault(table, []).append(read)
@@ -173,8 +173,7 @@ class Progress:
         )
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """What is done of one planned table."""
 
     rows: int = 0

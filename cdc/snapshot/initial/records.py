@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from cdc.events import LSN
-from cdc.log.records import FORMAT, Publication, SchemaRecord
+from cdc.log.records import FORMAT, PinnedPublication, SchemaRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 # Seqs for a relation about whose row count nothing is known before they are read.
 UNKNOWN_CAPACITY: Final = 1 << 40
@@ -108,7 +109,7 @@ class PlannedTable(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Gone(msgspec.Struct, frozen=True, kw_only=True):
+class StalePartition(msgspec.Struct, frozen=True, kw_only=True):
     """A topic partition with keys of older generations: those without a row now are deleted."""
 
     schema_id: int  # the newest version that the topic had
@@ -130,14 +131,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     epoch: int
     database: str
-    publication: Publication  # as of the snapshot
+    publication: PinnedPublication  # as of the snapshot
     snapshot: str  # its name, for SET TRANSACTION SNAPSHOT
     lsn: LSN  # its consistent point
     taken_at_us: int  # the time that its rows' events have
     tasks: int
     first_seq: int  # of its first block: every older generation's are lower
     next_seq: int  # after the last block
-    gone: tuple[Gone, ...] = ()
+    stale: tuple[StalePartition, ...] = msgspec.field(default=(), name="gone")
     tables: tuple[PlannedTable, ...] = ()
     schemas: dict[int, SchemaRecord] = {}
 
@@ -159,40 +160,9 @@ class RangeRecord(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     generation: int
     part: Part = "rows"
-    table: int  # index in the plan: of a table, or in `gone`
+    table: int  # index in the plan: of a table, or in `stale`
     number: int
     rows: int
     bytes: int
     ends: tuple[tuple[str, int, int], ...]  # topic, partition, events
     seconds: float
-
-
-def state_key(pipeline: str) -> bytes:
-    """Return the key of the initial snapshot's state."""
-    return msgspec.json.encode({"pipeline": pipeline, "part": "state"})
-
-
-def plan_key(pipeline: str, generation: int) -> bytes:
-    """Return the key of a generation's plan."""
-    return msgspec.json.encode({"pipeline": pipeline, "part": "plan", "generation": generation})
-
-
-def table_key(pipeline: str, generation: int, table: int) -> bytes:
-    """Return the key of a planned table."""
-    return msgspec.json.encode(
-        {"pipeline": pipeline, "part": "table", "generation": generation, "table": table}
-    )
-
-
-def range_key(pipeline: str, record: RangeRecord) -> bytes:
-    """Return the key of a finished range."""
-    return msgspec.json.encode(
-        {
-            "pipeline": pipeline,
-            "part": "range",
-            "generation": record.generation,
-            "of": record.part,
-            "table": record.table,
-            "number": record.number,
-        }
-    )

@@ -1,8 +1,8 @@
 """Rows of a COPY → keys, events and partitions: the snapshot's hot path.
 
-Pure, as `cdc.sequence.sequencer` is for the stream. A row's seq follows from its position in the range.
-Everything else in its event except the values is the same for every row of a snapshot, and is in
-the format.
+Pure, as `cdc.sequence.sequencer` is for the stream. A row's seq follows from its position in the
+range. Everything else in its event except the values is the same for every row of a snapshot, and
+is in the format.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import struct
 from typing import TYPE_CHECKING
 
 from cdc.decode import frames
+from cdc.decode.binary_copy import row_values
 from cdc.encode.encoder import TIMES, TX
 from cdc.encode.partition import SIZES, murmur2
 from cdc.encode.unreadable import unreadable
 from cdc.errors import CDCError, InvariantError, ProtocolError
-from cdc.snapshot.incremental.visibility import row_values
 from cdc.source.copying import HEAD_SIZE, head
 
 if TYPE_CHECKING:
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 _ORDINAL = 0  # before the first change that commits after the snapshot
 
 
-def event_format(table: Table, epoch: int, lsn: LSN, us: int) -> bytes:
-    """Return the format of the events of a table's rows, as of `lsn` and `us` after 1970."""
+def transaction(epoch: int, lsn: LSN, us: int) -> tuple[bytes, bytes]:
+    """Return the members of every event of a snapshot as of `lsn` and `us` after 1970.
+
+    Its identity and its times.
+    """
     times = TIMES % (us // 1_000, us, us * 1_000)
-    tx = TX % (times, b"null", epoch, lsn >> 32, lsn & 0xFFFFFFFF)
-    return table.encoder.copied_format(lsn, tx, times)
+    return TX % (times, b"null", epoch, lsn >> 32, lsn & 0xFFFFFFFF), times
 
 
 class Rows:
     """The rows of one range, encoded and put into the batch."""
 
     def __init__(self, table: Table, event: bytes, each: Range, batch: Batch) -> None:
-        """`event` is the table's `event_format`."""
+        """`event` is the table's `copied_format`."""
         self._table, self._event, self._batch = table, event, batch
         self._first_seq, self._capacity = each.first_seq, each.capacity
         self._range = each
@@ -50,7 +52,7 @@ class Rows:
 
         Raises ProtocolError on bytes that are not a row of the table.
         """
-        table, end = self._table, frames.whole(chunk)
+        table, end = self._table, frames.content_end(chunk)
         plain = end <= self._batch.plain_bytes  # no row can be too large for its topic
         copied, event = table.encoder.copied, self._event
         columns = len(table.encoder.schema.columns)

@@ -31,32 +31,32 @@ from msgspec.structs import replace
 from cdc import failpoints
 from cdc.errors import ConfigError, GapError, RewrittenError, StoppedError
 from cdc.log import reader
-from cdc.log.publisher import WRITERS, Publisher
+from cdc.log.publisher import WRITERS, Publisher, fence
 from cdc.snapshot.initial import copying, due, handover, planning, topic
 from cdc.snapshot.initial.export import Exporting, prove
-from cdc.snapshot.initial.host import Aside
-from cdc.snapshot.initial.leftovers import Deleting
+from cdc.snapshot.initial.host import Background
+from cdc.snapshot.initial.leftovers import LeftoverDeletes
 from cdc.snapshot.initial.records import SnapshotState
 from cdc.source.connection import connect
-from cdc.source.export import raise_if_held
+from cdc.source.export import raise_if_export_running
 
 if TYPE_CHECKING:
     from cdc.config import Config
-    from cdc.snapshot.initial.copying import Start
+    from cdc.snapshot.initial.copying import StartRunner
     from cdc.snapshot.initial.due import Resume
-    from cdc.snapshot.initial.host import Host
+    from cdc.snapshot.initial.host import HostProcess
     from cdc.snapshot.initial.records import Plan
     from cdc.source.export import Export
 
 log = logging.getLogger("cdc.snapshot")
 
 # The coordinator's writer; task k's is `snapshot.k`.
-LANE: Final = "snapshot"
+WRITER: Final = "snapshot"
 # How long to wait for a call that was running at a stop.
 _REST_SECONDS: Final = 5.0
 _STOPPED: Final = (
     "its ranges in the log are of a moment that ends with this process: unless none is missing, the"
-    " next start begins a new generation, whose rows replace them"
+    " next start copies a new generation, whose rows replace them"
 )
 # How often tables may be rewritten during the snapshot before it fails: each time everything is
 # copied again.
@@ -64,7 +64,7 @@ _REWRITES: Final = 5
 _REWRITTEN_SECONDS: Final = 0.5  # more of a pause after each
 
 
-def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
+def take(config: Config, host: HostProcess, runner: StartRunner | None = None) -> str | None:
     """Take the initial snapshot where one is due; return when streaming may start.
 
     Returns its stage in the log, `done`; None where the log has no record of one.
@@ -74,12 +74,12 @@ def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
     StoppedError when the host is to stop, and the errors on which the daemon restarts. Finished
     ranges are kept as long as the exported snapshot lives.
     """
-    aside = Aside(host)
-    state = aside(lambda: due.state(config))
+    background = Background(host)
+    state = background(lambda: due.state(config))
     rewrites = 0
     while state is not None and state.stage != "done":
         try:
-            _Coordinator(config, host, aside, runner).run()
+            _Coordinator(config, host, background, runner).run()
         except StoppedError:
             log.warning(
                 "stopped in the middle of the initial snapshot",
@@ -96,19 +96,21 @@ def take(config: Config, host: Host, runner: Start | None = None) -> str | None:
                     " again; or give the table `snapshot: none` under `tables`: once the daemon"
                     " streams, `cdc snapshot TABLE` reads it while it changes, truncates and all",
                 ) from error
-            log.warning("beginning a new generation", extra={"fields": {"reason": error.what}})
-            aside.pause(_REWRITTEN_SECONDS * rewrites)
-        state = aside(lambda: due.state(config))
+            log.warning("starting a new generation", extra={"fields": {"reason": error.what}})
+            background.pause(_REWRITTEN_SECONDS * rewrites)
+        state = background(lambda: due.state(config))
     return state.stage if state is not None else None
 
 
 class _Coordinator:
     """One attempt: with one exported snapshot."""
 
-    def __init__(self, config: Config, host: Host, aside: Aside, runner: Start | None) -> None:
-        self._config, self._host, self._aside, self._runner = config, host, aside, runner
+    def __init__(
+        self, config: Config, host: HostProcess, background: Background, runner: StartRunner | None
+    ) -> None:
+        self._config, self._host, self._background, self._runner = config, host, background, runner
         self._token = uuid.uuid4().hex
-        self._publisher = Publisher(config, LANE)
+        self._publisher = Publisher(config, WRITER)
 
     def run(self) -> None:
         """Take the complete snapshot; or finish a generation that has all its ranges."""
@@ -116,19 +118,19 @@ class _Coordinator:
             try:
                 self._run(closing)
             except StoppedError:
-                if not self._aside.rests(_REST_SECONDS):
+                if not self._background.has_ended(_REST_SECONDS):
                     closing.pop_all()  # a connection must not be closed while a call uses it
                 raise
 
     def _run(self, closing: ExitStack) -> None:
-        config, aside = self._config, self._aside
-        aside(lambda: raise_if_held(config))
-        self._host.snapshotting("looking at the source")
-        primary = closing.enter_context(aside(lambda: connect(config)))
-        resume = aside(lambda: _resume(config))
+        config, background = self._config, self._background
+        background(lambda: raise_if_export_running(config))
+        self._host.snapshotting("checking the source")
+        primary = closing.enter_context(background(lambda: connect(config)))
+        resume = background(lambda: _resume(config))
         due.expect_open(resume)
-        system = aside(lambda: prove(config, primary, resume))
-        exporting = Exporting(config, self._host, aside, primary)
+        system = background(lambda: prove(config, primary, resume))
+        exporting = Exporting(config, self._host, background, primary)
         export = closing.enter_context(exporting.lock())
         exporting.create(export, system, resume[1])
         failpoints.reach("after_export")
@@ -139,38 +141,40 @@ class _Coordinator:
         if plan is None:
             plan = self._plan(export, known, resume)
             failpoints.reach("after_plan")
-            watch = copying.Watch(config, export, primary)
-            closing.callback(watch.close)
-            copying.copy(config, plan, self._host, aside, watch, self._runner)
-        self._delete_gone(plan)
+            monitor = copying.ExportMonitor(config, export, primary)
+            closing.callback(monitor.close)
+            copying.copy(config, plan, self._host, background, monitor, self._runner)
+        self._delete_leftovers(plan)
         failpoints.reach("before_handover")
         self._hand_over(plan)
         failpoints.reach("after_handover")
 
-    def _begin(self) -> topic.Known | None:
+    def _begin(self) -> topic.InitialLog | None:
         """Fence older coordinators and return the log's state; None where all is done."""
         config = self._config
         self._host.snapshotting("fencing older writers")
-        self._aside(self._publisher.open)
-        known = self._aside(lambda: topic.read(config))
+        self._background(self._publisher.open)
+        known = self._background(lambda: topic.read(config))
         if known.state is None or known.state.stage == "done":
             return None
         return known
 
-    def _unfinished(self, known: topic.Known) -> Plan | None:
+    def _unfinished(self, known: topic.InitialLog) -> Plan | None:
         """Take over a generation that has every range, or return None."""
         plan, state = known.plan, known.state
         assert state is not None
-        if plan is None or len(_ranges_done(known, plan)) < sum(1 for _ in plan.ranges()):
+        if plan is None:
+            return None
+        if sum(part == "rows" for part, _, _ in known.done(plan)) < sum(1 for _ in plan.ranges()):
             return None
         log.info("finishing the snapshot", extra={"fields": {"generation": plan.generation}})
         plan = replace(plan, token=self._token)
-        state = replace(state, token=self._token, **_signed())
+        state = replace(state, token=self._token, **_author())
         self._write_state(state, plan)
         self._fence(state, 0)
         return plan
 
-    def _plan(self, export: Export, known: topic.Known, resume: Resume) -> Plan:
+    def _plan(self, export: Export, known: topic.InitialLog, resume: Resume) -> Plan:
         """Start a generation: after this, no task of an older one writes."""
         config, old = self._config, known.state
         assert old is not None
@@ -180,13 +184,13 @@ class _Coordinator:
         tasks = max(old.tasks, config.snapshot.max_parallel)
         state = replace(
             old, stage="planning", generation=old.generation + 1, token=self._token, tasks=tasks,
-            **_signed(),
+            **_author(),
         )  # fmt: skip
         self._write_state(state)
         known = self._fence(state, old.tasks)
-        planned = self._aside(lambda: planning.plan(config, export, state, known, resume))
-        running = replace(state, stage="running", next_seq=planned.plan.next_seq, **_signed())
-        self._aside(lambda: planning.write(config, self._publisher, running, planned))
+        planned = self._background(lambda: planning.plan(config, export, state, known, resume))
+        running = replace(state, stage="running", next_seq=planned.plan.next_seq, **_author())
+        self._background(lambda: planning.write(config, self._publisher, running, planned))
         log.info(
             "copying",
             extra={
@@ -201,7 +205,7 @@ class _Coordinator:
         )
         return planned.plan
 
-    def _fence(self, state: SnapshotState, tasks: int) -> topic.Known:
+    def _fence(self, state: SnapshotState, tasks: int) -> topic.InitialLog:
         """Fence all earlier writers; return what the log holds then.
 
         Raises FencedError where its state is not `state`: another process has handed over
@@ -210,36 +214,36 @@ class _Coordinator:
         before it in the topic: the resume record shows that one.
         """
         config = self._config
-        self._aside(lambda: _fence(config, tasks))
-        due.expect_open(self._aside(lambda: _resume(config)))
-        known = self._aside(lambda: topic.read(config))
+        self._background(lambda: _fence(config, tasks))
+        due.expect_open(self._background(lambda: _resume(config)))
+        known = self._background(lambda: topic.read(config))
         handover.check_mine(known.state, state.stage, self._token)
         return known
 
-    def _delete_gone(self, plan: Plan) -> None:
+    def _delete_leftovers(self, plan: Plan) -> None:
         """Delete the keys that only older generations have."""
         config = self._config
-        if not plan.gone:
+        if not plan.stale:
             return
-        self._host.snapshotting("looking for rows that have gone since an older generation")
-        known = self._aside(lambda: topic.read(config))
+        self._host.snapshotting("looking for rows that were deleted since an older generation")
+        known = self._background(lambda: topic.read(config))
         done = known.done(plan)
-        for index in range(len(plan.gone)):
-            deleting = Deleting(config, plan, index, self._publisher)
+        for index in range(len(plan.stale)):
+            deleting = LeftoverDeletes(config, plan, index, self._publisher)
             before = [
                 r for (part, at, _), r in sorted(done.items()) if (part, at) == ("gone", index)
             ]
             records = deleting.run(before)
-            while (record := self._aside(lambda: next(records, None))) is not None:  # noqa: B023 - called at once
-                fields = {"table": plan.gone[index].topic, "rows": record.rows}
-                log.info("deleted rows that have gone", extra={"fields": fields})
+            while (record := self._background(lambda: next(records, None))) is not None:  # noqa: B023 - called at once
+                fields = {"table": plan.stale[index].topic, "rows": record.rows}
+                log.info("deleted leftover rows", extra={"fields": fields})
 
     def _hand_over(self, plan: Plan) -> None:
         config = self._config
         self._host.snapshotting("handing over to the stream")
-        known = self._aside(lambda: topic.read(config))
+        known = self._background(lambda: topic.read(config))
         handover.check_mine(known.state, "running", self._token)
-        state = self._aside(lambda: handover.write(config, plan, self._token))
+        state = self._background(lambda: handover.write(config, plan, self._token))
         fields = {"generation": state.generation, "rows": state.rows, "lsn": plan.lsn}
         log.info("the snapshot is done", extra={"fields": fields})
 
@@ -251,10 +255,10 @@ class _Coordinator:
                 self._publisher.add(*record)
             self._publisher.commit()
 
-        self._aside(write)
+        self._background(write)
 
 
-def _signed() -> dict[str, object]:
+def _author() -> dict[str, object]:
     return {
         "owner": f"{socket.gethostname()}:{os.getpid()}",
         "at_us": time.time_ns() // 1_000,
@@ -271,11 +275,6 @@ def _resume(config: Config) -> Resume:
     return resume
 
 
-def _ranges_done(known: topic.Known, plan: Plan) -> list[tuple[str, int, int]]:
-    return [at for at in known.done(plan) if at[0] == "rows"]
-
-
 def _fence(config: Config, tasks: int) -> None:
     """Abort the open transactions of older tasks, and of older hand-overs by the daemon."""
-    for lane in (*(f"{LANE}.{number}" for number in range(tasks)), *WRITERS):
-        Publisher(config, lane).open()
+    fence(config, (*(f"{WRITER}.{number}" for number in range(tasks)), *WRITERS))

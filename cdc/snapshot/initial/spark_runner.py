@@ -21,7 +21,7 @@ import msgspec
 from cdc import errors
 from cdc.errors import CDCError, ConfigError, Exit, UnavailableError
 from cdc.runtime import bugs
-from cdc.snapshot.initial.topic import Following
+from cdc.snapshot.initial.topic import RangeTail
 
 if TYPE_CHECKING:
     from cdc.config import Config
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Spark takes a while to end: tasks are interrupted, the JVM stops.
 _STOP_SECONDS: Final = 8.0
-_TOLD_CHARACTERS: Final = 4_000
+_MAX_CHARACTERS: Final = 4_000
 # Exit codes for causes that may pass.
 _PASSING: Final = {Exit.UNAVAILABLE, Exit.TEMPORARY}
 
@@ -58,17 +58,17 @@ class SparkRunner:
         job = script()
         if job is None or config_file is None:
             raise ConfigError(
-                "the Spark job is not to be found",
+                "the Spark job was not found",
                 hint="install lockstep-cdc[spark]; or snapshot.runner: local",
             )
-        self._following = Following(config, plan.generation)
-        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._following = RangeTail(config, plan.generation)
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(  # noqa: S603 - our own job
             [*_submit(), str(job), "--json", "--config", str(config_file.absolute())],
             stdin=subprocess.DEVNULL,
-            stdout=self._answer,
-            stderr=self._said,
+            stdout=self._stdout,
+            stderr=self._stderr,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             start_new_session=True,
         )
@@ -84,7 +84,6 @@ class SparkRunner:
         return code == 0
 
     def stop(self) -> None:
-        """End it."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -93,38 +92,38 @@ class SparkRunner:
                 self._process.kill()
                 self._process.wait()
         self._following.close()
-        self._answer.close()
-        self._said.close()
+        self._stdout.close()
+        self._stderr.close()
 
     def _failed(self, code: int) -> CDCError:
-        if error := _told(_end_of(self._answer)):
+        if error := _printed_error(_end_of(self._stdout)):
             return error
-        said = bugs.places(_end_of(self._said))
+        trace = bugs.places(_end_of(self._stderr))
         if code < 0 or code in _PASSING or code == Exit.FAILED:
             return UnavailableError(
                 f"the Spark job ended with code {code}",
-                hint=f"it is submitted again with the ranges that it has left; it failed: {said}",
+                hint=f"it is submitted again with the ranges that it has left; it failed: {trace}",
             )
-        return ConfigError(f"the Spark job ended with code {code}", hint=f"it failed: {said}")
+        return ConfigError(f"the Spark job ended with code {code}", hint=f"it failed: {trace}")
 
 
 def _end_of(file: IO[bytes]) -> str:
     file.seek(0, os.SEEK_END)
-    file.seek(max(0, file.tell() - _TOLD_CHARACTERS))
+    file.seek(max(0, file.tell() - _MAX_CHARACTERS))
     return file.read().decode(errors="replace").strip()
 
 
-def _told(said: str) -> CDCError | None:
+def _printed_error(output: str) -> CDCError | None:
     """Return the error that the job has printed as JSON; None where it has printed none."""
     try:
-        told = msgspec.json.decode(said[max(0, said.rfind("{")) :], type=_Told)
+        found = msgspec.json.decode(output[max(0, output.rfind("{")) :], type=_PrintedError)
     except msgspec.MsgspecError:
         return None
-    kind = getattr(errors, told.error, CDCError)
-    return kind(told.what, hint=told.hint)
+    kind = getattr(errors, found.error, CDCError)
+    return kind(found.what, hint=found.hint)
 
 
-class _Told(msgspec.Struct):
+class _PrintedError(msgspec.Struct):
     error: str
     what: str
     hint: str

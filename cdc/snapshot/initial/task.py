@@ -25,16 +25,16 @@ from cdc.encode.routes import Table
 from cdc.errors import ConfigError, FencedError, ProtocolError, RewrittenError
 from cdc.log import names, topics
 from cdc.log.batch import Batch
-from cdc.log.bounded import BoundedPublisher
 from cdc.log.limits import limits, ours
+from cdc.log.publisher import BoundedPublisher
 from cdc.sequence.state import located
 from cdc.snapshot.initial import topic
 from cdc.snapshot.initial.rate import Pace
 from cdc.snapshot.initial.records import PlannedTable, RangeRecord
-from cdc.snapshot.initial.rows import Rows, event_format
+from cdc.snapshot.initial.rows import Rows, transaction
 from cdc.source.connection import take_any_text
 from cdc.source.copying import Copying
-from cdc.source.lookups import look_up_one
+from cdc.source.lookups import look_up
 from cdc.source.pinned import connect_for_rows, pinned, shape
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cdc.encode.masks import ColumnMask
     from cdc.log.records import SchemaRecord
     from cdc.snapshot.initial.records import Plan, Range
-    from cdc.source.catalog import Connection
+    from cdc.source.connection import Connection
 
     Report = Callable[[int, int], None]  # rows and bytes of the current range, so far
 
@@ -82,10 +82,12 @@ class Task:
         config, plan = self._config, self._plan
         with ExitStack() as opened:
             self._publisher = BoundedPublisher(
-                config, f"snapshot.{self._number}", transaction_seconds(config, plan)
+                config,
+                f"snapshot.{self._number}",
+                transaction_seconds=transaction_seconds(config, plan),
             )
             self._publisher.open()
-            opened.callback(self._let_go)
+            opened.callback(self._abort_open)
             self._known = topic.read(config)
             _same_plan(plan, self._known)
             self._admin = topics.admin(config)
@@ -173,11 +175,12 @@ class Task:
                 masks(config, self._sql, version),
             )
             table = Table(encoder, self._batch.topic(name, encoder.partitions), self._dead)
-            event = event_format(table, plan.epoch, plan.lsn, plan.taken_at_us)
+            members = transaction(plan.epoch, plan.lsn, plan.taken_at_us)
+            event = encoder.copied_format(plan.lsn, *members)
             found = self._tables[planned.schema_id] = table, event
         return found
 
-    def _let_go(self) -> None:
+    def _abort_open(self) -> None:
         """Abort an open transaction, so that no reader waits for it."""
         if self._publisher.begun:
             self._publisher.abort()
@@ -202,8 +205,9 @@ def prove(connection: Connection, planned: PlannedTable) -> None:
 
 def masks(config: Config, connection: Connection, version: SchemaRecord) -> list[ColumnMask | None]:
     """Return each column's mask; raise ConfigError where they differ from the plan's."""
-    told = look_up_one(connection, config.publication, version.relation_id).published
-    selection = config.selection.of((version.schema, version.table), *told.ancestors)
+    relation = version.relation_id
+    published = look_up(connection, config.publication, [relation])[relation].published
+    selection = config.selection.of((version.schema, version.table), *published.ancestors)
     found = [column_mask(selection, column.name) for column in version.columns]
     if [mask and mask.label for mask in found] != [c.mask for c in version.columns]:
         raise ConfigError(
@@ -253,7 +257,7 @@ def transaction_seconds(config: Config, plan: Plan) -> int:
     return int(min(max(2 * most, _SHORTEST_SECONDS), _LONGEST_SECONDS))
 
 
-def _same_plan(plan: Plan, known: topic.Known) -> None:
+def _same_plan(plan: Plan, known: topic.InitialLog) -> None:
     """Raise FencedError where the log shows that `plan` is not the one being copied."""
     state = known.state
     mine = state is not None and (state.stage, state.generation, state.token) == (
@@ -264,5 +268,5 @@ def _same_plan(plan: Plan, known: topic.Known) -> None:
     if not mine:
         raise FencedError(
             f"generation {plan.generation} of the snapshot is no longer being copied",
-            hint="another coordinator has begun a new one, or it is done; this one stops",
+            hint="another coordinator has started a new one, or it is done; this one stops",
         )

@@ -5,15 +5,16 @@ Reading is cheap for a daemon: when a snapshot is done its plan and ranges are d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
 from cdc.log import names, reader
-from cdc.log import records as log_records
-from cdc.snapshot.initial import records
+from cdc.log.consumer import LogConsumer
+from cdc.log.records import decode, encode
+from cdc.snapshot.incremental.records import key
+from cdc.snapshot.incremental.topic import entries
 from cdc.snapshot.initial.records import Plan, PlannedTable, RangeRecord, SnapshotState
 
 if TYPE_CHECKING:
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
 Record = tuple[str, bytes, bytes | None]  # topic, key, value
 
 
-@dataclass(slots=True)
-class Known:
+class InitialLog(msgspec.Struct):
     """What the log holds of the initial snapshot."""
 
     state: SnapshotState | None = None
     plan: Plan | None = None  # of the state's generation, while it runs
-    ranges: list[RangeRecord] = field(default_factory=list)  # of every generation
-    keys: list[bytes] = field(default_factory=list)  # of all its records but the state
+    ranges: list[RangeRecord] = []  # of every generation
+    keys: list[bytes] = []  # of all its records but the state
 
     def done(self, plan: Plan) -> dict[tuple[str, int, int], RangeRecord]:
         """Return the records of what is in the log of the plan, by part, table and number."""
@@ -49,36 +49,30 @@ class Known:
         return counts
 
 
-def read(config: Config) -> Known:
+def read(config: Config) -> InitialLog:
     """Return what the log holds now; nothing where there is no such topic."""
     topic = names.snapshot_topic(config.prefix)
-    newest: dict[bytes, bytes] = {}
-    for message in reader.read_if_there(config, topic):
-        newest[message.key() or b""] = message.value() or b""
-    known = Known()
+    known = InitialLog()
     plans: dict[int, Plan] = {}
     tables: dict[int, dict[int, PlannedTable]] = {}
-    for key, value in newest.items():
-        at: dict[str, Any] = msgspec.json.decode(key)
-        if not value or at.get("pipeline") != config.pipeline:
-            continue
+    for entry, at, value in entries(config):
         match at.get("part"):
             case "state":
-                known.state = log_records.decode(SnapshotState, value, topic)
+                known.state = decode(SnapshotState, value, topic)
                 continue
             case "plan":
-                plans[at["generation"]] = log_records.decode(Plan, value, topic)
+                plans[at["generation"]] = decode(Plan, value, topic)
             case "table":
-                table = log_records.decode(PlannedTable, value, topic)
+                table = decode(PlannedTable, value, topic)
                 tables.setdefault(at["generation"], {})[at["table"]] = table
             case "range":
-                known.ranges.append(log_records.decode(RangeRecord, value, topic))
+                known.ranges.append(decode(RangeRecord, value, topic))
             case _:
                 continue  # of an incremental snapshot
-        known.keys.append(key)
+        known.keys.append(entry)
     if known.state is not None and known.state.stage == "running":
         generation = known.state.generation
-        known.plan = _whole(config, plans[generation], tables.get(generation, {}))
+        known.plan = _complete(config, plans[generation], tables.get(generation, {}))
     return known
 
 
@@ -89,60 +83,53 @@ def read_state(config: Config) -> SnapshotState | None:
 
 def state_record(config: Config, state: SnapshotState) -> Record:
     """Return topic, key and value of the state."""
-    key = records.state_key(config.pipeline)
-    return names.snapshot_topic(config.prefix), key, log_records.encode(state)
+    return names.snapshot_topic(config.prefix), key(config.pipeline, "state"), encode(state)
 
 
 def plan_records(config: Config, plan: Plan) -> list[Record]:
     """Return the records of a plan, without its table versions."""
-    topic, pipeline = names.snapshot_topic(config.prefix), config.pipeline
-    head = log_records.encode(replace(plan, tables=(), schemas={}))
-    written: list[Record] = [(topic, records.plan_key(pipeline, plan.generation), head)]
+    topic, generation = names.snapshot_topic(config.prefix), plan.generation
+    head = encode(replace(plan, tables=(), schemas={}))
+    written: list[Record] = [(topic, key(config.pipeline, "plan", generation=generation), head)]
     for number, table in enumerate(plan.tables):
-        key = records.table_key(pipeline, plan.generation, number)
-        written.append((topic, key, log_records.encode(table)))
+        at = key(config.pipeline, "table", generation=generation, table=number)
+        written.append((topic, at, encode(table)))
     return written
 
 
 def range_record(config: Config, record: RangeRecord) -> Record:
     """Return topic, key and value of a finished range."""
-    key = records.range_key(config.pipeline, record)
-    return names.snapshot_topic(config.prefix), key, log_records.encode(record)
+    generation, table, number = record.generation, record.table, record.number
+    fields = {"generation": generation, "of": record.part, "table": table, "number": number}
+    at = key(config.pipeline, "range", **fields)
+    return names.snapshot_topic(config.prefix), at, encode(record)
 
 
-def forgotten(config: Config, known: Known) -> list[Record]:
-    """Return the tombstones that delete all but the state, once the snapshot is done."""
-    topic = names.snapshot_topic(config.prefix)
-    return [(topic, key, None) for key in known.keys]
-
-
-def _whole(config: Config, head: Plan, tables: dict[int, PlannedTable]) -> Plan:
-    wanted = {each.schema_id for each in tables.values()} | {g.schema_id for g in head.gone}
+def _complete(config: Config, head: Plan, tables: dict[int, PlannedTable]) -> Plan:
+    wanted = {each.schema_id for each in tables.values()} | {g.schema_id for g in head.stale}
     schemas = {s.schema_id: s for s in reader.read_schemas(config) if s.schema_id in wanted}
     ordered = tuple(tables[number] for number in sorted(tables))
     return replace(head, tables=ordered, schemas=schemas)
 
 
-class Following:
+class RangeTail:
     """Reads the ranges of a generation as they are recorded, starting at the end of the topic."""
 
     def __init__(self, config: Config, generation: int) -> None:
         self._topic = names.snapshot_topic(config.prefix)
         self._generation = generation
-        self._client = reader.consumer(config)
-        end = reader.end_offsets(config, [(self._topic, 0)])[self._topic, 0]
-        reader.assign(self._client, self._topic, 0, end)
+        self._consumer = LogConsumer(config)
+        self._consumer.assign(reader.end_offsets(config, [(self._topic, 0)]))
 
     def take(self) -> list[RangeRecord]:
         """Return those that have arrived, without waiting."""
         found = []
-        for message in reader.waiting(self._client):
+        for message in self._consumer.arrivals(0):
             at: dict[str, Any] = msgspec.json.decode(message.key() or b"{}")
             value = message.value()
             if value and at.get("part") == "range" and at.get("generation") == self._generation:
-                found.append(log_records.decode(RangeRecord, value, self._topic))
+                found.append(decode(RangeRecord, value, self._topic))
         return found
 
     def close(self) -> None:
-        """Close the client."""
-        self._client.close()
+        self._consumer.close()

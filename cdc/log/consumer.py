@@ -1,0 +1,279 @@
+"""Read the log: ranges whose ends were fixed first, or what arrives from an offset on.
+
+The only consumer of the product. It sees committed records only, joins no group and commits no
+offsets: it keeps its own position. Not for several threads at once.
+
+A range whose end is proven not to exist raises GapError with its offsets. What retention has
+deleted from the beginning of a range may have been transaction markers only: with `skip_deleted` it
+is skipped, the counts of the frontiers decide whether events are missing, and `expect_complete`
+reports which offsets are. A lookup or a read that gets no answer raises UnavailableError.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    Message,
+    TopicPartition,
+)
+
+from cdc.errors import CDCError, GapError, UnavailableError
+from cdc.log import absence
+from cdc.log.client import NOT_THERE, settings, translate, translated, watermarks
+from cdc.log.partitions import Partition, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from cdc.config import Config
+
+# Where reading may start, in addition to an offset.
+BEGINNING: Final = OFFSET_BEGINNING
+END: Final = OFFSET_END
+
+LOOKUP_SECONDS: Final = 15.0
+_SILENCE_SECONDS: Final = 30.0  # without a record, until a range's read is given up
+# `consume` returns when it has this many records or the time is up, whichever is first.
+_CHUNK: Final = 4_000
+_CHUNK_SECONDS: Final = 0.01
+# How often a topic is looked up while the brokers alternate between knowing it and not.
+_TRIES: Final = 3
+_AT_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's local errors are spelled so
+
+
+class LogConsumer:
+    """A connection to the brokers that reads; `assign`, `follow` and `pieces` choose what."""
+
+    def __init__(self, config: Config, *, skip_deleted: bool = False, wait_ms: int = 20) -> None:
+        """Connect. A broker that has no new record answers after `wait_ms`; else at once."""
+        self._config = config
+        # The offset after the newest record of each partition that is read, or after the
+        # transaction markers at its end; before anything has arrived, where reading starts.
+        self.positions: dict[Partition, int] = {}
+        self._ends: dict[Partition, int] = {}  # of the ranges that are still read
+        with translated("creating a consumer"):
+            self._client = Consumer(
+                settings(
+                    config,
+                    **{
+                        "group.id": f"lockstep-{config.pipeline}-reader",  # required, never joined
+                        "enable.auto.commit": False,
+                        "isolation.level": "read_committed",
+                        "enable.partition.eof": True,
+                        "auto.offset.reset": "earliest" if skip_deleted else "error",
+                        "fetch.wait.max.ms": wait_ms,
+                        # The default of a second stalls a reader whose queue was full for a moment.
+                        "fetch.queue.backoff.ms": 5,
+                    },
+                )
+            )
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- where partitions begin and end ---
+
+    def look_up(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
+        """Return the offsets that each partition holds, by one answer; it may be outdated."""
+        found = {}
+        for topic, number in partitions:
+            with translated(f"looking up the offsets of {topic} [{number}]", self._client):
+                found[topic, number] = Range(
+                    *watermarks(self._client, TopicPartition(topic, number), LOOKUP_SECONDS)
+                )
+        return found
+
+    def confirmed(self, partitions: Iterable[Partition]) -> dict[Partition, Range]:
+        """Return the offsets that each partition holds, by the answers to two clients."""
+        return absence.confirmed(self._config, self.look_up(partitions))
+
+    def confirmed_if_exists(self, partition: Partition) -> Range | None:
+        """Return the offsets that the partition holds; None if its topic is proven not to exist.
+
+        Raises UnavailableError if the brokers alternate between knowing the topic and not.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.confirmed([partition])[partition]
+            except CDCError as error:
+                if not absence.means_unknown(error):
+                    raise
+                if absence.absent(self._config, [partition[0]]):
+                    return None
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def remaining(self, partition: Partition, wanted: Range) -> Range:
+        """Return what retention has left of a range; raise GapError if its end does not exist."""
+        topic, number = partition
+        try:
+            low, high = self.look_up([partition])[partition]
+        except CDCError as error:
+            if absence.means_unknown(error) and absence.absent(self._config, [topic]):
+                raise GapError(
+                    f"{topic} [{number}] does not exist, and its offsets {wanted.start} to"
+                    f" {wanted.end - 1} are to be read",
+                    hint="the topic was deleted",
+                ) from error
+            raise
+        if high < wanted.end or low > wanted.start:
+            low, high = absence.confirmed(self._config, {partition: Range(low, high)})[partition]
+        if high < wanted.end:
+            absence.expect_not_held(self._config, partition, wanted.end)
+            raise GapError(
+                f"{topic} [{number}] ends at offset {high}, and should reach {wanted.end}",
+                hint="the topic was created again, or cut by an unclean election",
+            )
+        return Range(max(low, wanted.start), wanted.end)
+
+    def expect_complete(self, partition: Partition, wanted: Range) -> None:
+        """Raise GapError unless the partition still has the complete range."""
+        there = self.remaining(partition, wanted)
+        if there.start > wanted.start:
+            raise GapError(
+                f"{partition[0]} [{partition[1]}] begins at offset {there.start}: {wanted.start} to"
+                f" {min(there.start, wanted.end) - 1} are deleted",
+                hint="the topic's retention has taken them",
+            )
+
+    # --- ranges ---
+
+    def pieces(
+        self, ranges: Mapping[Partition, Range]
+    ) -> Iterator[tuple[Partition, list[Message]]]:
+        """Yield the ranges' records as they arrive, each partition's in its order.
+
+        Tombstones are among them. Reads nothing else until the ranges end or the caller stops.
+        """
+        left = {each: wanted.end for each, wanted in ranges.items() if wanted.end > wanted.start}
+        self._ends = left
+        self.assign({each: ranges[each].start for each in left})
+        try:
+            moved_at = time.monotonic()
+            while left:
+                messages = self._client.consume(_CHUNK, timeout=_CHUNK_SECONDS)
+                if messages:
+                    moved_at = time.monotonic()
+                elif time.monotonic() - moved_at > _SILENCE_SECONDS:
+                    raise self._silent(ranges)
+                yield from self._by_partition(messages, ranges).items()
+        finally:
+            self._client.unassign()
+
+    def skip(self, partition: Partition) -> None:
+        """Leave out the rest of a range that `pieces` reads."""
+        self._ends.pop(partition, None)
+        self._client.pause([TopicPartition(*partition)])
+
+    def _by_partition(
+        self, messages: list[Message], ranges: Mapping[Partition, Range]
+    ) -> dict[Partition, list[Message]]:
+        """Return the records in the ranges; note which ranges are complete with them."""
+        found: dict[Partition, list[Message]] = {}
+        for message in messages:
+            partition: Any = (message.topic(), message.partition())
+            error = message.error()
+            if error is not None and error.code() != _AT_END:
+                self._fail(error, partition, ranges.get(partition))
+                continue
+            end = self._ends.get(partition)
+            if end is None:
+                continue  # after the range's end
+            offset = _offset(message)
+            if error is None:
+                if offset < end:
+                    found.setdefault(partition, []).append(message)
+                offset += 1
+            # At the end of a partition the message's offset is the next one. Past aborted records
+            # and transaction markers only this, or the next record, shows that a range is complete.
+            if offset >= end:
+                del self._ends[partition]
+        return found
+
+    def _silent(self, ranges: Mapping[Partition, Range]) -> CDCError:
+        """Return the error that nothing arrives, or raise the gap that is its cause."""
+        for partition in self._ends:
+            self.remaining(partition, ranges[partition])
+        return UnavailableError(
+            f"reading {next(iter(self._ends))[0]}: nothing arrived for {_SILENCE_SECONDS:.0f} s",
+            hint="see that the brokers run and log.bootstrap_servers is right",
+        )
+
+    # --- what arrives ---
+
+    def assign(self, starts: Mapping[Partition, int]) -> None:
+        """Read these partitions, each from an offset on, and no others."""
+        self.positions = {each: max(0, start) for each, start in starts.items()}
+        with translated(f"assigning {self._topic}"):
+            self._client.assign([TopicPartition(*each, start) for each, start in starts.items()])
+
+    def follow(self, starts: Mapping[Partition, int]) -> None:
+        """Read these partitions too."""
+        self.positions |= {each: max(0, start) for each, start in starts.items()}
+        with translated(f"assigning {self._topic}"):
+            self._client.incremental_assign(
+                [TopicPartition(*each, start) for each, start in starts.items()]
+            )
+
+    def arrivals(
+        self, seconds: float, *, gather: bool = False, strict: bool = False
+    ) -> list[Message]:
+        """Return the records that have arrived; wait up to `seconds` for the first.
+
+        With `gather` collects them for `seconds`. Unless `strict`, only an error that does not go
+        away by itself is raised: a broker that is down comes back.
+        """
+        with translated(f"reading {self._topic}"):
+            if gather:
+                messages = self._client.consume(_CHUNK, timeout=seconds)
+            else:
+                messages = self._client.consume(1, timeout=seconds)
+                if messages:
+                    messages += self._client.consume(_CHUNK, timeout=0)
+        found = []
+        for message in messages:
+            partition: Any = (message.topic(), message.partition())
+            error = message.error()
+            if error is None:
+                self.positions[partition] = _offset(message) + 1
+                found.append(message)
+            elif error.code() == _AT_END:
+                self.positions[partition] = _offset(message)
+            elif strict or error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                self._fail(error, partition)
+        return found
+
+    @property
+    def _topic(self) -> str:
+        """The topic that errors name."""
+        return next(iter(self.positions), ("nothing", 0))[0]
+
+    def _fail(self, error: KafkaError, partition: Partition, wanted: Range | None = None) -> None:
+        """Raise an error of a partition: the gap, if it is proven; else it may be temporary."""
+        code = error.code()
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return  # the group's coordinator is looked up anyway, although no consumer joins it
+        topic, number = partition
+        if wanted is not None and code in NOT_THERE:
+            self.remaining(partition, wanted)
+        elif code in absence.UNKNOWN and absence.absent(self._config, [topic]):
+            raise GapError(
+                f"{topic} [{number}] can't be read from offset {self.positions.get(partition)} on:"
+                f" {error.str()}",
+                hint="the topic was deleted",
+            )
+        raise translate(error, f"reading {topic}")
+
+
+def _offset(message: Message) -> int:
+    """Return the offset of a record, or of a partition's end: other errors have none."""
+    offset = message.offset()
+    assert offset is not None
+    return offset

@@ -1,0 +1,36 @@
+"""The verdict by the daemon itself: what `/healthz`, `/readyz` and `/metrics` show.
+
+Queries no server: everything was read by the loop, the source monitor and the followers
+monitor, each of which runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cdc.operate.health import Health, State
+from cdc.operate.verdict import DaemonReport, PipelineFacts, Verdict, verdict
+
+if TYPE_CHECKING:
+    from cdc.config import Config
+    from cdc.operate.metrics import Metrics
+
+
+def daemon_verdict(config: Config, health: Health, metrics: Metrics) -> Verdict:
+    report = health.report()
+    stage = metrics.initial_stage
+    if report.state is not State.STREAMING:
+        # It has not read the log yet, or is copying: its state and reason are all that is known.
+        stage = "running" if report.state is State.SNAPSHOTTING else "done"
+    return verdict(
+        config,
+        PipelineFacts(
+            by_daemon=True,
+            daemon=DaemonReport.of(report.body()),
+            initial_stage=stage,
+            incremental_snapshots=tuple(metrics.all_incremental_snapshots()),
+            followers=tuple(metrics.followers()),
+            now_us=time.time_ns() // 1_000,
+        ),
+    )

@@ -1,0 +1,158 @@
+"""Open a follower's store, and start over in one that lost a part.
+
+A store that has less than was reported of it is checked twice before it counts as lost. Then its
+next generation starts, but only if everything that it needs can be read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from cdc.errors import (
+    ConfigError,
+    GapError,
+    StoppedError,
+    StoreLostError,
+    UnavailableError,
+)
+from cdc.events import LSN
+from jobs.apply.applying import TornError
+from jobs.apply.refilling import refuse_unfillable
+from jobs.generations.rebuilding import AS_OF_ABOVE
+from sinks.contract import Applied, Mountable, StoreState
+
+if TYPE_CHECKING:
+    from cdc.log.follower_reports import FollowerRecord
+    from jobs.apply.running import Run
+    from sinks.contract import Generations
+
+log = logging.getLogger("jobs.follow")
+
+# Seconds before a store is checked again for something missing, before it counts as lost.
+_SURE_SECONDS: Final = 2.0
+
+
+def open_store(run: Run, sink: Generations) -> StoreState:
+    """Return the store's frontier; a store that lost a part starts its next generation.
+
+    Nothing is deleted from it before it is certain that it can be refilled; raises GapError if it
+    can't. Raises ConfigError if it follows another pipeline.
+    """
+    pipeline = run.config.pipeline
+    reported = None if run.is_shadow else run.read_report()
+    try:
+        state = _open_twice(run, sink, reported)
+    except StoreLostError as error:
+        _start_next_generation(run, sink, reported, error)
+        state = _open(run, sink)
+    if state.applied.pipeline != pipeline:
+        raise ConfigError(
+            f"the store follows the pipeline {state.applied.pipeline}",
+            hint="give each pipeline's follower a prefix or a path of its own",
+        )
+    return state
+
+
+def _open_twice(run: Run, sink: Generations, reported: FollowerRecord | None) -> StoreState:
+    """Return the store's frontier; raise StoreLostError if a part is missing at two checks."""
+    if isinstance(run.error, TornError):
+        raise run.error
+    try:
+        return _open_once(run, sink, reported)
+    except StoreLostError as error:
+        log.warning("%s: %s; checking again", run.name, error.what)
+        if run.stopping.wait(_SURE_SECONDS):
+            raise StoppedError from error
+        return _open_once(run, sink, reported)
+
+
+def _open_once(run: Run, sink: Generations, reported: FollowerRecord | None) -> StoreState:
+    lsn = _reported_lsn(reported)
+    # Checked before the store is opened, because that creates what is missing.
+    if reported is not None and lsn and sink.current() is None:
+        place = sink.absent() if isinstance(sink, Mountable) else None
+        if place is not None:
+            raise UnavailableError(
+                f"there is nothing at {place}, where the store had everything up to {lsn}",
+                hint="mount the volume, or restore the store: until then nothing is written"
+                f" there. If it is deleted for good, `cdc rebuild {run.name}` builds it again",
+            )
+        raise _not_the_reported(reported)
+    state = _open(run, sink)
+    _expect_reported(reported, state.applied)
+    return state
+
+
+def _start_next_generation(
+    run: Run, sink: Generations, reported: FollowerRecord | None, error: StoreLostError
+) -> None:
+    """Start the next generation in place of the lost one, if it can be refilled."""
+    generation = _next_generation(run, sink, reported)
+    if run.is_shadow and sink.current() not in (None, generation):
+        run.opened_at(Applied.beginning(run.config.pipeline, generation))
+        sink.drop(generation)  # the generation that readers see is not lost
+        return
+    try:
+        refuse_unfillable(run.config, run.name, error)
+    except GapError:
+        at = reported.generation if reported else generation
+        run.opened_at(Applied.beginning(run.config.pipeline, at))
+        run.had_lsn = _reported_lsn(reported)
+        raise
+    run.opened_at(Applied.beginning(run.config.pipeline, generation))
+    run.to("rebuilding", error)
+    log.warning("%s: %s; building generation %d", run.name, error.what, generation)
+    sink.start_over(generation)
+
+
+def _open(run: Run, sink: Generations) -> StoreState:
+    """Open the store; one that has applied nothing yet is at the log's beginning."""
+    state = sink.open()
+    if state is not None and state.applied.pipeline:
+        return state
+    generation = run.applied.generation if run.is_shadow and run.applied else sink.current() or 1
+    beginning = Applied.beginning(run.config.pipeline, generation)
+    return StoreState(beginning, state.reached if state else 0)
+
+
+def _expect_reported(reported: FollowerRecord | None, at: Applied) -> None:
+    """Raise StoreLostError if more was reported than the store or its generation has.
+
+    Reports of an older generation are ignored, and the newest report promises rows that are
+    missing. Exception: a rebuild reports a generation just before the switch, so readers may never
+    have seen it.
+    """
+    if reported is None:
+        return
+    is_lost = reported.generation > at.generation and reported.state != "rebuilding"
+    if not at.lsn:
+        is_lost = (reported.generation, _reported_lsn(reported)) > (at.generation, LSN(0))
+    if is_lost:
+        raise _not_the_reported(reported)
+
+
+def _reported_lsn(reported: FollowerRecord | None) -> LSN:
+    """Return the LSN up to which the store held everything, by the newest report."""
+    return LSN(0) if reported is None else reported.had_lsn or reported.lsn
+
+
+def _not_the_reported(reported: FollowerRecord) -> StoreLostError:
+    return StoreLostError(
+        f"the store is not the one that had generation {reported.generation} up to"
+        f" {_reported_lsn(reported)}"
+    )
+
+
+def _next_generation(run: Run, sink: Generations, reported: FollowerRecord | None) -> int:
+    """Return the next number for a lost store: above all that were reported or exist.
+
+    A shadow build keeps its number, because the rebuild identifies it by that.
+    """
+    if run.is_shadow and run.applied is not None:
+        return run.applied.generation
+    known = [reported.generation if reported else 1, run.applied.generation if run.applied else 1]
+    with suppress(StoreLostError):
+        known += [number for number in sink.generations() if number < AS_OF_ABOVE]
+    return max(known) + 1

@@ -1,0 +1,236 @@
+"""Frontiers of the log, found by what a person or a store knows of them.
+
+A frontier is the state after a whole transaction; its seq identifies it. `find` searches the
+frontier topic by halves, so it costs a few reads however much the log holds.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from cdc.errors import ConfigError, GapError
+from cdc.events import LSN
+from cdc.log import names, reader, records
+from cdc.log.partitions import Range
+from cdc.log.ranges import RangeReader
+from sinks.contract import Applied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cdc.config import Config
+    from cdc.log.partitions import Partition
+    from cdc.log.records import FrontierRecord
+
+BEGINNING: Final = "beginning"
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+FORMS: Final = f"a seq, an LSN (0/16E9088), a time with its zone, {BEGINNING}, {EARLIEST}, {LATEST}"
+# Below so many offsets the records are read instead of halving on.
+_FEW: Final = 64
+# How many offsets are read at once when searching backwards for the ends of partitions.
+_BACK: Final = 20_000
+
+
+# A seq, an LSN, a time, or one of the words.
+Position: TypeAlias = "str | int | LSN | datetime"
+
+
+class Placed(NamedTuple):
+    """A frontier record, and its offset."""
+
+    record: FrontierRecord
+    offset: int
+
+
+def parse(text: str) -> Position:
+    """Return the position that a text names; raise ConfigError if it names none."""
+    text = text.strip()
+    if text in {BEGINNING, EARLIEST, LATEST}:
+        return text
+    if text.isdecimal():
+        return int(text)
+    for read in (LSN.parse, datetime.fromisoformat):
+        try:
+            found = read(text)
+        except ValueError:
+            continue
+        if isinstance(found, datetime) and found.tzinfo is None:
+            break
+        return found
+    raise ConfigError(f"{text!r} names no position in the log", hint=f"give {FORMS}")
+
+
+class Frontiers:
+    """Searches the frontier topic of a pipeline, up to its end at the time of creation."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._topic = names.frontier_topic(config.prefix)
+        self._reader = RangeReader(config)
+        place = (self._topic, 0)
+        self.first, self.end = self._reader.confirmed([place])[place]
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def find(self, wanted: Position) -> Applied:
+        """Return the newest frontier not above a position, with the end of every partition at it.
+
+        A partition that no remaining record names has no end in it: read it from its beginning. A
+        seq must be a frontier's. Raises GapError if retention has deleted the position, ConfigError
+        if the log has none such.
+        """
+        is_seq = isinstance(wanted, int) and not isinstance(wanted, LSN)
+        if wanted == BEGINNING or (is_seq and wanted == 0):
+            return self._beginning()
+        if wanted == EARLIEST:
+            placed = self._at_or_after(self.first)
+            if placed is None or self._starts_at_zero(placed.record):
+                return Applied.beginning(self._config.pipeline, 1)
+        else:
+            placed = self.newest(None if wanted == LATEST else wanted)
+        if placed is None or (is_seq and placed.record.seq != wanted):
+            raise self._missing(wanted, placed)
+        return self.at(placed)
+
+    def _beginning(self) -> Applied:
+        first = self._at_or_after(self.first)
+        if first is not None and not self._starts_at_zero(first.record):
+            raise GapError(
+                f"{self._topic} begins at {first.record.lsn}, seq {first.record.seq}: retention has"
+                " deleted what was before",
+                hint=f"read from {EARLIEST}, or request the rows again: `cdc snapshot TABLE`",
+            )
+        return Applied.beginning(self._config.pipeline, 1)
+
+    @staticmethod
+    def _starts_at_zero(record: FrontierRecord) -> bool:
+        return record.seq == record.holes + sum(events for *_, events in record.partitions)
+
+    def _missing(self, wanted: object, below: Placed | None) -> ConfigError | GapError:
+        text = wanted.isoformat() if isinstance(wanted, datetime) else str(wanted)
+        first = self._at_or_after(self.first)
+        if first is None:
+            return ConfigError("the log has no frontier yet", hint="`cdc run` writes the first")
+        if below is not None:
+            return ConfigError(
+                f"seq {text} is no frontier: the one before it is {below.record.seq}",
+                hint="a frontier is the seq at the end of a transaction, as in column `frontier`",
+            )
+        return GapError(
+            f"the log has no frontier up to {text}: its first is {first.record.lsn}, seq"
+            f" {first.record.seq}",
+            hint=f"retention has deleted what was before: name a later one, or {EARLIEST}",
+        )
+
+    # -- the search --------------------------------------------------------------------------------
+
+    def _read(self, start: int, end: int) -> Iterator[Placed]:
+        for _, messages in self._reader.pieces({(self._topic, 0): Range(start, end)}):
+            for message in messages:
+                value = message.value() or b""
+                record = records.decode(records.FrontierRecord, value, self._topic)
+                if record.pipeline == self._config.pipeline:
+                    yield Placed(record, message.offset() or 0)
+
+    def _at_or_after(self, offset: int) -> Placed | None:
+        """Return the first record from an offset on; offsets of markers have none."""
+        start = offset
+        while start < self.end:
+            found = next(self._read(start, min(self.end, start + _FEW)), None)
+            if found is not None:
+                return found
+            start += _FEW
+        return None
+
+    def newest(self, wanted: Position | None = None) -> Placed | None:
+        """Return the newest record, or the newest not above a position; None if there is none."""
+        if wanted is None:
+            return self._last()
+        # Those that fit come before those that do not.
+        fits, low, high = _not_above(wanted), self.first, self.end
+        while high - low > _FEW:
+            middle = (low + high) // 2
+            placed = self._at_or_after(middle)
+            if placed is not None and fits(placed.record):
+                low = placed.offset
+            else:
+                high = middle
+        found = None
+        for placed in self._read(low, min(self.end, high + _FEW)):
+            if fits(placed.record):
+                found = placed
+        return found
+
+    def _last(self) -> Placed | None:
+        high = self.end
+        while high > self.first:
+            low = max(self.first, high - _FEW)
+            if found := list(self._read(low, high)):
+                return found[-1]
+            high = low
+        return None
+
+    def at(self, placed: Placed) -> Applied:
+        """Return the frontier of a record, with the ends that `find` describes."""
+        record = placed.record
+        by_topic: dict[str, dict[int, int]] = {}
+        for (topic, number), end in self.ends(placed).items():
+            by_topic.setdefault(topic, {})[number] = end
+        return Applied(
+            self._config.pipeline,
+            1,
+            record.epoch,
+            record.lsn,
+            record.seq,
+            record.committed_at_us,
+            placed.offset + 1,
+            {
+                topic: tuple(each.get(number, 0) for number in range(max(each) + 1))
+                for topic, each in by_topic.items()
+            },
+        )
+
+    def ends(self, placed: Placed) -> dict[Partition, int]:
+        """Return partitions' ends at a frontier, each from the last remaining record that names it.
+
+        It reads backwards until it has every partition of a table, or the topic begins.
+        """
+        resume = reader.read_resume(self._config)
+        assert resume is not None, "there is a log"
+        missing = {
+            (topic, number)
+            for topic, count in resume[0].partitions.items()
+            for number in range(count)
+        }
+        ends: dict[Partition, int] = {}
+        high = placed.offset + 1
+        while missing and high > self.first:
+            low = max(self.first, high - _BACK)
+            for each in reversed(list(self._read(low, high))):
+                for topic, number, end, _ in each.record.partitions:
+                    ends.setdefault((topic, number), end)
+            missing -= ends.keys()
+            high = low
+        return ends
+
+
+def _not_above(wanted: Position) -> Callable[[FrontierRecord], bool]:
+    match wanted:
+        case LSN():
+            return lambda record: record.lsn <= wanted
+        case int():
+            return lambda record: record.seq <= wanted
+        case datetime():
+            micros = int(wanted.astimezone(UTC).timestamp() * 1_000_000)
+            return lambda record: record.committed_at_us <= micros
+    raise ConfigError(f"{wanted!r} names no position in the log", hint=f"give {FORMS}")
+
+
+def find(config: Config, wanted: Position) -> Applied:
+    """Return what `Frontiers.find` does, with a connection of its own."""
+    with closing(Frontiers(config)) as frontiers:
+        return frontiers.find(wanted)

@@ -1,0 +1,206 @@
+"""The cuts of a follower's documents, from one frontier of their mirror to a later one.
+
+Only the mirror is read, and the log's table versions: those in force at the later frontier define
+the documents. If the mirror has no row for the store's frontier, or its files were deleted, the
+changes can't be computed: that is a gap, and the follower must be rebuilt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from deltalake.exceptions import DeltaError
+
+from cdc.errors import ConfigError, GapError, UnavailableError
+from cdc.events import LSN, table_name
+from cdc.log import names, reader
+from jobs.cuts.schemas import version
+from jobs.documents.kinds import DocumentKind, DocumentTables, tree
+from jobs.documents.mirror import MirrorTables, MirrorVersion
+from sinks.delta import frontiers as delta_frontiers
+from sinks.delta import lake as delta_lake
+from sinks.delta import layout as delta_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from cdc.config import Config
+    from cdc.log.records import SchemaRecord
+    from sinks.contract import Applied, Changes, StoreState, Version
+
+
+class MirrorCut(NamedTuple):
+    """From a frontier of the mirror, or from nothing, to a later one."""
+
+    before: delta_frontiers.FrontierRow | None
+    after: delta_frontiers.FrontierRow
+
+
+class MirrorCuts:
+    """Reads the mirror for a follower with documents; keeps no position."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        versions: Callable[[LSN], Mapping[str, Version]] | None = None,
+    ) -> None:
+        """`versions` gives the table versions in force at an LSN; the log's by default."""
+        follower = config.followers[name]
+        mirror = config.followers[follower.mirror or ""]
+        root = (mirror.delta and mirror.delta.path) or config.delta.path
+        if root is None:
+            raise ConfigError(
+                f"follower {name} is made from {follower.mirror}, whose path is not known",
+                hint="set its delta.path",
+            )
+        self._config, self._name, self._root = config, name, root
+        self._documents, self._mirror = follower.documents, follower.mirror
+        self._storage = mirror.delta.storage if mirror.delta else {}
+        self._versions = versions or LogVersions(config)
+
+    def cut(self, state: StoreState | None, through: LSN | None = None) -> MirrorCut | None:
+        """Return the cut from the store's frontier; None if there is nothing new.
+
+        It ends at the newest frontier, or the newest not above `through`. But an interrupted cut is
+        repeated to its own end, even if there are later frontiers: it may have written documents
+        that no longer exist at a later frontier, and a longer cut would not see them at either end.
+        """
+        table = self._frontiers()
+        if table is None and state and state.applied.seq:
+            raise UnavailableError(
+                f"the mirror {self._mirror} has no frontiers at {self._root}, and these documents"
+                f" were made from one at {state.applied.lsn}",
+                hint="its volume is not mounted, or it was deleted: see the mirror's follower",
+            )
+        if table is None:
+            return None
+        applied, reached = state or (None, 0)
+        if applied is not None and not applied.seq:
+            applied = None
+        if reached > (applied.seq if applied else 0):
+            after = _newest(delta_frontiers.rows(table, f"seq = {reached} AND is_whole"))
+            if after is None:
+                raise self._gap(f"seq {reached}", "were being written up to")
+        else:
+            after = delta_frontiers.as_of(table, through, None)
+        if after is None or (applied and not _is_later(after.applied, applied)):
+            return None
+        return MirrorCut(applied and self._at(table, applied), after)
+
+    def changes(self, cut: MirrorCut) -> Iterator[Changes]:
+        """Yield the cut's changes to the documents."""
+        before, after = cut
+        known = self._versions(before.applied.lsn) if before else {}
+        for kind in self.kinds(after.applied):
+            name = kind.root.name
+            try:
+                yield from kind.changes(
+                    self._tables(after, kind),
+                    after.applied,
+                    before and self._tables(before, kind),
+                    before.applied.seq if before else 0,
+                    was=tree(name, self._documents[name], known),
+                )
+            except DeltaError as error:
+                if before is None or not _is_lost(error):
+                    raise
+                raise self._lost(before.applied) from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The documents' names."""
+        return tuple(self._documents)
+
+    def keys(self, document: str, applied: Applied) -> list[bytes] | None:
+        """Return the keys of the documents of this name at a frontier; None if unknown."""
+        table = self._frontiers()
+        rows = delta_frontiers.rows(table, _place(applied)) if table is not None else []
+        found = _newest(rows)
+        if found is None:
+            return None
+        kind = next(each for each in self.kinds(applied) if each.root.name == document)
+        return [row.key for row in self._tables(found, kind).every(kind.root)]
+
+    def kinds(self, applied: Applied) -> list[DocumentKind]:
+        """Return the kinds of documents, for the table versions in force at a frontier."""
+        versions = self._versions(applied.lsn)
+        return [
+            DocumentKind(name, document, versions)
+            for name, document in self._documents.items()
+            # A table without any event so far has no rows.
+            if document.table in versions
+        ]
+
+    def _tables(self, row: delta_frontiers.FrontierRow, kind: DocumentKind) -> DocumentTables:
+        places, versions = {}, row.versions
+        for node, rows in kind.rows.items():
+            place = rows.topic.removeprefix(f"{self._config.prefix}.")
+            if place in versions:
+                path = delta_layout.path(self._root, self._config.prefix, rows.topic)
+                places[node.table] = MirrorVersion(path, versions[place])
+        return MirrorTables(places, kind.rows, self._storage)
+
+    def _frontiers(self) -> DeltaTable | None:
+        path = f"{self._root.rstrip('/')}/{delta_frontiers.NAME}"
+        return delta_lake.opened(path, self._storage)
+
+    def _at(self, table: DeltaTable, applied: Applied) -> delta_frontiers.FrontierRow:
+        """Return the mirror's row for the store's frontier."""
+        found = _newest(delta_frontiers.rows(table, _place(applied)))
+        if found is None:
+            raise self._lost(applied)
+        return found
+
+    def _lost(self, applied: Applied) -> GapError:
+        return self._gap(f"{applied.lsn} (seq {applied.seq})", "are at")
+
+    def _gap(self, frontier: str, how: str) -> GapError:
+        return GapError(
+            f"the mirror {self._mirror} no longer has the frontier {frontier}, which the"
+            f" documents of {self._name} {how}",
+            hint=f"`cdc rebuild {self._name}` builds them again, in a shadow build",
+        )
+
+
+class LogVersions:
+    """The table versions in the log, read again when there are more."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: list[SchemaRecord] = []
+        self._end = -1
+
+    def __call__(self, lsn: LSN) -> Mapping[str, Version]:
+        """Return the newest version of each table that is not above an LSN."""
+        topic = names.schema_topic(self._config.prefix)
+        end = reader.end_offsets(self._config, [(topic, 0)])[topic, 0]
+        if end != self._end:
+            self._known, self._end = reader.read_schemas(self._config), end
+        return {
+            table_name(record.schema, record.table): version(record)
+            for record in self._known
+            if record.from_lsn <= lsn
+        }
+
+
+def _place(applied: Applied) -> str:
+    """Return the predicate for the mirror's rows of a frontier."""
+    return f"seq = {applied.seq} AND lsn = {int(applied.lsn)} AND is_whole"
+
+
+def _newest(found: Sequence[delta_frontiers.FrontierRow]) -> delta_frontiers.FrontierRow | None:
+    """Return the row of the newest generation with the latest LSN."""
+    return max(found, key=lambda row: (row.generation, row.applied.lsn), default=None)
+
+
+def _is_later(applied: Applied, than: Applied) -> bool:
+    return (applied.seq, applied.lsn) > (than.seq, than.lsn)
+
+
+def _is_lost(error: DeltaError) -> bool:
+    """Return whether files or versions are missing, as after VACUUM or log cleanup."""
+    text = str(error)
+    return any(words in text for words in ("not found", "Not Found", "No such file", "Invalid"))

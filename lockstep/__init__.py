@@ -1,0 +1,72 @@
+"""What applications import from Lockstep, and nothing else; all other modules may change.
+
+```python
+import lockstep
+
+spark = lockstep.session("totals")
+orders = lockstep.changes(spark, "lockstep.yaml", ["public.orders"], start="beginning")
+```
+
+- `changes`, `follow_changes`: the log's changes between two frontiers, as a DataFrame or a stream
+- `register`: makes `spark.read.format("lockstep")` known to a session of your own
+- `read_as_of`, `read_as_of_arrow`: Delta mirrors as of one frontier
+- `session`: a small local Spark session with Delta
+- `Client`: read your own writes
+- `contract`: what a store of your own implements
+
+Names are imported when they are used: `Client` needs no Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from cdc.client import BehindError, Client, Token
+    from cdc.errors import CDCError, ConfigError, GapError, UnavailableError
+    from cdc.events import LSN
+    from jobs.reading_as_of import TablesAsOf, read_as_of, read_as_of_arrow
+    from jobs.reading_changes import changes, follow_changes, register, session
+    from sinks import contract
+
+__all__ = [
+    "LSN",
+    "BehindError",
+    "CDCError",
+    "Client",
+    "ConfigError",
+    "GapError",
+    "TablesAsOf",
+    "Token",
+    "UnavailableError",
+    "changes",
+    "contract",
+    "follow_changes",
+    "read_as_of",
+    "read_as_of_arrow",
+    "register",
+    "session",
+]
+
+_HOMES: Final = {
+    **dict.fromkeys(("Client", "Token", "BehindError"), "cdc.client"),
+    **dict.fromkeys(("CDCError", "ConfigError", "GapError", "UnavailableError"), "cdc.errors"),
+    "LSN": "cdc.events",
+    **dict.fromkeys(("TablesAsOf", "read_as_of", "read_as_of_arrow"), "jobs.reading_as_of"),
+    **dict.fromkeys(("changes", "follow_changes", "register", "session"), "jobs.reading_changes"),
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above
+    if name == "contract":
+        return import_module("sinks.contract")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
