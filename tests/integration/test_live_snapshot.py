@@ -127,22 +127,27 @@ _SHAPES = (
 )
 
 
+_MEANWHILE = (
+    *(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, n int, big text)"
+        for name in ("altered", "renamed", "dropped", "parts", "masked")
+    ),
+    *(
+        f"INSERT INTO {name} SELECT i, 1, repeat('b', 3000) FROM generate_series(1, 3000) i"
+        for name in ("parts", "masked")
+    ),
+    # So many that they are still being read when the daemon is told to pause.
+    *(
+        f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 60000) i"
+        for name in ("altered", "renamed", "dropped")
+    ),
+)
+
+
 def test_what_happens_to_a_table_meanwhile(pipeline: NewPipeline) -> None:
     """Paused, altered, renamed, dropped, stopped; parts by a condition, by keys, or by a signal."""
     line = pipeline(
-        *(
-            f"CREATE TABLE {name} (id int PRIMARY KEY, n int, big text)"
-            for name in ("altered", "renamed", "dropped", "parts", "masked")
-        ),
-        *(
-            f"INSERT INTO {name} SELECT i, 1, repeat('b', 3000) FROM generate_series(1, 3000) i"
-            for name in ("parts", "masked")
-        ),
-        # So many that they are still being read when the daemon is told to pause.
-        *(
-            f"INSERT INTO {name} SELECT i, 1, 'b' FROM generate_series(1, 60000) i"
-            for name in ("altered", "renamed", "dropped")
-        ),
+        *_MEANWHILE,
         batch={"max_events": 200, "max_wait_ms": 20},
         tables={
             "public.masked": {
